@@ -5,6 +5,16 @@ Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, 
 
 from __future__ import annotations
 
+try:
+    import nats  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "nats":
+        raise
+    raise ImportError(
+        "lanes_jetstream needs nats: pip install 'lanes-runtime[jetstream]'; in a checkout, pip install '.[jetstream]'",
+        name="nats",
+    ) from error
+
 from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.dead_letters.wire import read_dead_letter
 from lanes_jetstream.dead_letters.writer import JetStreamDeadLetters

@@ -13,12 +13,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop, waiting_line
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
 from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.stream import similar_stream
 
 _WIDE: Final = 200
 """Width in characters of the output outside a terminal."""
@@ -84,7 +85,8 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 
     async def job() -> None:
         connection = Connection(server)
-        await connection.open()
+        with waiting_line("the NATS server", server):
+            await connection.open()
         try:
             name = namespace or await _only_one(connection, stream)
             view = CohortView(connection, stream, name)
@@ -103,12 +105,13 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 
 async def _only_one(connection: Connection, stream: str) -> str:
     found = await read_namespaces(connection, stream)
-    if len(found) != 1:
+    if not found:
         raise ConfigError(
-            f"stream {stream!a} has no cohort; start a member, or correct --stream and --server"
-            if not found
-            else f"stream {stream!a} has several cohorts; select one by --namespace: {', '.join(found)}"
+            f"stream {stream!a} has no cohort; start a member, or correct --stream and "
+            f"--server{await similar_stream(connection, stream)}"
         )
+    if len(found) != 1:
+        raise ConfigError(f"stream {stream!a} has several cohorts; select one by --namespace: {', '.join(found)}")
     return found[0]
 
 
@@ -118,18 +121,21 @@ def _show(status: CohortStatus) -> None:
         f"cohort {status.cohort} in namespace {status.namespace} of stream {status.stream}, generation "
         f"{status.generation}: lag {status.lag:,}, oldest unfinished {_age(status.oldest)}"
     )
+    if status.too_few_members:
+        live = sum(member.live and not member.draining for member in status.members)
+        head += f". TOO FEW MEMBERS: {live} of {status.active_members}"
     if status.under_provisioned:
-        live = sum(member.live for member in status.members)
-        head += f". UNDER-PROVISIONED: {live} of {status.target} members"
+        over = sum(each.consumer_target is not None and each.planned > each.consumer_target for each in status.members)
+        head += f". UNDER-PROVISIONED: {over} member(s) above the target"
     console.print(printable(head))
     members = Table("member", "state", box=None)
-    for heading in ("partitions", "planned", "weight"):
+    for heading in ("partitions", "planned", "target", "weight"):
         members.add_column(heading, justify="right")
     members.add_column("since")
     for one in status.members:
         since = "-" if one.since is None else moment(one.since)
-        weight = "-" if one.weight is None else str(one.weight)
-        members.add_row(printable(one.name), _state(one), str(one.partitions), str(one.planned), weight, since)
+        target, weight = ("-" if number is None else str(number) for number in (one.consumer_target, one.weight))
+        members.add_row(printable(one.name), _state(one), str(one.partitions), str(one.planned), target, weight, since)
     console.print(members)
     partitions = Table("partition", "owner", "planned", box=None)
     for heading in ("epoch", "lag", "oldest unfinished"):

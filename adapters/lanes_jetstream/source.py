@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from lanes.config import check_flag, check_one_of, check_seconds, check_whole
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.arguments import check_flag, check_one_of, check_seconds, check_whole, names_unknown_options, shown_value
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError
-from lanes.source import Destination, SourceEvent, SourceTraits
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.source import Backlog, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
+from lanes_jetstream.cohort.partitioning import MOST_PARTITIONS
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.source import CohortSource
 from lanes_jetstream.durable.consumer import LEAST_ACK_WAIT, DurableConsumer
+from lanes_jetstream.durable.queue import QueuePart, QueueSource
 from lanes_jetstream.durable.source import DurableSource
 from lanes_jetstream.durable.takeover import TakeoverMode
 from lanes_jetstream.wire.acks import AckMode
 from lanes_jetstream.wire.connection import Connection, Server
-from lanes_jetstream.wire.keys import KeyFunction
+from lanes_jetstream.wire.keys import MISSING_KEY, KeyFunction, check_key, check_varies
+from lanes_jetstream.wire.queue_subjects import check_queue, check_stream, subjects_of
 from lanes_jetstream.wire.stream import OutOfRange, Start, is_subject, start_fields
 
 DEFAULT_ACK_WAIT: Final = 30.0
@@ -27,7 +32,11 @@ DEFAULT_START_TIMEOUT: Final = 30.0
 
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
+_NAMED: Final = 8
+"""Maximum number of physical queues that an error names."""
 
+
+@names_unknown_options("JetStreamSource", hints={"key": MISSING_KEY})
 class JetStreamSource:
     """A source of messages from one JetStream stream, through one durable pull consumer or as a member of a cohort.
 
@@ -45,7 +54,8 @@ class JetStreamSource:
       ``$JS.API.CONSUMER.MSG.NEXT.<stream>.<durable>`` and ``$JS.ACK.<stream>.<durable>.>``
     - durable that is created or modified: also ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and
       ``$JS.API.CONSUMER.RESET.<stream>.<durable>``
-    - cohort: ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.lanes_<stream>_<namespace>.>``
+    - cohort: ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.<bucket>.>``; the bucket is ``lanes_<stream>_<namespace>``
+      unless the namespace has an underscore
 
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
@@ -55,8 +65,14 @@ class JetStreamSource:
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
             the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
-            engine does not call the handler, and the poison policy decides about the message.
-        filter_subject: Subject filter of a consumer that is created; None = all subjects.
+            engine does not call the handler, and the poison policy decides about the message. A ``subject_token`` that
+            is the same literal in all subjects of the consumer is refused, unless ``shared`` is True.
+        filter_subject: Subject filter of a consumer that is created; None = all subjects. A filter that matches no
+            subject and no message of the stream is refused.
+        queue: A partitioned queue in the stream; None = no queue. Partition n has the subjects ``NAME`` and ``NAME.>``,
+            where ``NAME`` is ``queue.names[n]``. With ``durable``, partition 0 has the durable of this name, and
+            partition n the durable ``DURABLE__pn``. In a cohort, each partition of the queue is one cohort partition.
+            The queue replaces ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the cohort.
         ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
             created. None = 30 s, or 300 s in a cohort.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort the
@@ -90,6 +106,9 @@ class JetStreamSource:
         ConfigError: An argument is invalid, or the arguments exclude each other.
     """
 
+    needs_asyncio: Final = True
+    """Whether ``lanes.main`` refuses trio for this source."""
+
     def __init__(
         self,
         server: Server,
@@ -99,6 +118,7 @@ class JetStreamSource:
         cohort: str | Cohort | None = None,
         key: KeyFunction | None,
         filter_subject: str | None = None,
+        queue: PartitionedQueue | None = None,
         ack_wait: float | None = None,
         max_ack_pending: int = DEFAULT_MAX_ACK_PENDING,
         start: Start = "beginning",
@@ -110,12 +130,15 @@ class JetStreamSource:
     ) -> None:
         _check_name("stream", stream)
         if (durable is None) == (cohort is None):
-            raise ConfigError(
-                f"durable={durable!r}, cohort={cohort!r}: pass durable=… for one process on its own consumer, or "
-                "cohort=… for any number of processes"
+            fault = (
+                "neither durable=… nor cohort=… is given"
+                if durable is None
+                else "durable=… and cohort=… exclude each other"
             )
-        if key is not None and not callable(key):
-            raise ConfigError(f"key={key!r}: no function; use subject_token(n), header(name), whole_subject, or None")
+            raise ConfigError(
+                f"{fault}: pass durable=… for one process on its own consumer, or cohort=… for any number of processes"
+            )
+        check_key(key)
         if ack_wait is not None:
             check_seconds("ack_wait", ack_wait, LEAST_ACK_WAIT)
         check_whole("max_ack_pending", max_ack_pending, 1)
@@ -123,15 +146,18 @@ class JetStreamSource:
         check_flag("shared", shared)
         if filter_subject is not None and not is_subject(filter_subject):
             raise ConfigError(
-                f"filter_subject={filter_subject!r}: has an empty token, a space, or a > before the end; separate "
-                "tokens by single dots, and use > only as the last token"
+                f"filter_subject={shown_value(filter_subject)}: has an empty token, a space, or a > before the end; "
+                "separate tokens by single dots, and use > only as the last token"
             )
+        if queue is not None:
+            check_queue(queue)
+            _check_beside_queue(queue, cohort, filter_subject=filter_subject, shared=shared)
         check_one_of("takeover", takeover, get_args(TakeoverMode))
         check_one_of("acks", acks, get_args(AckMode))
         check_one_of("out_of_range", out_of_range, get_args(OutOfRange))
         begin = start_fields(start)
         connection = Connection(server)
-        self._source: DurableSource | CohortSource
+        self._source: DurableSource | QueueSource | CohortSource
         if cohort is not None:
             for setting, given in (
                 ("filter_subject", filter_subject is not None),
@@ -151,30 +177,56 @@ class JetStreamSource:
                 ack_wait=COHORT_ACK_WAIT if ack_wait is None else ack_wait,
                 max_ack_pending=max_ack_pending,
                 out_of_range=out_of_range,
+                queue=queue,
             )
             return
         assert durable is not None, "durable or cohort is given"
         _check_name("durable", durable)
-        consumer = DurableConsumer(
-            connection,
-            stream,
-            durable,
-            filter_subject=filter_subject,
-            ack_wait=DEFAULT_ACK_WAIT if ack_wait is None else ack_wait,
-            max_ack_pending=max_ack_pending,
-            start=begin,
-            modify=takeover == "modify",
-            hold_back=takeover == "hold-back",
-        )
-        self._source = DurableSource(
-            connection=connection,
-            durable=consumer,
-            key=key,
-            acks=acks,
-            out_of_range=out_of_range,
-            shared=shared,
-            start_timeout=start_timeout,
-        )
+        if filter_subject is not None and not shared:
+            check_varies(key, [filter_subject], f"filter_subject={filter_subject!r}")
+
+        def consumer(name: str, filters: Sequence[str] = ()) -> DurableConsumer:
+            return DurableConsumer(
+                connection,
+                stream,
+                name,
+                filter_subject=filter_subject,
+                filter_subjects=filters,
+                ack_wait=DEFAULT_ACK_WAIT if ack_wait is None else ack_wait,
+                max_ack_pending=max_ack_pending,
+                start=begin,
+                modify=takeover == "modify",
+                hold_back=takeover == "hold-back",
+                check=lambda state: None if queue is None else check_stream(queue, stream, state.intake),
+            )
+
+        if queue is None:
+            self._source = DurableSource(
+                connection=connection,
+                durable=consumer(durable),
+                key=key,
+                acks=acks,
+                out_of_range=out_of_range,
+                shared=shared,
+                start_timeout=start_timeout,
+            )
+            return
+        wake = asyncio.Event()
+        parts = [
+            QueuePart(
+                connection=connection,
+                durable=consumer(f"{durable}__p{number}" if number else durable, subjects_of(name)),
+                key=key,
+                acks=acks,
+                out_of_range=out_of_range,
+                shared=False,
+                start_timeout=start_timeout,
+                place=PartitionId(name, number),
+                wake=wake,
+            )
+            for number, name in enumerate(queue.names)
+        ]
+        self._source = QueueSource(connection, f"{stream}/{durable}", queue, parts, wake)
 
     def __repr__(self) -> str:
         return f"<JetStreamSource over {self._source!r}>"
@@ -260,6 +312,39 @@ class JetStreamSource:
         """
         return self._source.lag(partition)
 
+    def backlog(self, partition: Partition) -> Backlog:
+        """Return the messages that wait for their delivery; see ``lanes.source.Backlogged``.
+
+        Args:
+            partition: The partition.
+
+        Returns:
+            Number of undelivered messages, and of messages that the server has delivered and that did not arrive. The
+            error is the reason of an interruption, or the last error of the client.
+        """
+        return self._source.backlog(partition)
+
+    def outage(self) -> Outage | None:
+        """Return the time since a server answered; see ``lanes.source.Connected``.
+
+        The source asks for the state of the consumer every 2 s. A member of a cohort renews its leases instead.
+
+        Returns:
+            The outage, with the last error of the client; None while a server answers.
+        """
+        return self._source.outage()
+
+    def retention(self, message: Message) -> Retention | None:
+        """Return the time until the server may delete a message; see ``lanes.source.Retaining``.
+
+        Args:
+            message: An unfinished message.
+
+        Returns:
+            The earliest time by ``max_age``, ``max_msgs`` and ``max_bytes`` of the stream.
+        """
+        return self._source.retention(message)
+
     def reads(self, destination: Destination) -> bool:
         """Return whether the stream stores the subject and the consumer delivers it; see ``lanes.source.Reading``.
 
@@ -275,4 +360,37 @@ class JetStreamSource:
 
 def _check_name(setting: str, name: object) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{setting}={name!r}: must be a name without blanks, dots, slashes and wildcards")
+        raise ConfigError(f"{setting}={shown_value(name)}: must be a name without blanks, dots, slashes and wildcards")
+
+
+def _check_beside_queue(
+    queue: PartitionedQueue, cohort: str | Cohort | None, *, filter_subject: str | None, shared: bool
+) -> None:
+    """Raise ``ConfigError`` for an argument that contradicts ``queue``."""
+    names = ", ".join(map(repr, queue.names[:_NAMED])) + (", …" if queue.partitions > _NAMED else "")
+    if filter_subject is not None:
+        raise ConfigError(
+            f"queue={queue.name!r} and filter_subject={filter_subject!r} exclude each other, because the filters are "
+            f"the subjects of the physical queues {names}; omit filter_subject=…"
+        )
+    if shared:
+        raise ConfigError(
+            f"queue={queue.name!r} and shared=True exclude each other; omit shared=True, and pass cohort=… in place of "
+            "durable=… for several processes"
+        )
+    if isinstance(cohort, Cohort):
+        if cohort.partitions not in (None, queue.partitions):
+            raise ConfigError(
+                f"queue={queue.name!r} has {queue.partitions} partitions, and Cohort(partitions={cohort.partitions}) "
+                "another number, although each physical queue is one cohort partition; omit partitions=…"
+            )
+        if cohort.create is not None:
+            raise ConfigError(
+                f"queue={queue.name!r} and Cohort(create=…) exclude each other, because a transform would change the "
+                f"subjects of the physical queues {names}; create the stream yourself, and omit create=…"
+            )
+    elif cohort is None and queue.partitions > MOST_PARTITIONS:
+        raise ConfigError(
+            f"queue={queue.name!r} has {queue.partitions} partitions, and more than {MOST_PARTITIONS} durables slow "
+            "the server down; use fewer partitions"
+        )

@@ -26,11 +26,18 @@ from tests.jetstream.workload import never_called, until
 LEASE = 3.0
 """Seconds; the shortest lease, for tests that wait until it ends."""
 
+LASTING = 30.0
+"""Seconds; a lease that does not end while a busy machine runs something else."""
+
 FAST = lanes.Settings(concurrency=50, drain_timeout=10)
 
 
 class CohortStream:
-    """A stream of ``partitions`` by its own transform; the key is the last token of the subject."""
+    """A stream of ``partitions`` by its own transform; the key is the last token of the subject.
+
+    Attributes:
+        lease: The lease of its members. A test that waits for the end of a lease sets ``LEASE``.
+    """
 
     def __init__(self, url: str, client: Client, name: str, partitions: int = 4) -> None:
         self.url = url
@@ -38,6 +45,7 @@ class CohortStream:
         self.name = name
         self.partitions = partitions
         self.published = 0
+        self.lease = LASTING
 
     async def create(self, **config: Any) -> None:
         destination = f"{self.name}.{{{{partition({self.partitions},1)}}}}.{{{{wildcard(1)}}}}"
@@ -91,7 +99,7 @@ class CohortStream:
         start = arguments.pop("start", "beginning")
         name = arguments.pop("cohort", "orders")
         out_of_range = arguments.pop("out_of_range", "fail")
-        cohort = Cohort(name, member=member, **{"lease": LEASE, **arguments})
+        cohort = Cohort(name, member=member, **{"lease": self.lease, **arguments})
         return JetStreamSource(where, stream=self.name, cohort=cohort, key=key, start=start, out_of_range=out_of_range)
 
     async def durables(self) -> list[str]:
@@ -275,8 +283,9 @@ class Members:
         await self._running.pop(consumer)[1].wait()
 
     async def crash(self, consumer: lanes.Consumer) -> None:
-        """Cancel a member: it releases nothing, and its leases expire."""
+        """Stop a member at once: it releases nothing, and its leases expire."""
         scope, ended = self._running.pop(consumer)
+        consumer.stop(at_once=True)
         scope.cancel()
         await ended.wait()
 
@@ -292,7 +301,7 @@ class Members:
 
 
 @asynccontextmanager
-async def members(*, within: float = 30.0) -> AsyncIterator[Members]:
+async def members(*, within: float = 60.0) -> AsyncIterator[Members]:
     """A block with members of a cohort, which all leave at its end; it fails after ``within`` seconds."""
     with anyio.fail_after(within):
         async with anyio.create_task_group() as tasks:

@@ -36,9 +36,16 @@ class _Loss(NamedTuple):
 
 
 class Losses:
-    """The frames that a proxy loses. ``lost`` holds their subjects in order."""
+    """The frames that a proxy loses. ``lost`` holds their subjects in order.
+
+    Attributes:
+        deliveries: Whether the proxy loses all deliveries of consumers. Heartbeats and answers to requests pass.
+        undelivered: Number of deliveries that were lost.
+    """
 
     def __init__(self) -> None:
+        self.deliveries = False
+        self.undelivered = 0
         self.lost: list[str] = []
         self._sent: list[bytes] = []
         self._next: list[_Loss] = []
@@ -70,7 +77,12 @@ class Losses:
     def of_answers(self, frame: bytes) -> bool:
         """Whether a frame from the server is lost."""
         verb, *words = frame.partition(b"\r\n")[0].split()
-        if verb not in (b"MSG", b"HMSG") or words[0] not in self._replies:
+        if verb not in (b"MSG", b"HMSG"):
+            return False
+        if self.deliveries and any(word.startswith(b"$JS.ACK.") for word in words[2:3]):
+            self.undelivered += 1
+            return True
+        if words[0] not in self._replies:
             return False
         self._replies.remove(words[0])
         return True

@@ -31,6 +31,9 @@ Command = Callable[..., Awaitable[Output]]
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    # A slow server is no subject of these tests.
+    monkeypatch.setattr("lanes.cli.kit._SILENT_FOR", 3_600.0)
+
     def run(arguments: tuple[str, ...]) -> Output:
         monkeypatch.setattr(sys, "argv", ["lanes", "cohort", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -54,7 +57,10 @@ async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, com
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(keys[1])
-    a, b = (lanes.Consumer(stream.source(name, target=3), log.handler(name, gate), settings=FAST) for name in "ab")
+    a, b = (
+        lanes.Consumer(stream.source(name, active_members=3, consumer_target=1), log.handler(name, gate), settings=FAST)
+        for name in "ab"
+    )
     where = "--stream", stream.name, "--server", stream.url
     async with members() as running:
         running.join(a)
@@ -78,8 +84,8 @@ async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, com
         gate.open()
         await log.handled(8)
     of = {number: "a" if number in {run.partition for run in log.of("a")} else "b" for number in range(4)}
-    assert (found["cohort"], found["namespace"], found["target"]) == ("orders", "lanes", 3)
-    assert found["under_provisioned"] is True
+    assert (found["cohort"], found["namespace"], found["active_members"]) == ("orders", "lanes", 3)
+    assert (found["too_few_members"], found["under_provisioned"], found["plan_rules"]) == (True, True, 1)
     partitions = found["partitions"]
     assert isinstance(partitions, list)
     assert [(one["number"], one["owner"], one["planned"]) for one in partitions] == [(n, of[n], of[n]) for n in of]
@@ -88,11 +94,12 @@ async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, com
     assert [one["epoch"] for one in partitions] == [
         max(run.epoch for run in log.runs if run.partition == number) for number in range(4)
     ]
-    shares = [(one["name"], one["live"], one["partitions"], one["planned"]) for one in rows_of(found["members"])]
-    assert shares == [("a", True, 2, 2), ("b", True, 2, 2)]
+    fields = ("name", "live", "partitions", "planned", "consumer_target")
+    shares = [tuple(one[field] for field in fields) for one in rows_of(found["members"])]
+    assert shares == [("a", True, 2, 2, 1), ("b", True, 2, 2, 1)]
     assert (said.status, said.err) == (0, "")
     assert f"cohort orders in namespace lanes of stream {stream.name}" in said.out
-    assert "UNDER-PROVISIONED: 2 of 3 members" in said.out
+    assert "TOO FEW MEMBERS: 2 of 3. UNDER-PROVISIONED: 2 member(s) above the target" in said.out
     assert len(said.out.splitlines()) == 1 + 1 + 2 + 1 + 4
 
 
@@ -121,6 +128,9 @@ async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command
         assert await command("undrain", "b", *where) == (0, "b: is not drained any more\n", "")
         await until(lambda: len(owned(b)) == 2)
         assert await command("undrain", "b", *where) == (0, "b: was not drained\n", "")
+    said = await command("drain", "b", *where)
+    assert (said.status, said.out) == (3, "")
+    assert said.err == "lanes: 'b' is no live member; the cohort has none, so start a member first\n"
 
 
 async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: CohortStream, command: Command) -> None:
@@ -158,6 +168,7 @@ async def test_a_missing_cohort_is_one_line_and_creates_nothing(cohort_stream: C
             "has no cohort in the namespace 'x'",
         ),
         (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
+        (("status", "--stream", f"{stream.name}S", "--server", stream.url), f"(did you mean {stream.name!r}?)"),
     ]:
         said = await command(*arguments)
         assert (said.status, said.out) == (3, "")

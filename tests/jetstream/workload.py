@@ -61,12 +61,16 @@ class Stream:
         await self.client.jetstream().add_stream(name=self.name, subjects=[f"{self.name}.>"], **config)
 
     async def publish(self, count: int, *, keys: int = 20, size: int = 40, seed: int = 1) -> None:
-        """Publish ``count`` messages over ``keys`` keys, the first of them hot."""
+        """Publish ``count`` messages over ``keys`` keys, the first of them hot, and wait until they are stored."""
         chance = random.Random(seed)
-        for _ in range(count):
+        for left in reversed(range(count)):
             key = 0 if chance.random() < 0.3 else chance.randrange(keys)
-            await self.client.publish(f"{self.name}.{key}", b"x" * size)
-        await self.client.flush()
+            subject, payload = f"{self.name}.{key}", b"x" * size
+            if left:
+                await self.client.publish(subject, payload)
+            else:
+                # A stream stores its messages in order, so the answer about the last one is about all.
+                await self.client.jetstream().publish(subject, payload, timeout=20)
         self.published += count
 
     def source(self, **arguments: Any) -> JetStreamSource:
@@ -170,7 +174,7 @@ async def crashing(consumer: lanes.Consumer) -> AsyncIterator[None]:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(consumer.run)
         yield
-        tasks.cancel_scope.cancel()
+        consumer.stop(at_once=True)
 
 
 async def all_done(stream: Stream, recorder: Recorder) -> None:

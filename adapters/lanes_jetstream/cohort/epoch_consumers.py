@@ -19,16 +19,8 @@ from lanes.core.cohort.records import HIGHEST
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import (
-    ApiError,
-    Connection,
-    NoAnswer,
-    NotPermitted,
-    number,
-    read_pages,
-    retrieve,
-    unix_seconds,
-)
+from lanes_jetstream.wire.answers import ApiError, number, read_pages, unix_seconds
+from lanes_jetstream.wire.connection import Connection, NoAnswer, NotPermitted, retrieve
 from lanes_jetstream.wire.stream import start_fields
 
 log = logging.getLogger("lanes.jetstream")

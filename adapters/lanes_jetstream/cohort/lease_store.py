@@ -20,22 +20,14 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from lanes.clock import monotonic
 from lanes.cohort.leases import Conflict, Entry, UnknownResult
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.settings import NAME
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import (
-    CLOSED,
-    ApiError,
-    Connection,
-    Denials,
-    NoAnswer,
-    NoJetStream,
-    NotPermitted,
-    fields_of,
-    read_pages,
-)
-from lanes_jetstream.wire.stream import find_or_create
+from lanes_jetstream.wire.answers import ApiError, fields_of, read_pages
+from lanes_jetstream.wire.connection import CLOSED, Connection, Denials, NoAnswer, NoJetStream, NotPermitted
+from lanes_jetstream.wire.stream import START_PATIENCE, find_or_create
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -121,7 +113,7 @@ class JetStreamLeaseStore:
             SourceError: The server does not answer, or a permission is missing.
         """
         with self._connection.api_errors(f"bucket {self._bucket!r}"):
-            return await self._find_or_make()
+            return await self._find_or_make(START_PATIENCE)
 
     async def watch(self, changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each key that a client is about to write. A call is a hint, and may be lost.
@@ -240,7 +232,7 @@ class JetStreamLeaseStore:
         ``SourceError`` for a missing permission or a closed connection.
         """
         client = self._connection.client
-        denials = Denials(client, subject.casefold().__eq__)
+        denials, sent_at = Denials(client, subject.casefold().__eq__), monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 # A client that reconnects would keep the request, and send it after the timeout.
@@ -257,7 +249,10 @@ class JetStreamLeaseStore:
             denied = denials.new()
             if denied is not None:
                 raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
-            raise UnknownResult(f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})") from None
+            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"
+            self._connection.contact.unanswered(sent_at, why)
+            raise UnknownResult(why) from None
+        self._connection.answered()
         return fields_of(answer, f"bucket {self._bucket!r}: {what}")
 
     def _entry(self, key: str, answer: dict[str, Any]) -> Entry:
@@ -328,8 +323,10 @@ class JetStreamLeaseStore:
                 raise UnknownResult(str(failed)) from None
             raise failed from None
 
-    async def _find_or_make(self) -> bool:
+    async def _find_or_make(self, patience: float = 0.0) -> bool:
         """Find or create the bucket, and check its configuration. Returns whether the bucket was created.
+
+        Retries after temporary errors for ``patience`` seconds.
 
         Raises ``ApiError``, ``NoAnswer`` and ``ConfigError``.
         """
@@ -352,7 +349,12 @@ class JetStreamLeaseStore:
             "first_seq": max(time.time_ns() // 1_000_000, self._highest + 1),
         }
         info, made = await find_or_create(
-            self._connection, self._stream, config, what=f"bucket {self._bucket!r}", remedy="correct the setting"
+            self._connection,
+            self._stream,
+            config,
+            what=f"bucket {self._bucket!r}",
+            remedy="correct the setting",
+            patience=patience,
         )
         self._check(info["config"])
         return made

@@ -25,9 +25,10 @@ class PulledPartition(OwnedPartition):
         pulls: Pull requests of the consumer; None = the member does not pull, for example during a drain or before the
             next consumer exists.
         again: Reply subjects of redelivered finished messages, which the member must acknowledge again.
-        seen: Clock reading in seconds at the last arrival of a message.
+        seen: Clock reading in seconds at the last ``take`` of an arrived message.
         confirm_at: Clock reading in seconds from which an acknowledgement requests a confirmation.
         backlog: The undelivered messages of the consumer.
+        missing: Number of deliveries that did not arrive, since the last arrival of a message.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -37,6 +38,7 @@ class PulledPartition(OwnedPartition):
         self.seen = 0.0
         self.confirm_at = 0.0
         self.backlog = Backlog()
+        self.missing = 0
 
     def follow(self, pulls: ConsumerPulls) -> None:
         """Pull from a new consumer, which redelivers unacknowledged messages before it delivers new messages."""
@@ -53,7 +55,7 @@ class PulledPartition(OwnedPartition):
             self.pulls.end()
             self.pulls = None
 
-    def take(self, key: KeyFunction | None, watch: KeyWatch | None) -> Delivered | None:
+    def take(self, key: KeyFunction | None, watch: KeyWatch | None, limit: int | None = None) -> Delivered | None:
         """Return the arrived messages as one run. Redeliveries of finished messages go to ``again``.
 
         The run ends before the first gap in the delivery numbers, and the gap interrupts the pull requests.
@@ -61,6 +63,7 @@ class PulledPartition(OwnedPartition):
         Args:
             key: The key function; None = no keys.
             watch: Check of the keys; None = no check.
+            limit: Maximum number of messages to take; None = all that arrived.
 
         Returns:
             The run; None = no unfinished message arrived.
@@ -75,7 +78,7 @@ class PulledPartition(OwnedPartition):
         size = 0
         last = ""
         follows, partition, ledger, number = self.follows, self.partition, self.ledger, self.number
-        for raw in pulls.take():
+        for raw in pulls.take(limit):
             position, delivery = sequences(raw.reply)
             if not follows(delivery):
                 pulls.interrupt("gap", f"delivery {self.expected} missing, got {delivery}")
@@ -89,11 +92,14 @@ class PulledPartition(OwnedPartition):
                 watch.see(message.key, number)
             run.append(message)
             size += message.size
-        if pulls.last_delivery >= self.expected and pulls.caught_up and pulls.interruption is None:
+        caught_up = pulls.caught_up and not pulls.arrived
+        if pulls.last_delivery >= self.expected and caught_up and pulls.interruption is None:
             # The last delivery never arrived, and perhaps no later delivery shows the loss.
+            self.missing = pulls.last_delivery - self.expected + 1
             pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
             self.seen = monotonic()
+            self.missing = 0
             self.backlog.delivered(self.expected - 1, pending(last), ledger.highest)
         if not run:
             return None
@@ -107,6 +113,14 @@ class PulledPartition(OwnedPartition):
             # Messages that arrived for a paused partition are not in the ledger yet.
             return len(self.ledger) + len(self.pulls.arrived)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
+
+    @property
+    def waiting(self) -> int | None:
+        """Number of undelivered messages, and of deliveries that did not arrive; None = unknown."""
+        left = 0 if self.pulls is not None and self.pulls.caught_up else self.backlog.left
+        if self.missing:
+            return self.missing + (left or 0)
+        return None if left is None else left + max(0, self.backlog.delivery - (self.expected - 1))
 
 
 class Backlog:

@@ -3,6 +3,8 @@
 A user or ``lanes`` creates the stream with a transform, or creates a stream that sources another stream through a
 transform. ``lanes`` never changes the transform of an existing stream. The member always reads the division from the
 server, because the server decides the partition of each message.
+
+A cohort over a partitioned queue needs no division by the server: each physical queue is one cohort partition.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ from typing import Any, Final, Literal
 
 from lanes.errors import ConfigError, SourceError
 from lanes.history.writer import key_hash
-from lanes_jetstream.wire.keys import KeyFunction, whole_subject
+from lanes.queues.partitioned import PartitionedQueue
+from lanes_jetstream.wire.keys import KeyFunction, SubjectTokens, whole_subject
+from lanes_jetstream.wire.queue_subjects import check_stream, subjects_of
+from lanes_jetstream.wire.stream import Intake
 from lanes_jetstream.wire.transforms import destination_tokens, function_of
 
 log = logging.getLogger("lanes.jetstream")
 
-Choice = Literal["transform", "created", "sourced"]
+Choice = Literal["transform", "created", "sourced", "queue"]
 
 MANAGED: Final = "lanes-cohort-stream"
 """Metadata of a stream that ``lanes`` created for a cohort."""
@@ -80,6 +85,11 @@ class Partitioning:
         return list(dict.fromkeys(rule.filter(partition) for rule in self.rules))
 
     @property
+    def hashed(self) -> tuple[int, ...]:
+        """Indices of the stored tokens that ``partition()`` hashes in any rule, sorted."""
+        return tuple(sorted({token for rule in self.rules for token in rule.hashed or ()}))
+
+    @property
     def detail(self) -> str:
         """The rules as text. The rules must not change while the cohort exists."""
         return "; ".join(f"{rule.source} -> {rule.destination}" for rule in self.rules)
@@ -115,7 +125,7 @@ class Partitioning:
 
     def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
         """Raise ``ConfigError`` if the stream no longer has this division and the given retention."""
-        changed = f"stream {stream!r} was changed while the cohort used it"
+        changed = _changed(stream)
         remedy = (
             "so a key may be in two partitions; change it back, and start again; docs/reference/jetstream.md has the "
             'steps to another division ("The partition count has to change")'
@@ -126,31 +136,75 @@ class Partitioning:
             raise ConfigError(f"{changed} and is no longer divided by {self.detail}, {remedy}; {error}") from None
         if set(now.rules) != set(self.rules):
             raise ConfigError(f"{changed}, from {self.detail} to {now.detail}, {remedy}")
-        if config.get("retention") != retention:
-            raise ConfigError(
-                f"{changed}, from retention {retention} to {config.get('retention')}, which moves partitions in "
-                "another way; change it back, and start again"
-            )
+        check_retention(stream, retention, config)
 
     def _check_tokens(self, rule: Rule, tokens: Sequence[int]) -> None:
         if any(token < 0 for token in tokens) and rule.length is None:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: the length of {rule.destination!r} varies, so an index from its "
-                "end may mean different tokens; count from the beginning"
+                f"key={SubjectTokens(tuple(tokens))!r}: the length of {rule.destination!r} varies, so an index from "
+                "its end may mean different tokens; count from the beginning"
             )
         found = {token if token >= 0 else (rule.length or 0) + token for token in tokens}
         if rule.hashed is None:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: the stream's partition() hashes the whole subject "
+                f"key={SubjectTokens(tuple(tokens))!r}: the stream's partition() hashes the whole subject "
                 f"({rule.destination!r}), so one key may occur in two partitions; use key=whole_subject"
             )
         missing = sorted(set(rule.hashed) - found)
         if missing:
             raise ConfigError(
-                f"key=subject_token{tuple(tokens)}: the stream's partition() also hashes the subject token(s) "
+                f"key={SubjectTokens(tuple(tokens))!r}: the stream's partition() also hashes the subject token(s) "
                 f"{', '.join(map(str, missing))} ({rule.destination!r}, counted from 0), so one key may occur in two "
                 "partitions; add these tokens to the key"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePartitioning:
+    """The division of a stream by the subjects of a partitioned queue; see ``Partitioning``.
+
+    The producers choose the partition of each message, by the key that they route with.
+    """
+
+    queue: PartitionedQueue
+    choice: Choice = "queue"
+    hashed: tuple[int, ...] = ()
+
+    @property
+    def partitions(self) -> int:
+        """Number of cohort partitions."""
+        return self.queue.partitions
+
+    def filters(self, partition: int) -> Sequence[str]:
+        """Return the patterns of the subjects of one partition."""
+        return subjects_of(self.queue.names[partition])
+
+    @property
+    def detail(self) -> str:
+        """The queue as text. It must not change while the cohort exists."""
+        return repr(self.queue)
+
+    def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
+        """Accept any key; see ``Partitioning.check_key``. Returns ``refines`` for a key function."""
+        return refines and key is not None
+
+    def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
+        """Raise ``ConfigError`` if the stream no longer stores the queue, or has another retention."""
+        check_stream(self.queue, stream, Intake.of(config))
+        check_retention(stream, retention, config)
+
+
+def check_retention(stream: str, retention: str, config: Mapping[str, Any]) -> None:
+    """Raise ``ConfigError`` if a stream no longer has this retention."""
+    if config.get("retention") != retention:
+        raise ConfigError(
+            f"{_changed(stream)}, from retention {retention} to {config.get('retention')}, which moves partitions "
+            "differently; change it back, and start again"
+        )
+
+
+def _changed(stream: str) -> str:
+    return f"stream {stream!r} was changed while the cohort used it"
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:

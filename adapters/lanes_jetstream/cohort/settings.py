@@ -8,8 +8,8 @@ import socket
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal
 
+from lanes.arguments import check_flag, check_one_of, check_whole, names_unknown_options, shown_value
 from lanes.cohort.membership import CohortSettings
-from lanes.config import check_flag, check_one_of
 from lanes.core.cohort.records import check_name
 from lanes.errors import ConfigError
 from lanes_jetstream.cohort.partitioning import MANAGED
@@ -19,6 +19,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The valid names of cohorts and namespaces."""
 
 
+@names_unknown_options("CohortStream")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CohortStream:
     """The stream that a member creates for a cohort if no stream of the name exists.
@@ -49,27 +50,30 @@ class CohortStream:
     def __post_init__(self) -> None:
         if not is_subject(self.subject):
             raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): has an empty token, a space, or a > before the end; separate "
-                "tokens by single dots, and use > only as the last token"
+                f"CohortStream(subject={shown_value(self.subject)}): has an empty token, a space, or a > before the "
+                "end; separate tokens by single dots, and use > only as the last token"
             )
         parts = self.subject.split(".")
         if "*" not in parts and ">" not in parts:
             raise ConfigError(
-                f"CohortStream(subject={self.subject!r}): has no wildcard, so all messages would be in one partition; "
-                "add a wildcard"
+                f"CohortStream(subject={shown_value(self.subject)}): has no wildcard, so all messages would be in one "
+                "partition; add a wildcard"
             )
         if self.tokens is not None and (not isinstance(self.tokens, tuple | list) or not self.tokens):
-            raise ConfigError(f"CohortStream(tokens={self.tokens!r}): must be a tuple of numbers such as (1,), or None")
+            raise ConfigError(
+                f"CohortStream(tokens={shown_value(self.tokens)}): must be a tuple of numbers such as (1,), or None"
+            )
         for token in self.tokens or ():
             if type(token) is not int or not 0 <= token < len(parts) or parts[token] != "*":
                 raise ConfigError(
-                    f"CohortStream(tokens={self.tokens!r}): token {token} of {self.subject!r} is no *; use indices of *"
+                    f"CohortStream(tokens={shown_value(self.tokens)}): token {shown_value(token)} of "
+                    f"{shown_value(self.subject)} is no *; use indices of *"
                 )
         if self.origin is not None and (not isinstance(self.origin, str) or not self.origin):
-            raise ConfigError(f"CohortStream(origin={self.origin!r}): must be the name of a stream, or None")
+            raise ConfigError(f"CohortStream(origin={shown_value(self.origin)}): must be the name of a stream, or None")
         check_one_of("CohortStream.retention", self.retention, ("limits", "workqueue", "interest"))
         if type(self.replicas) is not int or not 1 <= self.replicas <= 5:
-            raise ConfigError(f"CohortStream(replicas={self.replicas!r}): must be 1 … 5")
+            raise ConfigError(f"CohortStream(replicas={shown_value(self.replicas)}): must be 1 … 5")
         check_one_of("CohortStream.storage", self.storage, ("file", "memory"))
 
     def transform(self, partitions: int) -> dict[str, str]:
@@ -114,13 +118,14 @@ class CohortStream:
         return config | {"sources": [{"name": self.origin, "subject_transforms": [transform]}]}
 
 
+@names_unknown_options("Cohort")
 @dataclass(frozen=True, slots=True)
 class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
         name: Name of the cohort, the same for all members. A member with None joins the cohort of its stream and
-            namespace, whatever its name. A cohort that this member sets up is then called ``"default"``.
+            namespace, which may have any name. A cohort that this member sets up is then called ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream holds one cohort. Cohorts in different namespaces
@@ -135,10 +140,16 @@ class Cohort:
             receive.
         lease: Whole seconds, 3 or more, after which other members receive the partitions of a dead member.
         weight: Share of the partitions relative to the other members, 1 or more.
-        target: Number of members that share the partitions; None = all members. Further members are standbys.
-        drain_within: Seconds allowed for the drain of a partition that moves, more than 0.
-        overdue: Treatment of a drain that takes longer than ``drain_within``. ``"keep"`` warns, and the next owner
-            waits. ``"force"`` cancels the running handlers, stores the finished messages, and moves the partition.
+        active_members: Number of members that share the partitions, 1 or more; None = all members. Further members
+            are standbys.
+        consumer_target: Largest number of partitions that this member prefers to own, 1 or more; None =
+            ``default_consumer_target``. The target is advice: every partition has an owner, so a member owns more
+            partitions if the other members cannot take them.
+        default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
+            The value of the member that joined last applies.
+        drain_within: Seconds until the drain of a partition that moves is overdue, more than 0.
+        overdue: Reaction to an overdue drain. ``"keep"`` warns, and the next owner waits. ``"force"`` cancels the
+            running handlers, stores the finished messages, and moves the partition.
 
     Raises:
         ConfigError: A value is invalid.
@@ -154,7 +165,9 @@ class Cohort:
     key_refines_partition: bool = False
     lease: float = 10.0
     weight: int = 1
-    target: int | None = None
+    active_members: int | None = None
+    consumer_target: int | None = None
+    default_consumer_target: int | None = None
     drain_within: float = 30.0
     overdue: Literal["keep", "force"] = "keep"
 
@@ -163,17 +176,17 @@ class Cohort:
             if (setting, name) == ("cohort", None):
                 continue
             if not isinstance(name, str) or not NAME.fullmatch(name):
-                raise ConfigError(f"{setting}={name!r}: must be 1 to 64 letters, digits, - and _")
-        if self.partitions is not None and (type(self.partitions) is not int or self.partitions < 1):
-            raise ConfigError(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
+                raise ConfigError(f"{setting}={shown_value(name)}: must be 1 to 64 letters, digits, - and _")
+        if self.partitions is not None:
+            check_whole("partitions", self.partitions, 1)
         check_flag("many_partitions", self.many_partitions)
         check_flag("key_refines_partition", self.key_refines_partition)
         if self.create is not None and not isinstance(self.create, CohortStream):
-            raise ConfigError(f"create={self.create!r}: must be a CohortStream(…), or None")
+            raise ConfigError(f"create={shown_value(self.create)}: must be a CohortStream(…), or None")
         try:
             check_name("member", self.member_id)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"member={self.member!r}: {error}") from None
+            raise ConfigError(f"member={shown_value(self.member)}: {error}") from None
         _ = self.settings
 
     @property
@@ -190,7 +203,9 @@ class Cohort:
         return CohortSettings(
             lease=self.lease,
             weight=self.weight,
-            target=self.target,
+            active_members=self.active_members,
+            consumer_target=self.consumer_target,
+            default_consumer_target=self.default_consumer_target,
             drain_within=self.drain_within,
             overdue=self.overdue,
         )

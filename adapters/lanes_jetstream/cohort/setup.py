@@ -10,13 +10,29 @@ from typing import Any
 from lanes.cohort.roster import patience_of
 from lanes.core.cohort.records import CohortConfig
 from lanes.errors import ConfigError
+from lanes.queues.partitioned import PartitionedQueue
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name
-from lanes_jetstream.cohort.partitioning import DEFAULT_PARTITIONS, MOST_PARTITIONS, Partitioning, read_partitioning
+from lanes_jetstream.cohort.partitioning import (
+    DEFAULT_PARTITIONS,
+    MOST_PARTITIONS,
+    Partitioning,
+    QueuePartitioning,
+    read_partitioning,
+)
 from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import ApiError, Connection, number
-from lanes_jetstream.wire.keys import KeyFunction, whole_subject
-from lanes_jetstream.wire.stream import Intake, Start, find_or_create, start_fields
+from lanes_jetstream.wire.answers import ApiError, number
+from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.keys import KeyFunction, check_varies, whole_subject
+from lanes_jetstream.wire.queue_subjects import check_stream, subjects_of
+from lanes_jetstream.wire.stream import (
+    START_PATIENCE,
+    Intake,
+    Start,
+    find_or_create,
+    similar_stream,
+    start_fields,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +48,7 @@ class CohortSetup:
         intake: Subjects that the stream stores.
     """
 
-    partitioning: Partitioning
+    partitioning: Partitioning | QueuePartitioning
     config: CohortConfig
     store: JetStreamLeaseStore
     start: int | None
@@ -41,21 +57,30 @@ class CohortSetup:
 
 
 async def find_cohort(
-    connection: Connection, stream: str, cohort: Cohort, *, key: KeyFunction | None, start: Start
+    connection: Connection,
+    stream: str,
+    cohort: Cohort,
+    *,
+    key: KeyFunction | None,
+    start: Start,
+    queue: PartitionedQueue | None = None,
 ) -> CohortSetup:
-    """Find or create the stream and the bucket, and check that both fit the cohort.
+    """Find or create the stream and the bucket, and check that both fit the cohort, and the queue if there is one.
 
     Raises ``ConfigError`` if the stream or the bucket does not fit, and ``SourceError`` if the server does not answer
     or refuses a request.
     """
     with connection.api_errors(f"stream {stream!r}"):
-        partitioning, info = await ensure_stream(
-            connection, stream, cohort.create, cohort.partitions or DEFAULT_PARTITIONS
+        partitioning, info = await (
+            ensure_stream(connection, stream, cohort.create, cohort.partitions or DEFAULT_PARTITIONS)
+            if queue is None
+            else _find_queue(connection, stream, queue, key)
         )
         watch_keys = partitioning.check_key(key, refines=cohort.key_refines_partition)
         _check_count(stream, cohort, partitioning, info["config"])
         _check_start(stream, start, info["config"])
-        await _check_first_message(connection, stream, partitioning, info)
+        if isinstance(partitioning, Partitioning):
+            await _check_first_message(connection, stream, partitioning, info)
         sequence = await _first_sequence(connection, stream, start, info)
     store = JetStreamLeaseStore(
         connection,
@@ -69,7 +94,7 @@ async def find_cohort(
         partitions=partitioning.partitions,
         choice=partitioning.choice,
         detail=f"{partitioning.detail}; key {_described(key)}",
-        tokens=tuple(sorted({token for rule in partitioning.rules for token in rule.hashed or ()})),
+        tokens=partitioning.hashed,
         incarnation=str(info["created"]),
         retention=str(info["config"]["retention"]),
         start=start.astimezone(UTC).isoformat() if isinstance(start, datetime) else str(start),
@@ -108,13 +133,14 @@ async def ensure_stream(
                 create.config(stream, partitions),
                 what=f"stream {stream!r}",
                 remedy="correct create=CohortStream(…), or create the stream yourself",
+                patience=START_PATIENCE,
             )
     except ApiError as error:
         raise connection.failed(f"stream {stream!r}", error) from None
     if info is None:
         raise ConfigError(
-            f"stream {stream!r} does not exist at {connection.servers}; create it, correct stream=…, or pass "
-            "create=CohortStream(…)"
+            f"stream {stream!r} does not exist at {connection.servers}; create it, pass create=CohortStream(…), or "
+            f"correct stream=…{await similar_stream(connection, stream)}"
         )
     partitioning = read_partitioning(stream, info["config"])
     if create is not None:
@@ -127,7 +153,26 @@ async def ensure_stream(
     return partitioning, info
 
 
-def _check_count(stream: str, cohort: Cohort, partitioning: Partitioning, config: Mapping[str, Any]) -> None:
+async def _find_queue(
+    connection: Connection, stream: str, queue: PartitionedQueue, key: KeyFunction | None
+) -> tuple[QueuePartitioning, Mapping[str, Any]]:
+    """Find the stream of a queue, and check that it stores each physical queue, and that keys may differ in each."""
+    info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
+    if info is None:
+        raise ConfigError(
+            f"stream {stream!r} does not exist at {connection.servers}; create it with the subjects of queue "
+            f"{queue.name!r}, or correct stream=…{await similar_stream(connection, stream)}"
+        )
+    intake = Intake.of(info["config"])
+    check_stream(queue, stream, intake)
+    for name in queue.names:
+        check_varies(key, intake.within(subjects_of(name)), f"physical queue {name!r}")
+    return QueuePartitioning(queue), info
+
+
+def _check_count(
+    stream: str, cohort: Cohort, partitioning: Partitioning | QueuePartitioning, config: Mapping[str, Any]
+) -> None:
     count = partitioning.partitions
     if cohort.partitions is not None and cohort.partitions != count:
         raise ConfigError(

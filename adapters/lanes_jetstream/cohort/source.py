@@ -25,12 +25,13 @@ from lanes.cohort.owned import OwnedPartitions
 from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
-from lanes.source import Destination, SourceEvent, SourceTraits
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.source import Backlog, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.lease_store import bucket_name
 from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.cohort.partitioning import KeyWatch
-from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox, Turns
+from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.watch import CohortWatch
@@ -38,12 +39,17 @@ from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
+from lanes_jetstream.wire.queue_subjects import is_of
 from lanes_jetstream.wire.stream import Intake, OutOfRange, Start
+from lanes_jetstream.wire.turns import Turns
 
 log = logging.getLogger("lanes.jetstream")
 
 _POLL_INTERVAL: Final = 0.25
 """Seconds between two checks of the connection while nothing arrives."""
+
+_DEFAULT_NAMESPACE: Final = "lanes"
+"""Default of ``Cohort.namespace``."""
 
 _BUSY: Final = 1.0
 """Seconds after the last message for which a partition counts as busy."""
@@ -75,6 +81,7 @@ class CohortSource:
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
         out_of_range: Policy for messages that the stream dropped.
+        queue: Queue whose physical queues are the cohort partitions; None = the stream's own division.
     """
 
     connection: Connection
@@ -85,10 +92,12 @@ class CohortSource:
     ack_wait: float
     max_ack_pending: int
     out_of_range: OutOfRange = "fail"
+    queue: PartitionedQueue | None = None
 
     def __post_init__(self) -> None:
         cohort = self.cohort
-        self._name = f"jetstream {self.stream}/{cohort.namespace}, member {cohort.member_id}"
+        self._name = f"jetstream {self.stream}/{_named(cohort)}, member {cohort.member_id}"
+        self.connection.serve(self._name)
         self._key_watch: KeyWatch | None = None
         self._consumers: JetStreamEpochConsumers
         self._inbox: Inbox
@@ -110,7 +119,7 @@ class CohortSource:
         """Connect, find the stream, and join the cohort; see ``lanes.source.Source.open``."""
         connection, stream, cohort = self.connection, self.stream, self.cohort
         await connection.open()
-        found = await find_cohort(connection, stream, cohort, key=self.key, start=self.start)
+        found = await find_cohort(connection, stream, cohort, key=self.key, start=self.start, queue=self.queue)
         self._intake = found.intake
         client = connection.client
         self._key_watch = KeyWatch() if found.watch_keys else None
@@ -133,7 +142,7 @@ class CohortSource:
             max_ack_pending=self.max_ack_pending,
         )
         self._partitions = OwnedPartitions(
-            stream,
+            stream if self.queue is None else self.queue.names.__getitem__,
             READER,
             found.config.incarnation,
             membership=partial(
@@ -175,8 +184,10 @@ class CohortSource:
             extend_interval=self.ack_wait / 3,
             max_in_flight=self.max_ack_pending,
             remembers=True,
-            partitions=self.cohort.partitions,
+            partitions=self.cohort.partitions if self.queue is None else self.queue.partitions,
             plans=True,
+            consumer_target=self.cohort.consumer_target,
+            queues=() if self.queue is None else (self.queue,),
         )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
@@ -255,9 +266,29 @@ class CohortSource:
         owned = self._partitions.of(partition)
         return None if owned is None else owned.lag
 
+    def backlog(self, partition: Partition) -> Backlog:
+        """Return the messages that wait for their delivery; see ``lanes.source.Backlogged``."""
+        owned = self._partitions.of(partition)
+        if owned is None:
+            return Backlog(None)
+        interruption = None if owned.pulls is None else owned.pulls.interruption
+        if interruption is not None:
+            return Backlog(owned.waiting, interruption.text)
+        return Backlog(owned.waiting, *self.connection.last_error())
+
+    def outage(self) -> Outage | None:
+        """Return the time since a server answered; see ``lanes.source.Connected``."""
+        return self.connection.outage()
+
+    def retention(self, message: Message) -> Retention | None:
+        """Return the time until the server may delete a message; see ``lanes.source.Retaining``."""
+        return self._cohort_watch.retention_of(message)
+
     def reads(self, destination: Destination) -> bool:
-        """Return whether the stream stores messages for this destination; see ``lanes.source.Reading``."""
-        return self._intake.stores(destination.name, destination.subject)
+        """Return whether the cohort delivers messages for this destination; see ``lanes.source.Reading``."""
+        return self._intake.stores(destination.name, destination.subject) and (
+            self.queue is None or is_of(self.queue, destination.subject)
+        )
 
     # --- membership
 
@@ -356,16 +387,19 @@ class CohortSource:
         self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """Return the arrived messages of partitions that are not paused.
+        """Return the arrived messages of partitions that are not paused, within the room for messages.
 
-        The method does not suspend, so a cancelled ``receive`` loses no message.
+        Messages of a paused partition use none of the room. When the partition delivers again, its messages beyond the
+        room wait for the next call. The method does not suspend, so a cancelled ``receive`` loses no message.
         """
         events: list[SourceEvent] = []
+        left = max(0, room.messages)
         for owned in self._partitions.by_number.values():
             if owned.partition not in room.paused:
-                delivered = owned.take(self.key, self._key_watch)
+                delivered = owned.take(self.key, self._key_watch, left)
                 if delivered is not None:
                     events.append(delivered)
+                    left -= len(delivered.run)
         return events
 
     async def _acknowledge_again(self) -> None:
@@ -390,3 +424,11 @@ class CohortSource:
                     busy.add(owned.pulls)
         if pulling and room.messages > 0:
             await self._turns.pull(pulling, busy, room, now)
+
+
+def _named(cohort: Cohort) -> str:
+    """Return the name of a cohort for log lines and metrics. Without a name, a namespace identifies its cohort."""
+    if cohort.name is None:
+        return cohort.namespace
+    # Cohorts in two namespaces of a stream may have one name.
+    return cohort.name if cohort.namespace == _DEFAULT_NAMESPACE else f"{cohort.namespace}/{cohort.name}"

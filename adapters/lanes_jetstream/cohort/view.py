@@ -32,7 +32,8 @@ from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.cohort.epoch_consumers import EpochName, floor_of
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name, namespace_of
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import ApiError, Connection, read_pages, unix_seconds
+from lanes_jetstream.wire.answers import ApiError, read_pages, unix_seconds
+from lanes_jetstream.wire.connection import Connection
 
 _R = TypeVar("_R", CohortConfig, DrainRequest, Heartbeat, Lease, PlanRecord)
 
@@ -93,6 +94,8 @@ class MemberView:
         partitions: Number of leases that the member holds.
         planned: Number of partitions that the plan assigns to the member.
         weight: Weight of the member; None = unknown.
+        consumer_target: Largest number of partitions that the member prefers to own, from its own setting or the
+            default of the group; None = no target, or unknown.
         standby: Whether the member is a standby.
         draining: Whether an operator requested a drain.
         since: Time of the join in seconds since 1970, by the clock of the member; None = unknown.
@@ -103,6 +106,7 @@ class MemberView:
     partitions: int
     planned: int
     weight: int | None
+    consumer_target: int | None
     standby: bool
     draining: bool
     since: float | None
@@ -117,9 +121,12 @@ class CohortStatus:
         namespace: Namespace of the cohort.
         cohort: Name of the cohort.
         generation: Number of the plan; 0 = no plan yet.
-        target: Number of members that share the partitions; None = all members.
-        under_provisioned: Whether the number of live members that do not drain is below ``target``, by the current
-            plan.
+        active_members: Number of members that share the partitions; None = all members.
+        too_few_members: Whether the number of live members that do not drain is below ``active_members``, by the
+            current plan.
+        under_provisioned: Whether the current plan gives a member more partitions than its target.
+        plan_rules: Version of the rules of the current plan, the lowest version that a live member knows. Version 0
+            ignores targets. None = no plan yet.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """
@@ -128,8 +135,10 @@ class CohortStatus:
     namespace: str
     cohort: str
     generation: int
-    target: int | None
+    active_members: int | None
+    too_few_members: bool
     under_provisioned: bool
+    plan_rules: int | None
     members: Sequence[MemberView]
     partitions: Sequence[PartitionView]
 
@@ -247,12 +256,16 @@ class CohortView:
 
         def member(name: str) -> MemberView:
             heartbeat = heartbeats.get(name)
+            target = None if heartbeat is None else heartbeat.consumer_target
+            if target is None and heartbeat is not None and plan is not None:
+                target = plan.default_consumer_target
             return MemberView(
                 name=name,
                 live=heartbeat is not None,
                 partitions=sum(lease.member == name for lease in leases.values()),
                 planned=owners.count(name),
                 weight=None if heartbeat is None else heartbeat.weight,
+                consumer_target=target,
                 standby=plan is not None and name in plan.standbys,
                 draining=name in drains,
                 since=None if heartbeat is None else heartbeat.session / 1000,
@@ -265,8 +278,10 @@ class CohortView:
             namespace=self._namespace,
             cohort=config.cohort or DEFAULT_NAME,
             generation=0 if plan is None else plan.generation,
-            target=None if plan is None else plan.target,
+            active_members=None if plan is None else plan.active_members,
+            too_few_members=plan is not None and plan.too_few_members,
             under_provisioned=plan is not None and plan.under_provisioned,
+            plan_rules=None if plan is None else plan.rules,
             members=[member(name) for name in sorted(names)],
             partitions=list(await asyncio.gather(*map(partition, range(config.partitions)))),
         )
@@ -286,8 +301,9 @@ class CohortView:
         """
         wish = _key_of(member, drain_key)
         if await self._one(Heartbeat, _key_of(member, member_key)) is None:
-            names = ", ".join(sorted(await self.heartbeats())) or "none"
-            raise ConfigError(f"{member!a} is no live member; name one of {names}")
+            names = ", ".join(sorted(await self.heartbeats()))
+            remedy = f"name one of {names}" if names else "the cohort has none, so start a member first"
+            raise ConfigError(f"{member!a} is no live member; {remedy}")
         return await self._wish(wish, encode(DrainRequest(int(time.time() * 1000))))
 
     async def undrain(self, member: str) -> bool:

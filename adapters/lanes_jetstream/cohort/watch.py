@@ -13,17 +13,25 @@ from typing import Final
 
 import nats.errors
 
+from lanes.clock import monotonic
 from lanes.cohort.owned import OwnedPartitions
+from lanes.core.types import Message
 from lanes.errors import LanesError, SourceError
+from lanes.source import Retention
 from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, NoAnswer
+from lanes_jetstream.wire.retention import StreamRetention
 from lanes_jetstream.wire.stream import OutOfRange, read_stream
 
 log = logging.getLogger("lanes.jetstream")
 
 CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
+
+_WANTED_FOR: Final = 5.0
+"""Seconds after a call of ``retention_of`` in which the checks read the limits of the stream."""
 
 _RETRY_DELAY: Final = 0.25
 """Seconds between two requests to a durable without a leader."""
@@ -54,6 +62,8 @@ class CohortWatch:
     def __post_init__(self) -> None:
         self._seen: dict[int, tuple[str, int]] = {}  # consumer and last delivery at the previous check
         self._tasks: set[asyncio.Task[None]] = set()
+        self._retention = StreamRetention()
+        self._retention_asked = -_WANTED_FOR
 
     def __repr__(self) -> str:
         return f"<CohortWatch of {self.name}>"
@@ -68,6 +78,11 @@ class CohortWatch:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    def retention_of(self, message: Message) -> Retention | None:
+        """Return the retention of a message by the last check; the next check reads it again. Does not block."""
+        self._retention_asked = monotonic()
+        return self._retention.of(message)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
         """Give a partition up or take it over, because no server answers for its consumer. Does not block."""
@@ -91,6 +106,9 @@ class CohortWatch:
             except ApiError as error:
                 # This durable was deleted or has no leader. Continue with the other durables.
                 log.debug("%s: partition %d not checked: %s", self.name, owned.number, error)
+        if monotonic() - self._retention_asked < _WANTED_FOR:
+            state = await read_stream(self.connection, self.stream)
+            self._retention.note(state.limits, state.first, state.last)
         missed = [owned for owned in self.partitions.by_number.values() if owned.backlog.missed]
         if missed:
             await self._check_dropped(missed)

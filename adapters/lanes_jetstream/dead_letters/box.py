@@ -10,12 +10,13 @@ from typing import Any, Final, NamedTuple
 
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letter import DeadLetter
-from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter
+from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter, check_origin
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_jetstream.dead_letters.wire import ID, WIRE, header_text, read_whole
 from lanes_jetstream.dead_letters.writer import capturing_streams, dead_letter_subject, publish
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer, Server
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, NoAnswer, Server
 from lanes_jetstream.wire.stream import matches
 from lanes_jetstream.wire.transforms import Transform, may_make, origins_of, own_transform, published_subject
 
@@ -24,6 +25,12 @@ _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f
 
 _STREAM: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 """Names of streams."""
+
+_NAMED_SUBJECTS: Final = 5
+"""Maximum number of subjects with messages that a text names."""
+
+_SYSTEM: Final = "nats"
+"""``SourceTraits.system`` of the sources of this package."""
 
 _VERSION: Final = b"NATS/1.0"
 
@@ -75,19 +82,20 @@ class JetStreamDeadLetterBox:
         subject: Dead-letter subject, without wildcards.
 
     Attributes:
-        other_messages: Number of messages on the subject that are no dead letters.
+        other_messages: Number of messages read from the subject so far that are no dead letters.
+        remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id,
+            because the stream has never lost a message.
     """
-
-    remembers = False
 
     def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
         self._connection = Connection(server)
         self.other_messages = 0
+        self.remembers = False
         self._stream = ""
         self._next = 1
         self._places: dict[str, list[int]] = {}
-        self._configs: dict[str, Mapping[str, Any] | None] = {}
+        self._infos: dict[str, Mapping[str, Any] | None] = {}
 
     def __repr__(self) -> str:
         return f"<JetStreamDeadLetterBox {self._subject}: {len(self._places)} dead letters seen>"
@@ -133,7 +141,17 @@ class JetStreamDeadLetterBox:
             else:
                 # Another client deleted the dead letter.
                 self._places.pop(one, None)
+        if len(found) < len(set(ids)):
+            self.remembers = await self._complete()
         return found
+
+    async def why_empty(self) -> str:
+        """Name the stream and the subjects with messages; see ``lanes.dead_letters.box.Explaining.why_empty``."""
+        with self._connection.api_errors(f"subjects of stream {self._stream!r}"):
+            info = await self._connection.api(f"STREAM.INFO.{self._stream}", {"subjects_filter": ">"})
+        found = sorted(info["state"].get("subjects") or {})
+        named = ", ".join(found[:_NAMED_SUBJECTS]) + (", …" if len(found) > _NAMED_SUBJECTS else "")
+        return f"; stream {self._stream} captures it, and has {'messages of ' + named if named else 'no messages'}"
 
     async def dispose(self, parked: StoredDeadLetter, how: Disposition) -> None:
         """See ``lanes.dead_letters.box.DeadLetterBox.dispose``."""
@@ -175,12 +193,14 @@ class JetStreamDeadLetterBox:
     async def _origin(self, letter: DeadLetter) -> str:
         """Return the subject that the original message was published to.
 
-        Raises ``SourceError`` if no stream captures this subject, or if several subjects are possible.
+        Raises ``SourceError`` if the origin is another stream or broker, if no stream captures this subject, or if
+        several subjects are possible.
 
         A dead letter has the stored subject, because its handler saw the stored subject. A stream with a transform
         captures another subject, and would transform the stored subject a second time. A stream that copies another
         stream captures nothing.
         """
+        await self._check_origin(letter)
         lost: list[str] = []
         copied = next((value for name, value in letter.headers if name == _COPIED_FROM), b"").decode("utf-8", "replace")
         found = await self._published(letter.source, letter.subject, copied.split(), lost)
@@ -202,6 +222,20 @@ class JetStreamDeadLetterBox:
             "message yourself, then drop the dead letter"
         )
 
+    async def _check_origin(self, letter: DeadLetter) -> None:
+        """Raise ``SourceError`` if the original stream of a dead letter is not at this server."""
+        check_origin(letter, (_SYSTEM,))
+        # The source of a partition of a partitioned queue is the name of the partition, not of its stream.
+        if letter.system != _SYSTEM or not letter.incarnation or letter.queue is not None:
+            return
+        info = await self._info(letter.source)
+        if info is None:
+            raise SourceError(
+                f"dead letter {letter.id}: its origin, stream {letter.source[:80]!a}, does not exist at this server; "
+                "replay it with --handler, or add --new-origin to publish to any stream that captures its subject"
+            )
+        check_origin(letter, (_SYSTEM,), "creation time", str(info.get("created", "")))
+
     async def _published(
         self, stream: str, stored: str, copied: Sequence[str], lost: list[str], via: tuple[str, ...] = ()
     ) -> list[str]:
@@ -214,9 +248,10 @@ class JetStreamDeadLetterBox:
             lost: List to which the call adds each reason why a subject is unknown.
             via: Streams that were copied from this stream.
         """
-        config = await self._config(stream)
-        if config is None:
+        info = await self._info(stream)
+        if info is None:
             return [stored] if await self._is_captured(stored) else []
+        config: Mapping[str, Any] = info["config"]
         origins = origins_of(config)
         if len(copied) > _SUBJECT_AT:
             name, subject = copied[0], copied[_SUBJECT_AT]
@@ -246,15 +281,24 @@ class JetStreamDeadLetterBox:
     async def _is_captured(self, subject: str) -> bool:
         return _SUBJECT.fullmatch(subject) is not None and bool(await capturing_streams(self._connection, subject))
 
-    async def _config(self, stream: str) -> Mapping[str, Any] | None:
-        """Read the configuration of a stream; None = the stream does not exist."""
+    async def _info(self, stream: str) -> Mapping[str, Any] | None:
+        """Read the configuration and the creation time of a stream once; None = the stream does not exist."""
         if not _STREAM.fullmatch(stream):
             return None
-        if stream not in self._configs:
+        if stream not in self._infos:
             with self._connection.api_errors(f"the transform of stream {stream!r}"):
                 info = await self._connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
-            self._configs[stream] = None if info is None else info["config"]
-        return self._configs[stream]
+            self._infos[stream] = info
+        return self._infos[stream]
+
+    async def _complete(self) -> bool:
+        """Return whether the stream still has every message that it has ever stored; False if it does not say so."""
+        try:
+            state = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["state"]
+            return bool(state["messages"] == state["last_seq"])
+        except (ApiError, NoAnswer, KeyError, TypeError):
+            # An operator may read dead letters without the permission for this request.
+            return False
 
     def _parked(self, stored: _Stored) -> StoredDeadLetter | None:
         message = Message(Partition(PartitionId(self._stream, 0), _READER), stored.sequence, None, 0, stored, None)

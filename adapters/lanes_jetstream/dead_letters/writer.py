@@ -9,7 +9,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 
-from lanes.config import kind_of
+from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.wire import cut_to_fit
 from lanes.errors import ConfigError, SourceError
@@ -18,12 +18,15 @@ from lanes_jetstream.dead_letters.wire import dead_letter_headers
 from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, Server
 
 
+@names_unknown_options("JetStreamDeadLetters")
 class JetStreamDeadLetters:
     """Publishes each dead letter to a subject that a stream captures.
 
     The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
     reason: Source, Partition, Position, Subject, Key (percent-encoded), Attempts, Error, Error-Text (percent-encoded),
-    Epoch and Time (seconds since 1970), for example. ``read_dead_letter`` reads the record of a stored dead letter.
+    Epoch, Time (seconds since 1970), System and Incarnation (kind of the broker, and creation time of the stream, both
+    percent-encoded), for example. A message of a partitioned queue also has Queue (percent-encoded)
+    and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
@@ -44,6 +47,7 @@ class JetStreamDeadLetters:
     def __init__(self, server: Server, subject: str) -> None:
         self._subject = dead_letter_subject(subject)
         self._connection = Connection(server)
+        self._connection.serve(f"dead letters to {self._subject}")
         self._stream = ""
 
     def __repr__(self) -> str:
@@ -59,9 +63,7 @@ class JetStreamDeadLetters:
         await self._connection.open()
         streams = await capturing_streams(self._connection, self._subject, "dead-letter subject")
         if not streams:
-            raise ConfigError(
-                f"no stream captures the dead-letter subject {self._subject!r}; create a stream with this subject"
-            )
+            raise ConfigError(_uncaptured(self._subject))
         self._stream = streams[0]
 
     async def put(self, dead_letter: DeadLetter) -> None:
@@ -84,7 +86,12 @@ class JetStreamDeadLetters:
         client = self._connection.client
         # The server's limit counts headers and body together. The server disconnects a client that sends more.
         kept, whole = cut_to_fit(dead_letter, client.max_payload, _size)
-        await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
+        try:
+            await publish(client, self._subject, kept.value, dead_letter_headers(kept, whole), "dead letter")
+        except SourceError as error:
+            if isinstance(error.__cause__, nats.errors.NoRespondersError) and await self._is_uncaptured():
+                raise SourceError(_uncaptured(self._subject), retryable=True) from error
+            raise
 
     def destination(self) -> Destination:
         """Return the stream that captures the subject; see ``lanes.source.Addressed.destination``.
@@ -98,13 +105,26 @@ class JetStreamDeadLetters:
         """Close the connection that ``open`` opened. Idempotent."""
         await self._connection.close()
 
+    async def _is_uncaptured(self) -> bool:
+        """Return whether the server says that no stream captures the subject, for example after a deletion."""
+        try:
+            return not await capturing_streams(self._connection, self._subject)
+        except SourceError:
+            return False
+
 
 def dead_letter_subject(subject: str) -> str:
     """Return a valid dead-letter subject. Raises ``ConfigError`` for blanks, wildcards, "" and other types."""
     if not isinstance(subject, str):
-        raise ConfigError(f"dead-letter subject {subject!r} is {kind_of(subject)}; use a plain subject, a str")
+        raise ConfigError(f"dead-letter subject is {kind_of(subject)}; use a plain subject, a str")
+    if "://" in subject:
+        raise ConfigError(
+            f"dead-letter subject {shown_value(subject)} is a URL; pass the server first and the subject second"
+        )
     if not subject or any(c.isspace() or c in "*>" for c in subject):
-        raise ConfigError(f"dead-letter subject {subject!r} is empty, or has blanks or wildcards; use a plain subject")
+        raise ConfigError(
+            f"dead-letter subject {shown_value(subject)} is empty, or has blanks or wildcards; use a plain subject"
+        )
     return subject
 
 
@@ -137,6 +157,10 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream accepted it"
         raise SourceError(f"{subject} refused a {what}: {refusal}; check the limits of the stream", retryable=True)
     return confirmation
+
+
+def _uncaptured(subject: str) -> str:
+    return f"no stream captures the dead-letter subject {subject!r}; create a stream with this subject"
 
 
 def _size(letter: DeadLetter, whole: int | None) -> int:

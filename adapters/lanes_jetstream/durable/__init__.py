@@ -1,4 +1,4 @@
-"""Reads one durable pull consumer as a source.
+"""Reads one durable pull consumer as a source, or one for each partition of a queue.
 
-Reading order: ``source``, ``consumer``, ``presence``, ``pulls``, ``takeover``, ``watch``.
+Reading order: ``source``, ``consumer``, ``presence``, ``pulls``, ``takeover``, ``watch``, ``queue``.
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +18,9 @@ import anyio
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, NoAnswer
+from lanes_jetstream.wire.keys import KeyFunction, check_varies
 from lanes_jetstream.wire.stream import StreamState, matches, read_stream
 
 log = logging.getLogger("lanes.jetstream")
@@ -28,6 +30,8 @@ LEAST_ACK_WAIT: Final = 1.0
 
 _SECOND: Final = 1_000_000_000
 
+_NAMED_SUBJECTS: Final = 10
+"""Maximum number of subjects of a stream that an error names."""
 
 MANAGED: Final = "lanes-managed"
 """Metadata of a consumer that ``lanes`` created and may therefore modify."""
@@ -62,6 +66,11 @@ def ack_waits(config: Mapping[str, Any]) -> tuple[float, float]:
 def filtered(config: Mapping[str, Any]) -> bool:
     """Return whether the consumer has a subject filter."""
     return bool(config.get("filter_subject") or config.get("filter_subjects"))
+
+
+def _filters(config: Mapping[str, Any]) -> list[str]:
+    """Return the patterns of the subjects that the consumer receives."""
+    return list(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
 
 
 @dataclass(frozen=True)
@@ -109,11 +118,13 @@ class DurableConsumer:
         stream: Name of the stream.
         name: Name of the consumer.
         filter_subject: Subject filter of a new consumer; None = all subjects.
+        filter_subjects: Several subject filters, in place of ``filter_subject``.
         ack_wait: Seconds until the server redelivers, 1 or more, for a new consumer.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer.
         start: Configuration fields from ``start_fields`` for a new consumer.
         modify: Whether a takeover may also change the timers of a consumer that another program created.
         hold_back: Whether a takeover must leave the timers unchanged, even of a consumer that ``lanes`` created.
+        check: Function that raises ``ConfigError`` if the stream does not fit, called before the consumer is created.
     """
 
     def __init__(
@@ -123,11 +134,13 @@ class DurableConsumer:
         name: str,
         *,
         filter_subject: str | None,
+        filter_subjects: Sequence[str] = (),
         ack_wait: float,
         max_ack_pending: int,
         start: Mapping[str, Any],
         modify: bool,
         hold_back: bool,
+        check: Callable[[StreamState], None] = lambda _: None,
     ) -> None:
         self._connection = connection
         self.stream = stream
@@ -145,7 +158,11 @@ class DurableConsumer:
         }
         if filter_subject is not None:
             self._wanted["filter_subject"] = filter_subject
+        if filter_subjects:
+            self._wanted["filter_subjects"] = list(filter_subjects)
         self._filter_subject = filter_subject
+        self._filter_subjects = frozenset(filter_subjects)
+        self._check = check
         self._modify = modify
         self._hold_back = hold_back
         self.config: dict[str, Any] = {}
@@ -191,10 +208,9 @@ class DurableConsumer:
         """
         if not self.stream_state.intake.stores(stream, subject):
             return False
-        filters = self.config.get("filter_subjects") or [self.config.get("filter_subject") or ">"]
         if self.stream_state.intake.transforms:
             return not filtered(self.config)
-        return any(matches(each, subject) for each in filters)
+        return any(matches(each, subject) for each in _filters(self.config))
 
     @property
     def drops_acknowledged(self) -> bool:
@@ -228,14 +244,20 @@ class DurableConsumer:
             ) from None
         return original
 
-    async def ensure(self) -> None:
-        """Find or create the consumer, and check it. Raises ``ConfigError`` with each fault and its remedy."""
+    async def ensure(self, key: KeyFunction | None = None) -> None:
+        """Find or create the consumer, and check it. Raises ``ConfigError`` with each fault and its remedy.
+
+        If ``key`` is the same for all subjects of the consumer, the call creates no consumer.
+        """
         self.stream_state = await read_stream(self._connection, self.stream)
+        self._check(self.stream_state)
         try:
             await self.refresh()
         except ApiError as error:
             if error.err_code != codes.CONSUMER_NOT_FOUND:
                 raise self._connection.failed(f"consumer {self}", error) from None
+            await self._check_filter()
+            self._check_key(key, self._wanted)
             await self._create()
         else:
             if self._wanted["deliver_policy"] != "all":
@@ -243,6 +265,11 @@ class DurableConsumer:
         wrong = self.misfits(self._original)
         if wrong:
             raise ConfigError(f"consumer {self} does not fit: {wrong}")
+        self._check_key(key, self.config)
+
+    def _check_key(self, key: KeyFunction | None, config: Mapping[str, Any]) -> None:
+        """Raise ``ConfigError`` if the key is the same for all subjects of a consumer with this configuration."""
+        check_varies(key, self.stream_state.intake.within(_filters(config)), f"consumer {self}")
 
     def misfits(self, config: Mapping[str, Any]) -> str:
         """Describe the faults of a configuration with their remedies. Returns an empty text if there is no fault."""
@@ -250,7 +277,12 @@ class DurableConsumer:
         if config.get("deliver_subject"):
             wrong.append("it is a push consumer; use a pull consumer, on another durable")
         if config.get("ack_policy") != "explicit":
-            wrong.append(f"ack_policy is {config.get('ack_policy')!r}; set it to 'explicit'")
+            # The server refuses an update of the policy (error 10012).
+            wrong.append(
+                f"ack_policy is {config.get('ack_policy')!r}, which the server cannot change; use another durable, or "
+                "delete this one, so that lanes creates it with 'explicit'. A new durable begins at start=…, by "
+                "default with the first message of the stream"
+            )
         if config.get("max_deliver", -1) != -1:
             wrong.append(
                 f"max_deliver is {config['max_deliver']}, so the server would drop messages from their key's order; "
@@ -266,12 +298,20 @@ class DurableConsumer:
                 "priority_groups are set, which share one consumer among processes; use a durable without them"
             )
         shortest, _ = ack_waits(config)
-        if shortest < LEAST_ACK_WAIT:
+        # Without acknowledgements the server sets no ack_wait.
+        if shortest < LEAST_ACK_WAIT and config.get("ack_policy") != "none":
             what = "backoff begins with" if config.get("backoff") else "ack_wait is"
             wrong.append(f"{what} {shortest:g} s; set it to {LEAST_ACK_WAIT:g} s or more, for example 30 s")
         if self._filter_subject not in (None, config.get("filter_subject")):
             found = config.get("filter_subject") or config.get("filter_subjects") or "everything"
             wrong.append(f"it filters {found!r}, not {self._filter_subject!r}; use another durable")
+        if self._filter_subjects:
+            found = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+            if self._filter_subjects != frozenset(found):
+                wrong.append(
+                    f"it filters {sorted(found)!r}, not {sorted(self._filter_subjects)!r} of its partition of the "
+                    "queue; use another durable"
+                )
         return "; ".join(wrong)
 
     async def refresh(self) -> ConsumerState:
@@ -408,6 +448,21 @@ class DurableConsumer:
             if monotonic() > deadline:
                 raise NoAnswer(f"consumer {self}: the server accepted a new ack_wait, but does not show it; retrying")
             await asyncio.sleep(_POLL_INTERVAL)
+
+    async def _check_filter(self) -> None:
+        """Raise ``ConfigError`` if the filter of a new consumer matches no subject of the stream, and no message."""
+        wanted, intake = self._filter_subject, self.stream_state.intake
+        if wanted is None or intake.may_store(wanted):
+            return
+        # Messages remain after a change of the stream's subjects.
+        info = await self._connection.api(f"STREAM.INFO.{self.stream}", {"subjects_filter": wanted})
+        if info["state"].get("subjects"):
+            return
+        found = [*intake.subjects[:_NAMED_SUBJECTS], *(["…"] if len(intake.subjects) > _NAMED_SUBJECTS else [])]
+        raise ConfigError(
+            f"filter_subject={wanted!r}: matches no subject of stream {self.stream!r} ({', '.join(found) or 'none'}), "
+            "so no message would arrive; correct filter_subject=…"
+        )
 
     async def _create(self) -> None:
         request = {"stream_name": self.stream, "config": self._wanted, "action": "create"}

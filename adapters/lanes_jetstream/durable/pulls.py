@@ -17,8 +17,8 @@ from lanes_jetstream.wire.pull_requests import PullRequests
 class DurablePulls(PullRequests):
     """The pull requests of one durable consumer. Each ``renew`` uses a fresh inbox. Needs asyncio; one caller."""
 
-    def __init__(self, client: Client, next_subject: str, name: str) -> None:
-        super().__init__(client, next_subject, name, wake=asyncio.Event())
+    def __init__(self, client: Client, next_subject: str, name: str, wake: asyncio.Event | None = None) -> None:
+        super().__init__(client, next_subject, name, wake=wake or asyncio.Event())
         self._subscription = UnboundedSubscription(client)
 
     async def renew(self) -> None:
@@ -32,8 +32,15 @@ class DurablePulls(PullRequests):
         """End the subscription. The server then drops the pull requests. Idempotent."""
         await self._subscription.close()
 
+    async def drain(self) -> None:
+        """Like ``close``, after the messages that the server has sent for open requests have arrived. Idempotent."""
+        await self._subscription.drain()
+
     async def wait(self, timeout: float) -> None:
-        """Wait up to ``timeout`` seconds for a message or a status; not after an interruption. Cancel-safe."""
+        """Wait up to ``timeout`` seconds for a message or a status. Cancel-safe.
+
+        Returns at once if a message has arrived, or after an interruption.
+        """
         if self.arrived or self.check() is not None:
             return
         self._wake.clear()

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -17,14 +17,15 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
-from lanes.source import Assigned, Delivered, Destination, SourceEvent, SourceTraits
+from lanes.source import Assigned, Backlog, Delivered, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.durable.consumer import DurableConsumer
 from lanes_jetstream.durable.presence import Presence
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import POLL_INTERVAL, RETRY_DELAY, Takeover
 from lanes_jetstream.durable.watch import DurableWatch, ReadState
-from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, keep_alive
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, give_back, keep_alive
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, NoAnswer
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER, message_of, sequences
 from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
@@ -54,6 +55,8 @@ class DurableSource:
         out_of_range: Policy for messages that the stream dropped.
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
+        place: Name of the partition; None = the stream, and number 0.
+        wake: Event that is set when something arrives. The partitions of a queue share one event.
     """
 
     connection: Connection
@@ -63,9 +66,12 @@ class DurableSource:
     out_of_range: OutOfRange
     shared: bool
     start_timeout: float
+    place: PartitionId | None = None
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._name = f"jetstream {self.durable}"
+        self.connection.serve(self._name)
         self._watch = DurableWatch(
             connection=self.connection,
             durable=self.durable,
@@ -104,7 +110,7 @@ class DurableSource:
             await self._presence.announce()
             self._opened.push_async_callback(self._presence.close)
         client = self.connection.client
-        self._pulls = DurablePulls(client, self.durable.next_subject, self._name)
+        self._pulls = DurablePulls(client, self.durable.next_subject, self._name, self.wake)
         self._acks = Acks(client, self.acks, self._name, lambda: self._takeover.count)
         self._takeover = Takeover(
             connection=self.connection,
@@ -115,7 +121,8 @@ class DurableSource:
             check_dropped=self._watch.check_dropped,
             shared=self.shared,
         )
-        self._partition = Partition(PartitionId(self.durable.stream, 0), READER, self.durable.stream_state.incarnation)
+        place = self.place or PartitionId(self.durable.stream, 0)
+        self._partition = Partition(place, READER, self.durable.stream_state.incarnation)
         self._opened.push_async_callback(self._close_inboxes)
         self._watch.start(self._reading, self._is_ours)
         self._opened.push_async_callback(self._watch.stop)
@@ -138,7 +145,10 @@ class DurableSource:
         while True:
             if self._watch.failure is not None or self._pulls.failure is not None:
                 raise await self._failure()
-            if partition in room.paused:
+            if partition in room.paused or (self.shared and partition.draining):
+                # Another process may take what a paused or draining process does not take.
+                if self.shared:
+                    await self._give_back()
                 await self._idle()
                 continue
             if not self._taken_over or self._pulls.check() is not None:
@@ -183,10 +193,14 @@ class DurableSource:
     async def release(self, partition: Partition) -> None:
         """Stop pulling, and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
         try:
+            if self.shared:
+                await self._pulls.drain()
+                await self._give_back()
             await self._pulls.close()
             await self._acks.resend()
             await self.connection.flush()
-            await self._acks.finish(loses_last_acks=self.durable.loses_last_acks)
+            failed = self._watch.failure is not None or self._pulls.failure is not None
+            await self._acks.finish(loses_last_acks=self.durable.loses_last_acks, failed=failed)
         except (nats.errors.Error, OSError) as error:
             raise SourceError(
                 f"{self._name}: flush failed ({type(error).__name__}); check the server", retryable=True
@@ -203,6 +217,25 @@ class DurableSource:
         """Return the number of unacknowledged and undelivered messages; see ``lanes.source.Lagging``."""
         return self._watch.lag
 
+    def backlog(self, partition: Partition) -> Backlog:
+        """Return the messages that wait for their delivery; see ``lanes.source.Backlogged``."""
+        interruption, watch = self._pulls.interruption, self._watch
+        if interruption is not None:
+            return Backlog(watch.waiting, interruption.text)
+        return Backlog(watch.waiting, *self.connection.last_error(), cause=watch.limit_reached)
+
+    def outage(self) -> Outage | None:
+        """Return the time since a server answered; see ``lanes.source.Connected``."""
+        outage = self.connection.outage()
+        if outage is None:
+            return None
+        # A busy server may answer no requests for a moment, and still deliver.
+        return outage._replace(seconds=min(outage.seconds, monotonic() - self._pulls.heard_at))
+
+    def retention(self, message: Message) -> Retention | None:
+        """Return the time until the server may delete a message; see ``lanes.source.Retaining``."""
+        return self._watch.retention.of(message)
+
     def reads(self, destination: Destination) -> bool:
         """Return whether the consumer delivers messages that are published to this destination."""
         return self.durable.delivers(destination.name, destination.subject)
@@ -217,15 +250,26 @@ class DurableSource:
             except (nats.errors.Error, OSError) as error:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
+    async def _give_back(self) -> None:
+        """Let other processes have the messages that arrived for open requests, which only the server can end."""
+        arrived, self._pulls.arrived = self._pulls.arrived, []
+        await give_back(self.connection.client, [raw.reply for raw in arrived], self._name)
+
     async def _idle(self) -> None:
-        """Keep the arrived messages of the paused partition alive, then sleep for ``POLL_INTERVAL`` seconds."""
+        """Keep the arrived messages of the paused partition alive, then wait for ``POLL_INTERVAL`` seconds.
+
+        With a shared consumer the wait ends when a message arrives.
+        """
         self._takeover.check_connection()
         now = monotonic()
         if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
             shortest, _ = self.durable.ack_waits
             self._extend_at = now + shortest / 3
             await keep_alive(self.connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
-        await asyncio.sleep(POLL_INTERVAL)
+        if self.shared and self._pulls.check() is None:
+            await self._pulls.wait(POLL_INTERVAL)
+        else:
+            await asyncio.sleep(POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
         """Make one run of the arrived messages, up to the first gap in the delivery numbers.
@@ -270,7 +314,7 @@ class DurableSource:
             takeovers=self._takeover.count,
             highest=self._highest,
             delivery=None if self._expected is None else self._expected - 1,
-            outstanding=self._pulls.outstanding,
+            outstanding=self._pulls.reserved,
             open_requests=self._pulls.open_requests,
         )
 
@@ -312,7 +356,7 @@ class DurableSource:
         give_up = monotonic() + self.start_timeout
         while True:
             try:
-                await self.durable.ensure()
+                await self.durable.ensure(None if self.shared else self.key)
                 if not self.shared:
                     await self._refuse_second_process()
                 return

@@ -1,7 +1,8 @@
 """The takeover makes unacknowledged messages arrive before new messages, at the start and after each interruption.
 
 Without a takeover, the server redelivers messages in the order in which they expired, and delivers new messages while
-older messages have not expired. Such redeliveries and deliveries would break a key's order.
+older messages have not expired. Redeliveries in the order of expiry, and new messages before older messages, would
+break a key's order.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from lanes.core.types import Room
 from lanes.errors import SourceError
 from lanes_jetstream.durable.consumer import ConsumerState, DurableConsumer
 from lanes_jetstream.durable.pulls import DurablePulls
-from lanes_jetstream.wire.connection import CLOSED, ApiError, Connection, NoAnswer, NotPermitted
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import CLOSED, Connection, NoAnswer, NotPermitted
 from lanes_jetstream.wire.messages import sequences
-from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.pull_requests import PULL_EXPIRES, Interruption
 from lanes_jetstream.wire.stream import StreamState
 
 log = logging.getLogger("lanes.jetstream")
@@ -75,9 +77,12 @@ class Takeover:
         self._ran_before = False
         self._last_failure = ""
         self._unanswered = 0
-        self._capacity = 0
+        # At an interruption the room may be full, and each request must ask for a message.
+        self._capacity = 1
         self._lost_at = -1
         self._interrupted_at = float("-inf")
+        self._reason: Interruption | None = None
+        self._again = False
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
         """Start pulling on a fresh inbox, where unacknowledged messages arrive before new messages.
@@ -99,11 +104,15 @@ class Takeover:
         reason = self.pulls.interruption
         kind = None if reason is None else reason.kind
         self.count += 1
+        self._capacity = max(self._capacity, room.messages)
         if self._ran_before and kind != "gap":
             self._interrupted_at = monotonic()
+        if reason is not self._reason:
+            # Count a missing delivery once, although its takeover may need several passes and calls.
+            self._reason, self._again = reason, kind == "gap" and self._is_lost_again()
         if self._ran_before:
             why = reason or "the last takeover was not finished"
-            log.warning("%s: pulling from a fresh inbox (%s)", self.name, why)
+            log.warning("%s: requesting the messages again, unacknowledged ones first (%s)", self.name, why)
         if kind == "crowded":
             # Without a pause this loop would only send requests, while other processes pull.
             await asyncio.sleep(RETRY_DELAY)
@@ -153,8 +162,8 @@ class Takeover:
             shortest, _ = self.durable.ack_waits
             raise SourceError(
                 f"consumer {self.durable} has an ack_wait of 1 ms from a process that died in its takeover, and may "
-                f"not be changed ({error}); permit it, or set ack_wait to {shortest:g} s and remove the metadata "
-                "that begins with lanes-original"
+                f"not be changed ({error}); permit the change, or set ack_wait to {shortest:g} s and remove the "
+                "metadata that begins with lanes-original"
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
@@ -170,7 +179,21 @@ class Takeover:
         return []
 
     def _log_barrier(self, barrier: str, count: int) -> None:
-        log.info("%s: the start barrier is %s; %d unacknowledged messages", self.name, barrier, count)
+        if self._ran_before:
+            # These messages may be in flight in this process.
+            log.info(
+                "%s: the server answers; the start barrier is %s; unacknowledged messages: %d",
+                self.name,
+                barrier,
+                count,
+            )
+        else:
+            log.info(
+                "%s: the start barrier is %s; unacknowledged messages of an earlier process: %d",
+                self.name,
+                barrier,
+                count,
+            )
 
     async def _reset(self, state: ConsumerState) -> bool:
         """Reset the consumer to stream order, if the reset repeats no finished message.
@@ -195,19 +218,29 @@ class Takeover:
         self._log_barrier("RESET", state.unacknowledged)
         return True
 
-    def _is_shared(self, state: ConsumerState) -> bool:
-        """Return whether a missing delivery went to another process.
+    def _is_lost_again(self) -> bool:
+        """Record a missing delivery, and return whether it is the second one while the connection held.
 
-        Another process pulls if requests wait although this process has closed its inbox. Another process also pulls if
-        a second delivery is missing while the connection held, because a connection loses nothing by itself. A
-        server that has not noticed the end of an earlier connection may still deliver to requests of that connection.
+        A server that has not noticed the end of an earlier connection may still deliver to requests of that connection.
         """
-        if monotonic() - self._interrupted_at <= PULL_EXPIRES:
+        if self._may_deliver_elsewhere():
             return False
         reconnects = self.pulls.reconnects
         again = reconnects == self._lost_at
         self._lost_at = reconnects
-        return again or state.waiting_pulls > 0
+        return again
+
+    def _is_shared(self, state: ConsumerState) -> bool:
+        """Return whether a missing delivery went to another process.
+
+        Another process pulls if requests wait although this process has closed its inbox. Another process also pulls if
+        a second delivery is missing while the connection held, because an intact connection loses nothing.
+        """
+        return not self._may_deliver_elsewhere() and (self._again or state.waiting_pulls > 0)
+
+    def _may_deliver_elsewhere(self) -> bool:
+        """Return whether the server may still deliver to requests of an earlier connection of this process."""
+        return monotonic() - self._interrupted_at <= PULL_EXPIRES
 
     async def _requeue(self, state: ConsumerState, room: Room) -> list[Msg]:
         """Collect the unacknowledged messages before new messages, and sort them.
@@ -216,7 +249,6 @@ class Takeover:
         the messages are in order only after all batches were collected and sorted. The engine recognises messages that
         are in flight.
         """
-        self._capacity = max(self._capacity, room.messages)
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
             await self._hold_back()

@@ -23,8 +23,10 @@ from lanes_jetstream.durable.consumer import (
     DurableConsumer,
     filtered,
 )
-from lanes_jetstream.wire.connection import ApiError, Connection, Denials, NoAnswer, NotPermitted
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, Denials, NoAnswer, NotPermitted
 from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.retention import StreamRetention
 from lanes_jetstream.wire.stream import OutOfRange, StreamState
 
 log = logging.getLogger("lanes.jetstream")
@@ -46,7 +48,8 @@ class ReadState(NamedTuple):
         takeovers: Number of takeovers that have begun.
         highest: Highest sequence that was received.
         delivery: Last delivery number that was received; None = no delivery since the takeover.
-        outstanding: Number of messages that open pull requests may still deliver.
+        outstanding: Number of messages that open pull requests may still deliver, or that have arrived and wait for
+            ``receive``.
         open_requests: Largest number of pull requests that may be open.
     """
 
@@ -70,6 +73,11 @@ class DurableWatch:
         alone: Whether no other process may pull the consumer.
         failure: The reason why the source cannot continue; None = the source can continue.
         lag: Number of unacknowledged and undelivered messages; None = unknown.
+        waiting: Number of messages that did not arrive: undelivered messages, deliveries that did not arrive, and
+            unacknowledged messages during a takeover. 0 while an operator pauses the consumer; None = unknown.
+        limit_reached: Why the server delivers nothing to a shared consumer at present: its limit of unacknowledged
+            messages; "" = the limit is not reached.
+        retention: Retention of the stream.
     """
 
     connection: Connection
@@ -79,6 +87,9 @@ class DurableWatch:
     alone: bool
     failure: SourceError | None = field(default=None, init=False)
     lag: int | None = field(default=None, init=False)
+    waiting: int | None = field(default=None, init=False)
+    limit_reached: str = field(default="", init=False)
+    retention: StreamRetention = field(default_factory=StreamRetention, init=False)
 
     def __post_init__(self) -> None:
         self._suspected: float | None = None
@@ -133,10 +144,12 @@ class DurableWatch:
                 self.failure = SourceError(f"{self.name}: {denied}, then start again")
             before = read()
             if not before.active:
+                await self._measure_takeover(before)
                 continue
             try:
                 snapshot = await self.durable.inspect(before.highest)
                 now = read()
+                self._measure(snapshot, now)
                 if now.active and now.takeovers == before.takeovers:
                     # Without a takeover since the start of the check, the snapshot shows no work of a takeover.
                     self._check(snapshot, before, now)
@@ -151,6 +164,34 @@ class DurableWatch:
             except (NoAnswer, nats.errors.Error, OSError) as error:
                 # The pull requests detect a broken connection.
                 log.debug("%s: not checked: %s", self.name, error)
+
+    async def _measure_takeover(self, before: ReadState) -> None:
+        """Measure the backlog while a takeover runs. The takeover itself reports errors."""
+        try:
+            self._measure(await self.durable.inspect(before.highest), before)
+        except (ApiError, SourceError, NoAnswer, nats.errors.Error, OSError) as error:
+            log.debug("%s: not measured: %s", self.name, error)
+
+    def _measure(self, snapshot: ConsumerSnapshot, now: ReadState) -> None:
+        stream, state = snapshot.stream, snapshot.state
+        self.retention.note(stream.limits, stream.first, stream.last)
+        waiting = state.undelivered
+        if not now.active:
+            # The takeover collects these messages before it delivers any message.
+            waiting += state.unacknowledged
+        elif self.alone:
+            # A message that does not arrive may be delivered several times.
+            missing = state.deliveries - (self._base if now.delivery is None else now.delivery)
+            waiting += min(max(0, missing), state.unacknowledged)
+        self.waiting = 0 if state.paused else waiting
+        limit = int(snapshot.config.get("max_ack_pending", -1))
+        self.limit_reached = ""
+        if not self.alone and 0 < limit <= state.unacknowledged:
+            self.limit_reached = (
+                f"consumer {self.durable} has reached max_ack_pending={limit}: its processes have not acknowledged "
+                f"{state.unacknowledged} messages; wait for their handlers, or raise max_ack_pending to the sum of "
+                "max_in_flight of all processes"
+            )
 
     def _check(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
         state = snapshot.state
@@ -196,8 +237,8 @@ class DurableWatch:
 
     def _report_dropped(self, what: str, first: int) -> None:
         fault = (
-            f"stream {self.durable} begins at sequence {first}, so {what} were dropped before they were delivered: "
-            "the stream was purged, or its limits are below the backlog"
+            f"stream {self.durable.stream!r} begins at sequence {first}, so {what} were dropped before they were "
+            "delivered: the stream was purged, or its limits are below the backlog"
         )
         if self.out_of_range == "fail":
             raise SourceError(

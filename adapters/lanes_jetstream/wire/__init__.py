@@ -1,5 +1,5 @@
 """Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
-Reading order: ``connection``, ``codes``, ``stream``, ``pull_requests``, ``keys``, ``transforms``,
-``messages``, ``acks``.
+Reading order: ``codes``, ``answers``, ``connection``, ``stream``, ``queue_subjects``, ``retention``,
+``pull_requests``, ``turns``, ``keys``, ``transforms``, ``messages``, ``acks``.
 """

@@ -30,6 +30,8 @@ ACK: Final = b"+ACK"
 
 IN_PROGRESS: Final = b"+WPI"
 
+NAK: Final = b"-NAK"
+
 CONFIRM_TIMEOUT: Final = 5.0
 """Seconds to wait for the confirmations of one settlement. The engine repeats a settlement without confirmations."""
 
@@ -85,6 +87,16 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
         log.debug("%s: in-progress not sent: %s", name, error)
 
 
+async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
+    """Let the server redeliver these deliveries to the source ``name`` at once, to any process. Best effort."""
+    if not subjects or not client.is_connected:
+        return
+    try:
+        await send_all(client, subjects, NAK)
+    except (nats.errors.Error, OSError) as error:
+        log.debug("%s: messages not given back: %s", name, error)
+
+
 class Acks:
     """Sends and repeats the acknowledgements of one source. Needs asyncio; one ``send`` at a time.
 
@@ -134,7 +146,7 @@ class Acks:
             self._reconnects = reconnects
             self._last_sent = monotonic()
 
-    async def finish(self, *, loses_last_acks: bool) -> None:
+    async def finish(self, *, loses_last_acks: bool, failed: bool) -> None:
         """Wait until the server has acted on every acknowledgement and cannot lose any of them.
 
         In the mode ``"fire-and-forget"`` the call returns at once. Raises the client's errors, and a retryable
@@ -143,6 +155,8 @@ class Acks:
         Args:
             loses_last_acks: Whether only one copy holds the acknowledgements, which the server writes to disk a moment
                 later.
+            failed: Whether the source has failed for good. A server without the stream or the durable answers no
+                acknowledgement then, and the error of the run says so.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return
@@ -150,6 +164,8 @@ class Acks:
         try:
             await self._client.request(self._kept[-1], ACK, timeout=CONFIRM_TIMEOUT)
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
+            if failed and isinstance(error, nats.errors.NoRespondersError):
+                return
             raise SourceError(
                 f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}), and the "
                 "server redelivers messages whose acknowledgement it has not read; check the server",

@@ -11,8 +11,16 @@ CONSUMER_NOT_UNIQUE: Final = frozenset({10099, 10100})
 
 NO_MORE_CONSUMERS: Final = 10026
 
+NOT_CREATED: Final = frozenset({10012, 10049, 10104})
+"""The server failed to create a consumer or a stream, for example because a file was missing for a moment. The server
+also refuses some configurations with these codes.
+"""
+
 STREAM_NOT_FOUND: Final = 10059
 STREAM_NAME_TAKEN: Final = 10058
+
+NO_LEADER: Final = 10008
+"""The cluster elects a leader, of the cluster itself or of a stream."""
 
 MESSAGE_NOT_FOUND: Final = frozenset({10037, 10043})
 WRONG_REVISION: Final = frozenset({10071, 10164})

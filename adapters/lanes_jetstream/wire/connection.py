@@ -8,7 +8,6 @@ import json
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -22,7 +21,9 @@ from lanes.clock import monotonic
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, SourceError
 from lanes.line_limit import FoldedLog
+from lanes.source import BrokerContact, Outage
 from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.answers import ApiError, fields_of
 
 log = logging.getLogger("lanes.jetstream.client")
 
@@ -46,11 +47,11 @@ FLUSH_PATIENCE: Final = 86_400
 OLDEST_SERVER: Final = (2, 11)
 """The oldest supported nats-server, as major and minor version."""
 
+CREATE_PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
+"""Seconds before each repetition of a creation in which the server failed."""
+
 _DENIAL_POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a permission denial. The server reports a denial apart from the answer."""
-
-_PAGES: Final = 1_000
-"""Maximum number of pages of a listing, in case a listing never ends."""
 
 _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
@@ -62,32 +63,16 @@ _SERVER: Final = re.compile(
 """One server of a URL: scheme, host with port, and further text, which is never shown."""
 
 
+_PROBE_TIMEOUT: Final = 1.0
+_PORT: Final = 4222
+"""Port of a server whose URL has none."""
+
 _VARYING: Final = re.compile(r"\d+(?:\.\d+)? ?m?s\b")
 """Parts of an error's text that differ when the error repeats."""
 
 _WORD: Final = re.compile(r"[^\s:@/?#,=&\[\]]+")
 _LONG: Final = 6
 """Number of characters from which a hidden word is also hidden within a longer word."""
-
-
-class ApiError(Exception):
-    """The JetStream API refused a request.
-
-    Args:
-        err_code: Error code of the API; see ``lanes_jetstream.wire.codes``.
-        description: Reason, in the words of the server.
-        code: HTTP status of the answer; 0 = unknown.
-
-    Attributes:
-        temporary: Whether the cause is temporary, for example a stream without a leader.
-    """
-
-    def __init__(self, err_code: int, description: str, code: int = 0) -> None:
-        remedy = "; enable JetStream on the server (-js) and for this account" if err_code in codes.NO_JETSTREAM else ""
-        super().__init__(f"{description} ({err_code}){remedy}")
-        self.code = code
-        self.err_code = err_code
-        self.temporary = code == 503 and err_code not in codes.NO_JETSTREAM
 
 
 class NoAnswer(Exception):
@@ -150,10 +135,16 @@ class Connection:
             )
         self._flushes: set[asyncio.Task[None]] = set()
         self._reopening = asyncio.Lock()
+        # Whether a server answers requests to the JetStream API, or to the bucket of a cohort.
+        self.contact = BrokerContact()
         self._url = server if isinstance(server, str) else None
         if self._url is not None:
             _check_url(self._url)
-        self._log = FoldedLog(log, f"NATS client at {self.servers}", monotonic)
+        self._owner = ""
+        self._shown = f"NATS client at {self.servers}"
+        self._log = FoldedLog(log, self._shown, monotonic)
+        # The last error that the client reported, and its time. A caller's client reports errors to the caller.
+        self._last_error: tuple[str, float] | None = None
         self._client = server if isinstance(server, Client) else None
         self._prefix = "$JS.API"
         if isinstance(server, JetStreamContext):
@@ -183,11 +174,17 @@ class Connection:
             shown.append(found[2])
         return (scheme[0] if scheme else "") + ",".join(shown)
 
+    def serve(self, name: str) -> None:
+        """Name the owner of this connection in the lines of the client and in the errors of ``open``; call it first."""
+        self._owner = f"{name}: "
+        self._shown = f"{self._owner}NATS client at {self.servers}"
+        self._log = FoldedLog(log, self._shown, monotonic)
+
     async def open(self) -> None:
         """Connect if a URL was given, else check that the client is connected. Idempotent.
 
         Raises ``SourceError`` if no server is reached within ``CONNECT_TIMEOUT``, or the given client is not
-        connected. Raises ``ConfigError`` outside asyncio.
+        connected. Raises ``ConfigError`` outside asyncio, or if the given client belongs to another event loop.
         """
         try:
             asyncio.get_running_loop()
@@ -197,7 +194,14 @@ class Connection:
             ) from None
         if self._url is None:
             if self.client.is_closed or not (self.client.is_connected or self.client.is_reconnecting):
-                raise SourceError("the given NATS client is not connected; await nats.connect(…) first")
+                raise SourceError(f"{self._owner}the given NATS client is not connected; await nats.connect(…) first")
+            # nats-py has no public name for the loop of a client, and only this loop runs the task that reads answers.
+            reading = getattr(self.client, "_reading_task", None)
+            if reading is not None and reading.get_loop() is not asyncio.get_running_loop():
+                raise ConfigError(
+                    "the given NATS client was connected in another event loop, so no answer reaches it here; "
+                    "await nats.connect(…) in the event loop of the consumer, or pass the URL"
+                )
         elif self._client is None:
             self._client = await self._connect(self._url)
 
@@ -217,6 +221,7 @@ class Connection:
 
         async def note_reconnect() -> None:
             self._log.end()
+            log.info("%s: connected again", self._shown)
 
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -241,8 +246,15 @@ class Connection:
             cause = seen.get(True) or seen.get(False) or error
             # A parser error quotes the URL with its credentials.
             why = "" if isinstance(cause, ValueError) else f": {self._hidden(str(cause))}"
+            if isinstance(cause, TimeoutError) and await _accepts(url):
+                raise SourceError(
+                    f"{self._owner}{self.servers} accepts connections, but did not answer like a NATS server within "
+                    f"{CONNECT_TIMEOUT:g} s; correct the address if another server listens there, or start the NATS "
+                    "server again",
+                    retryable=retryable,
+                ) from None
             raise SourceError(
-                f"no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
+                f"{self._owner}no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
                 f"({type(cause).__name__}{why}); start it, or correct the URL or the credentials",
                 retryable=retryable,
             ) from None
@@ -253,8 +265,12 @@ class Connection:
         """Log an error that the client reports."""
         # A parser error quotes the URL with its credentials.
         text = "" if isinstance(error, ValueError) else printable(self._hidden(str(error)))
+        if isinstance(error, TimeoutError) and not text:
+            text = "no answer of a NATS server in time"
         kind = type(error).__name__
-        self._log.write(logging.WARNING, f"{kind} {_VARYING.sub('', text)}", f"{kind}: {text}" if text else kind)
+        line = f"{kind}: {text}" if text else kind
+        self._last_error = line, monotonic()
+        self._log.write(logging.WARNING, f"{kind} {_VARYING.sub('', text)}", line)
 
     def _hidden(self, text: str) -> str:
         """Replace each word of the URL that ``servers`` does not show, such as a password, by …."""
@@ -264,6 +280,25 @@ class Connection:
             side = "" if len(word) >= _LONG else r"\b"
             text = re.sub(side + re.escape(word) + side, "…", text)
         return text
+
+    def last_error(self) -> tuple[str, float | None]:
+        """The last error of the client, and its age in seconds, None = unknown; ("", None) = no error."""
+        if self._last_error is not None:
+            text, at = self._last_error
+            return text, monotonic() - at
+        error = self._client.last_error if self._url is None and self._client is not None else None
+        return ("" if error is None else f"{type(error).__name__}: {printable(str(error))}"), None
+
+    def outage(self) -> Outage | None:
+        """The present outage; None = a server answers. Any thread may call this method."""
+        return self.contact.outage(*self.last_error())
+
+    def answered(self) -> None:
+        """Record that a server has answered, and log the end of an outage."""
+        outage = self.contact.outage()
+        self.contact.answered()
+        if outage is not None:
+            log.info("%s: JetStream answers again after %.0f s", self._shown, outage.seconds)
 
     @property
     def server_version(self) -> tuple[int, int]:
@@ -298,8 +333,13 @@ class Connection:
         """Close a connection that ``open`` opened. A caller's client stays open. Idempotent."""
         if self._url is None:
             return  # Do not cancel a waiting flush, because that would end the read loop of the caller's client.
-        if self._client is not None and not self._client.is_closed:
-            await self._client.close()
+        client = self._client
+        if client is not None and not client.is_closed:
+            if not client.is_connected:
+                # The client would flush its unsent data to the lost connection, and not finish its close.
+                client._pending, client._pending_data_size = [], 0
+            with contextlib.suppress(nats.errors.Error, OSError):
+                await client.close()
         self._log.end()
         for flush in self._flushes:
             flush.cancel()
@@ -330,6 +370,10 @@ class Connection:
     async def api(self, subject: str, request: Mapping[str, object] | None = None) -> dict[str, Any]:
         """Send one request to the JetStream API and wait for the answer.
 
+        If the server fails to create a consumer or a stream, the call sends the same request again, after each of
+        ``CREATE_PAUSES``. A creation is idempotent: the server answers a repetition with the existing consumer or
+        stream, or with an error that its name is taken.
+
         Args:
             subject: Name of the request, without the prefix of the API.
             request: Fields of the request, sent as JSON; None sends an empty request.
@@ -342,20 +386,36 @@ class Connection:
             NoAnswer: No answer arrived in time; ``NoJetStream`` if no server responds, ``NotPermitted`` after a denial.
             SourceError: The connection is closed for good, or the answer is no JSON object.
         """
+        for pause in CREATE_PAUSES:
+            try:
+                return await self._api(subject, request)
+            except ApiError as error:
+                # A client that reconnects would keep the request, and send it after the timeout.
+                if error.err_code not in codes.NOT_CREATED or not self.client.is_connected:
+                    raise
+                log.info("%s: %s: %s; retrying", self.servers, subject, printable(str(error)))
+            await asyncio.sleep(pause)
+        return await self._api(subject, request)
+
+    async def _api(self, subject: str, request: Mapping[str, object] | None) -> dict[str, Any]:
         body = json.dumps(request).encode() if request is not None else b""
+        sent_at = monotonic()
         try:
             answer = await self.request(self.api_subject(subject), body)
         except nats.errors.NoRespondersError:
-            raise NoJetStream(
-                f"{self.servers}: JetStream does not answer; enable it on the server (-js) and for this account"
-            ) from None
+            off = f"{self.servers}: JetStream does not answer; enable it on the server (-js) and for this account"
+            self.contact.unanswered(sent_at, off)
+            raise NoJetStream(off) from None
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self.servers}: {CLOSED}") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
-            raise NoAnswer(
+            why = (
                 f"{self.servers}: no answer to {subject} ({type(error).__name__}); check that the server is up, that "
                 f"the stream has a leader, and that this client may publish to {self.api_subject(subject)}"
-            ) from None
+            )
+            self.contact.unanswered(sent_at, why)
+            raise NoAnswer(why) from None
+        self.answered()
         return fields_of(answer, f"{self.servers}: {subject}")
 
     async def find(
@@ -476,6 +536,12 @@ class UnboundedSubscription:
         if subscription is not None and not self._client.is_closed:
             await subscription.unsubscribe()
 
+    async def drain(self) -> None:
+        """Unsubscribe after every message that the server has sent so far was received. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._client.is_closed:
+            await subscription.drain()  # type: ignore[no-untyped-call]
+
 
 def retrieve(task: asyncio.Task[Any]) -> None:
     """Retrieve the result of a task, so that asyncio reports no error of a task that no caller waits for."""
@@ -483,66 +549,15 @@ def retrieve(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def fields_of(answer: Msg, what: str) -> dict[str, Any]:
-    """Return the fields of an answer.
-
-    Args:
-        answer: Answer of the API, or of a stream to a published message.
-        what: Name of the request, for errors.
-
-    Returns:
-        The fields of the JSON object.
-
-    Raises:
-        ApiError: The request was refused.
-        SourceError: The answer is no JSON object.
-    """
-    try:
-        fields = json.loads(answer.data)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise SourceError(f"{what}: the answer is no JSON object; check that the server is a nats-server")
-    refusal = fields.get("error")
-    if refusal:
-        description = str(refusal.get("description", "unknown error"))
-        raise ApiError(int(refusal.get("err_code", 0)), description, int(refusal.get("code", 0)))
-    return fields
-
-
-async def read_pages(
-    api: Callable[[str, dict[str, object]], Awaitable[dict[str, Any] | None]], subject: str, field: str
-) -> list[Any]:
-    """Read all pages of a listing.
-
-    Args:
-        api: Function that sends one request with its fields, such as ``Connection.api``.
-        subject: Name of the request.
-        field: Field of the answer that holds the entries of a page.
-
-    Returns:
-        The entries of all pages.
-    """
-    listed: list[Any] = []
-    for _ in range(_PAGES):
-        before = len(listed)
-        page = await api(subject, {"offset": before}) or {}
-        listed += page.get(field) or []
-        if len(listed) == before or len(listed) >= int(page.get("total", 0)):
-            break
-    return listed
-
-
-def number(text: str | None, digits: int = 20) -> int | None:
-    """Parse a number of at most ``digits`` digits that a server sent; None = the text is no such number."""
-    return int(text) if text and len(text) <= digits and text.isascii() and text.isdigit() else None
-
-
-def unix_seconds(stamp: object) -> float:
-    """Convert a server's time stamp to seconds since 1970. Raises ``SourceError`` for an invalid time stamp."""
-    try:
-        return datetime.fromisoformat(str(stamp)).timestamp()
-    except ValueError:
-        raise SourceError(
-            f"the server sent {stamp!r:.60}, which is no time; check that it is a nats-server of 2.11 or newer"
-        ) from None
+async def _accepts(url: str) -> bool:
+    """Return whether a server of a URL accepts a TCP connection within ``_PROBE_TIMEOUT`` seconds."""
+    for server in url.split(","):
+        place = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            async with asyncio.timeout(_PROBE_TIMEOUT):
+                _, writer = await asyncio.open_connection(place.hostname or "", place.port or _PORT)
+        except (OSError, ValueError):
+            continue
+        writer.close()
+        return True
+    return False

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from nats.aio.msg import Msg
 
+from lanes.arguments import shown_value
 from lanes.core.types import PartitionKey
 from lanes.errors import ConfigError
+from lanes.handlers import check_plain_function
 
 KeyFunction = Callable[[Msg], PartitionKey | None]
 """A function from the client's message to its key. None = no key, so the message has no order."""
+
+MISSING_KEY: Final = (
+    "key= is subject_token(1) for the second token of the subject, header(name), whole_subject, a function of the "
+    "message, or None for no keys, so no order"
+)
+"""The values of ``key=``, for the error about a missing ``key=``."""
+
+_NAMED_PATTERNS: Final = 10
+"""Maximum number of patterns that an error names."""
 
 
 class SubjectTokens:
@@ -41,7 +53,8 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
     """Make a key function over one or several tokens of the subject.
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
-    key function raises ``LookupError`` for a subject with too few tokens.
+    key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
+    same literal in all subjects.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.
@@ -56,8 +69,8 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
     tokens = (index, *more)
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise ConfigError(
-            f"subject_token({', '.join(map(repr, tokens))}): an index is no whole number; pass 0 for the first token, "
-            "-1 for the last"
+            f"subject_token({', '.join(map(shown_value, tokens))}): an index is no whole number; pass 0 for the first "
+            "token, -1 for the last"
         )
     return SubjectTokens(tokens)
 
@@ -75,13 +88,75 @@ def header(name: str) -> KeyFunction:
         ConfigError: ``name`` is empty or no text.
     """
     if not isinstance(name, str) or not name:
-        raise ConfigError(f"header({name!r}) has no name; pass the header's name")
+        raise ConfigError(f"header({shown_value(name)}) has no name; pass the header's name")
 
     def key(message: Msg) -> PartitionKey | None:
         headers = message.headers
         return headers.get(name) if headers else None
 
+    # Errors show the name of a key function.
+    key.__name__ = f"header({shown_value(name)})"
     return key
+
+
+def check_key(key: object) -> None:
+    """Check the argument ``key=`` of a source.
+
+    Args:
+        key: The argument.
+
+    Raises:
+        ConfigError: ``key`` is no key function.
+    """
+    for maker, call in ((subject_token, "subject_token(1)"), (header, 'header("customer")')):
+        if key is maker:
+            raise ConfigError(
+                f"key={maker.__name__}: makes a key function, and is no key function itself; write key={call}"
+            )
+    if key is not None and not callable(key):
+        raise ConfigError(
+            f"key={shown_value(key)}: no function; use subject_token(n), header(name), whole_subject, or None"
+        )
+    if key is not None:
+        check_plain_function("key", key, "the client's message")
+
+
+def check_varies(key: KeyFunction | None, patterns: Sequence[str], origin: str) -> None:
+    """Check that subjects do not all have the same key.
+
+    Args:
+        key: The key function; only ``subject_token`` is checked.
+        patterns: Patterns of all subjects; empty = unknown.
+        origin: Name of the consumer or filter with these subjects, for the error.
+
+    Raises:
+        ConfigError: Each token of the key is the same literal in all patterns.
+    """
+    split = [pattern.split(".") for pattern in patterns]
+    if not isinstance(key, SubjectTokens) or (same := _one_key(key.tokens, split)) is None:
+        return
+    columns = [{each[place] for each in split} for place in range(min(map(len, split)))]
+    varying = [place for place, found in enumerate(columns) if len(found) > 1 or found & {"*", ">"}]
+    remedy = f"another token, such as subject_token({varying[0]})" if varying else "header(name), or another function"
+    named = ", ".join([*patterns[:_NAMED_PATTERNS], *(["…"] if len(patterns) > _NAMED_PATTERNS else [])])
+    raise ConfigError(
+        f"key={key!r}: is {same!r} for every subject of {origin} ({named}), so all messages have one key and run one "
+        f'at a time; use {remedy}; or pass key=None with Settings(order="partition"), if all messages need one order'
+    )
+
+
+def _one_key(tokens: Sequence[int], patterns: Sequence[Sequence[str]]) -> str | None:
+    """Return the key of all subjects that match one of the patterns; None = the key may vary, or is missing."""
+    found: set[str] = set()
+    for pattern in patterns:
+        open_end = pattern[-1] == ">"
+        if any(not -len(pattern) <= token < len(pattern) or (token < 0 and open_end) for token in tokens):
+            return None
+        chosen = [pattern[token] for token in tokens]
+        if "*" in chosen or ">" in chosen:
+            return None
+        found.add(".".join(chosen))
+    return found.pop() if len(found) == 1 else None
 
 
 def whole_subject(message: Msg) -> PartitionKey:

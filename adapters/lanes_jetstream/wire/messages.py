@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from lanes.core.types import Message, Partition, key_bytes
 from lanes.errors import MessageError, SourceError
-from lanes_jetstream.wire.connection import number
+from lanes_jetstream.wire.answers import number
 from lanes_jetstream.wire.keys import KeyFunction
 
 
@@ -52,11 +52,11 @@ def message_of(partition: Partition, raw: Msg, position: int, key: KeyFunction |
 
 
 def _size_of(raw: Msg) -> int:
-    """Return the approximate size of a message in bytes: payload, subject and headers."""
-    size = len(raw.data) + len(raw.subject)
+    """Return the size of a message in bytes: payload, subject, and names and values of the headers in UTF-8."""
+    text = raw.subject
     if raw.headers:
-        size += sum(len(name) + len(value) for name, value in raw.headers.items())
-    return size
+        text = "".join([text, *raw.headers, *raw.headers.values()])
+    return len(raw.data) + len(text if text.isascii() else text.encode(errors="replace"))
 
 
 def sequences(reply: str) -> tuple[int, int]:

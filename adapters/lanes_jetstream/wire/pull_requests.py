@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import Final, Literal, NamedTuple
 
 from nats.aio.client import Client
@@ -18,7 +19,7 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import SourceError
-from lanes_jetstream.wire.connection import number
+from lanes_jetstream.wire.answers import number
 
 PULL_EXPIRES: Final = 30.0
 """Seconds after which the server ends a pull request that is not filled."""
@@ -81,8 +82,10 @@ class PullRequests:
         caught_up: Whether the last status was a heartbeat, which the server sends only while no message waits. The
             first message after a ``take`` resets the value.
         interruption: The reason why the requests must start again; None = no reason is known.
+        heard_at: Time of the last ``check`` that found a sign of the server; minus infinity before the first one.
         failure: The error that makes the consumer unusable for good; None = the consumer is usable.
         deleted: Whether the consumer no longer exists.
+        asked_at: Clock reading in seconds at the last request of ``Turns``; minus infinity = no request yet.
     """
 
     def __init__(
@@ -97,8 +100,10 @@ class PullRequests:
         self._heard = False
         self._last_sign = 0.0
         self._last_look = 0.0
+        self.heard_at = -math.inf
         self.expires = expires
         self.deleted = False
+        self.asked_at = -math.inf
         self.failure: SourceError | None = None
         self.restart("")
         self.interruption: Interruption | None = Interruption("new", "not started")
@@ -203,18 +208,21 @@ class PullRequests:
             # Statuses such as Server Shutdown and Leadership Change end the request, not the consumer.
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
-    def take(self) -> list[Msg]:
-        """Remove and return all messages that arrived.
+    def take(self, limit: int | None = None) -> list[Msg]:
+        """Remove and return the messages that arrived, in order, at most ``limit``; None = all of them.
 
         Raises ``SourceError`` when the consumer is unusable for good.
         """
         if self.failure is not None:
             raise self.failure
+        if limit is not None and limit < len(self.arrived):
+            arrived, self.arrived = self.arrived[:limit], self.arrived[limit:]
+            return arrived
         arrived, self.arrived = self.arrived, []
         return arrived
 
     def learn_sizes(self, count: int, size: int) -> None:
-        """Record that ``count`` messages have ``size`` bytes in total. Their average size bounds the next requests."""
+        """Record that ``count`` messages have ``size`` bytes in total. The average size bounds the next requests."""
         # Each message moves the exponential average by a twentieth towards the mean size of these messages.
         self._average_size += (size / count - self._average_size) * (1.0 - 0.95**count)
 
@@ -239,6 +247,8 @@ class PullRequests:
         return self.interruption
 
     def _check_heartbeat(self, now: float) -> None:
+        if self._heard:
+            self.heard_at = now
         if self._heard or now - self._last_look > HEARTBEAT / 2:
             # A long pause between two checks means that the loop was blocked, and heartbeats may be unread.
             self._heard = False

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
+from lanes.arguments import check_aware, did_you_mean, shown_value
 from lanes.clock import monotonic
-from lanes.config import check_aware
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import API_TIMEOUT, ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.answers import ApiError, read_pages
+from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, NoAnswer
+from lanes_jetstream.wire.retention import NO_LIMITS, Limits
 
 Start = Literal["beginning", "next"] | int | datetime
 """The first message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence (1 or more), or an aware
@@ -24,8 +26,13 @@ OutOfRange = Literal["fail", "earliest"]
 """The policy for messages that the stream dropped before their delivery."""
 
 
+START_PATIENCE: Final = 15.0
+"""Seconds at a start in which a stream without a leader is requested again. Another process may be creating the stream,
+and the servers of a cluster elect the leader of a new stream.
+"""
+
 _RETRY_DELAY: Final = 0.05
-"""Seconds until a stream whose name is taken is requested again."""
+"""Seconds until a stream is requested again whose name is taken, or which has no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,28 +43,46 @@ class Intake:
         patterns: Patterns of subjects by the name of the stream that they are published to: the stream itself, its
             origin as a mirror, or one of its sources.
         transforms: Whether the stream changes subjects.
+        external: Whether the stream copies a stream of another account or domain, whose subjects are unknown.
     """
 
     patterns: Mapping[str, Sequence[str]]
     transforms: bool
+    external: bool = False
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Intake:
         """Make the intake of a stream with this configuration."""
         patterns = {str(config["name"]): list(config.get("subjects") or ())}
         transforms = bool(config.get("subject_transform"))
-        for origin in (config.get("mirror"), *(config.get("sources") or ())):
+        origins = [origin for origin in (config.get("mirror"), *(config.get("sources") or ())) if origin]
+        for origin in origins:
             # An origin of another account or domain has a name that means nothing here.
-            if origin and not origin.get("external"):
+            if not origin.get("external"):
                 changes = origin.get("subject_transforms") or ()
                 transforms = transforms or bool(changes)
                 taken = [each.get("src") or ">" for each in changes] or [origin.get("filter_subject") or ">"]
                 patterns.setdefault(str(origin["name"]), []).extend(taken)
-        return cls(patterns, transforms)
+        return cls(patterns, transforms, any(origin.get("external") for origin in origins))
 
     def stores(self, stream: str, subject: str) -> bool:
         """Return whether the stream stores messages that are published to a subject of a stream."""
         return any(matches(each, subject) for each in self.patterns.get(stream, ()))
+
+    def may_store(self, pattern: str) -> bool:
+        """Return whether a stored subject may match a pattern. True if the stored subjects are unknown."""
+        return self.transforms or self.external or any(overlap(each, pattern) for each in self.subjects)
+
+    def within(self, filters: Sequence[str]) -> list[str]:
+        """Return the patterns of the stored subjects that filters select. Unknown stored subjects may be any."""
+        if self.transforms or self.external:
+            return sorted(set(filters))
+        return sorted({narrowed(each, wanted) for each in self.subjects for wanted in filters if overlap(each, wanted)})
+
+    @property
+    def subjects(self) -> list[str]:
+        """The patterns of all stored subjects, for a stream that changes no subjects and copies no external stream."""
+        return sorted({each for patterns in self.patterns.values() for each in patterns})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +99,7 @@ class StreamState:
         loses_last_acks: Whether a server that is killed loses the last acknowledgements, because only one copy exists,
             on disk.
         intake: Subjects that the stream stores.
+        limits: Limits and size of the stream.
     """
 
     incarnation: str
@@ -83,6 +109,7 @@ class StreamState:
     drops_single_messages: bool
     loses_last_acks: bool
     intake: Intake
+    limits: Limits = NO_LIMITS
 
 
 async def read_stream(connection: Connection, stream: str) -> StreamState:
@@ -95,7 +122,10 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
     except ApiError as error:
         raise connection.failed(f"stream {stream!r}", error) from None
     if info is None:
-        raise ConfigError(f"stream {stream!r} does not exist at {connection.servers}; create it, or correct stream=…")
+        raise ConfigError(
+            f"stream {stream!r} does not exist at {connection.servers}; create it, or correct "
+            f"stream=…{await similar_stream(connection, stream)}"
+        )
     config, state = info["config"], info["state"]
     return StreamState(
         incarnation=str(info["created"]),
@@ -106,11 +136,24 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
         or int(config.get("max_msgs_per_subject", -1)) > 0,
         loses_last_acks=int(config.get("num_replicas", 1)) <= 1 and config.get("storage", "file") == "file",
         intake=Intake.of(config),
+        limits=Limits.of(config, state),
     )
 
 
+async def similar_stream(connection: Connection, stream: str) -> str:
+    """Return a question about the streams that resemble a missing stream, for the end of an error.
+
+    Returns "" if no stream does, or if this client may not list the streams.
+    """
+    try:
+        names = await read_pages(connection.api, "STREAM.NAMES", "streams")
+    except (ApiError, NoAnswer, SourceError):
+        return ""
+    return did_you_mean(stream, map(str, names))
+
+
 async def find_or_create(
-    connection: Connection, stream: str, config: Mapping[str, Any], *, what: str, remedy: str
+    connection: Connection, stream: str, config: Mapping[str, Any], *, what: str, remedy: str, patience: float = 0.0
 ) -> tuple[dict[str, Any], bool]:
     """Find a stream, or create it.
 
@@ -120,32 +163,47 @@ async def find_or_create(
         config: Configuration of the stream if the call creates it.
         what: Name of the stream or bucket, for errors.
         remedy: Remedy in the error for a refused creation.
+        patience: Seconds in which temporary errors are retried.
 
     Returns:
         The server's description of the stream, and whether this call created the stream.
 
     Raises:
-        ApiError: The server refused to describe the stream.
+        ApiError: The server refused to describe the stream, or the stream has no leader.
         ConfigError: The server refused to create the stream.
         NoAnswer: The server did not answer, or contradicted itself for ``API_TIMEOUT`` seconds.
     """
-    give_up = monotonic() + API_TIMEOUT
+    began = monotonic()
     while True:
-        info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
-        if info is not None:
-            return info, False
         try:
-            return await connection.api(f"STREAM.CREATE.{stream}", config), True
-        except ApiError as error:
-            if error.err_code != codes.STREAM_NAME_TAKEN:
-                raise ConfigError(f"{what} cannot be created: {error}; {remedy}") from None
-        # Another client created the stream in the meantime. A cluster reserves the name before the stream exists.
-        if monotonic() > give_up:
-            raise NoAnswer(
+            info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
+            if info is not None:
+                return info, False
+            return await _create(connection, stream, config, what=what, remedy=remedy), True
+        except (ApiError, NoAnswer) as error:
+            failure = error
+        if isinstance(failure, ApiError) and failure.err_code == codes.STREAM_NAME_TAKEN:
+            # Another client created the stream in the meantime. A cluster reserves the name before the stream exists.
+            patience = max(patience, API_TIMEOUT)
+            failure = NoAnswer(
                 f"{connection.servers}: the server neither finds nor creates the stream {stream!r}, whose name is "
                 "taken; check that the servers of the cluster reach each other"
             )
+        if not failure.temporary or monotonic() - began > patience:
+            raise failure
         await asyncio.sleep(_RETRY_DELAY)
+
+
+async def _create(
+    connection: Connection, stream: str, config: Mapping[str, Any], *, what: str, remedy: str
+) -> dict[str, Any]:
+    """Create a stream. Raises ``ApiError`` for a taken name and a missing leader, ``ConfigError`` for a refusal."""
+    try:
+        return await connection.api(f"STREAM.CREATE.{stream}", config)
+    except ApiError as error:
+        if error.err_code in (codes.STREAM_NAME_TAKEN, codes.NO_LEADER):
+            raise
+        raise ConfigError(f"{what} cannot be created: {error}; {remedy}") from None
 
 
 def matches(pattern: str, subject: str) -> bool:
@@ -157,6 +215,27 @@ def matches(pattern: str, subject: str) -> bool:
             return False
         found = found[: len(wanted)]
     return len(wanted) == len(found) and all(one in ("*", other) for one, other in zip(wanted, found, strict=True))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether a subject without wildcards exists that both patterns match."""
+    these, those = one.split("."), other.split(".")
+    for this, that in zip(these, those, strict=False):
+        if ">" in (this, that):
+            return True
+        if this != that and "*" not in (this, that):
+            return False
+    return len(these) == len(those)
+
+
+def narrowed(one: str, other: str) -> str:
+    """Return the pattern of all subjects that two overlapping patterns both match."""
+    these, those = one.split("."), other.split(".")
+    for place, (this, that) in enumerate(zip(these, those, strict=False)):
+        if ">" in (this, that):
+            return ".".join(those[:place] + (those if this == ">" else these)[place:])
+        those[place] = that if this == "*" else this
+    return ".".join(those)
 
 
 def is_subject(subject: object) -> bool:
@@ -180,5 +259,6 @@ def start_fields(start: object) -> dict[str, Any]:
         moment = start.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         return {"deliver_policy": "by_start_time", "opt_start_time": moment}
     raise ConfigError(
-        f'start={start!r} is invalid; use "beginning", "next", a stream sequence of 1 or more, or an aware datetime'
+        f'start={shown_value(start)} is invalid; use "beginning", "next", a stream sequence of 1 or more, or an aware '
+        "datetime"
     )

@@ -17,7 +17,7 @@ import pytest
 import lanes
 from lanes.clock import monotonic
 from lanes.cohort.membership import Membership
-from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, settled
+from tests.jetstream.cohort_workload import FAST, LEASE, CohortStream, Gate, Log, members, owned, settled
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until
 
@@ -75,6 +75,7 @@ async def process(stream: CohortStream, member: str, path: Path) -> AsyncIterato
 async def test_a_member_frozen_past_its_lease_acknowledges_nothing(cohort_stream: CohortStream, tmp_path: Path) -> None:
     """The member wakes with messages in its lanes and an expired lease, and starts and settles none of them."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     b = lanes.Consumer(stream.source("b"), log.handler("b", gate), settings=FAST)
     await stream.publish(*stream.a_key_each(), times=150)
@@ -111,6 +112,7 @@ async def test_a_killed_member_loses_nothing_and_repeats_only_unacknowledged_mes
 ) -> None:
     """The partitions of the killed member move. Its acknowledged messages are not handled again, but all others are."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
     with anyio.fail_after(50):
         async with process(stream, "a", tmp_path / "a") as a, members(within=40) as running:
@@ -143,6 +145,7 @@ async def test_a_crash_repeats_only_what_the_ledger_lacks(
     if not written:
         monkeypatch.setattr(Membership, "checkpoint", lambda *_: None)
     stream, log = await make_cohort_stream(partitions=1), Log()
+    stream.lease = LEASE
     stuck, last, *others = (stream.key(0, number) for number in range(FINISHED + 2))
     gate = Gate(stuck)
     settings = lanes.Settings(concurrency=IN_FLIGHT, max_in_flight=IN_FLIGHT)

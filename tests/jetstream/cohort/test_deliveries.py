@@ -20,7 +20,8 @@ from lanes_jetstream.cohort import source as cohort_source
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.partitioning import KeyWatch
 from lanes_jetstream.cohort.pulls import ConsumerPulls
-from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection
 from tests.cohort.stub_cohort import taken_over
 from tests.jetstream.cohort.stubs import Held, StubInbox, consumer_of, owned_partition, positions
 

@@ -110,7 +110,7 @@ async def test_a_purge_of_one_subject_is_logged(
     stream, log = cohort_stream, Log()
     gate = Gate(*stream.a_key_each())
     # Requests from before the room became scarce end soon.
-    monkeypatch.setattr("lanes_jetstream.cohort.pulls.EXPIRES", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.turns.EXPIRES", 0.5)
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=SCARCE)
     async with members() as running:
         running.join(a)

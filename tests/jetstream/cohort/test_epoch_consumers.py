@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 import anyio
@@ -16,7 +17,7 @@ from nats.aio.client import Client
 import lanes
 from lanes.cohort.leases import ConsumerExists, EpochConsumer, EpochConsumers, UnknownResult
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
-from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.connection import CREATE_PAUSES, Connection
 from memsource.contract.epochs import EPOCH_CHECKS, EpochCheck, EpochHarness
 from memsource.jetstream.epoch_consumers import Durable, Retention
 from tests.components import NatsServer
@@ -311,6 +312,39 @@ async def test_a_consumer_limit_is_reported(client: Client, names: Names) -> Non
     await durables.create(1, 1, 0, nonce="n", start=1)
     with pytest.raises(lanes.SourceError, match="max_consumers"):
         await durables.create(2, 1, 0, nonce="n", start=1)
+
+
+@pytest.mark.parametrize("performed", [False, True])
+@pytest.mark.parametrize("failures", [1, len(CREATE_PAUSES), len(CREATE_PAUSES) + 1])
+async def test_a_creation_in_which_the_server_failed_is_repeated(
+    client: Client, names: Names, monkeypatch: pytest.MonkeyPatch, failures: int, *, performed: bool
+) -> None:
+    """nats-server fails for a moment if two members create a durable at once, whether or not it keeps the durable."""
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CREATE_PAUSES", [0.001] * len(CREATE_PAUSES))
+    _, durables = await made(names)
+    request, left = client.request, failures
+    error = {"code": 500, "err_code": 10012, "description": "open meta.inf.tmp: no such file or directory"}
+
+    async def failing(subject: str, *arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        if ".CREATE." not in subject or not left:
+            return await request(subject, *arguments, **named)
+        left -= 1
+        if performed:
+            await request(subject, *arguments, **named)
+        return SimpleNamespace(data=json.dumps({"error": error}).encode())
+
+    client.request = failing  # type: ignore[method-assign]
+    try:
+        if failures <= len(CREATE_PAUSES):
+            await durables.create(1, 5, 0, nonce="mine", start=1)
+            assert (await durables.found(1))[0] == [EpochConsumer(1, 5, 0, "mine", 0)]
+        else:
+            with pytest.raises(lanes.SourceError, match=r"c-p1-e5 .*no such file or directory \(10012\)"):
+                await durables.create(1, 5, 0, nonce="mine", start=1)
+    finally:
+        client.request = request  # type: ignore[method-assign]
+    assert left == 0
 
 
 async def test_a_missing_answer_is_an_unknown_result(client: Client, names: Names) -> None:

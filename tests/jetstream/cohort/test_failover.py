@@ -14,7 +14,18 @@ import lanes
 from lanes.cohort.leases import UnknownResult
 from lanes.errors import Term
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, CohortStream, Deadlines, Gate, Log, draining, members, owned, settled
+from tests.jetstream.cohort_workload import (
+    FAST,
+    LEASE,
+    CohortStream,
+    Deadlines,
+    Gate,
+    Log,
+    draining,
+    members,
+    owned,
+    settled,
+)
 from tests.jetstream.conftest import MakeCohortStream, connect
 from tests.jetstream.proxy import Proxy
 from tests.jetstream.workload import until
@@ -35,6 +46,7 @@ def epochs_of(events: list[lanes.GroupEvent]) -> dict[int, int]:
 async def test_a_member_that_is_cut_off_ends_before_the_next_owner_starts(cohort_stream: CohortStream) -> None:
     """A member that is cut off holds three messages: none starts elsewhere before the deadline."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
     gate = Gate(*held)
     deadlines = Deadlines(gate)
@@ -63,6 +75,7 @@ async def test_a_member_that_is_cut_off_ends_before_the_next_owner_starts(cohort
 async def test_failed_messages_of_a_moving_partition_run_again_at_the_next_owner(cohort_stream: CohortStream) -> None:
     """Three messages exhaust their retries during a move: they run again at the next owner, and not earlier."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     held = [stream.key(partition, number) for partition in range(4) for number in range(3)]
     gate = Gate(*held)
 
@@ -94,6 +107,7 @@ async def test_failed_messages_of_a_moving_partition_run_again_at_the_next_owner
 
 async def test_a_dead_owner_does_not_block_a_partition(cohort_stream: CohortStream) -> None:
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=FAST)
@@ -115,6 +129,7 @@ async def test_a_former_owner_cannot_acknowledge(cohort_stream: CohortStream) ->
     """Acknowledgements of a former owner have no effect, its pulls are refused, and the next owner handles its
     messages."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)
     async with Proxy(stream.url).open() as wire:
@@ -181,6 +196,7 @@ async def test_a_bucket_outage_does_not_overlap_owners(
 ) -> None:
     """No member reaches the bucket for longer than a lease: all give up their partitions, and none acquires one."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     events: list[lanes.GroupEvent] = []
     asked: list[object] = []
@@ -218,6 +234,7 @@ async def test_a_bucket_outage_does_not_overlap_owners(
 async def test_epochs_rise_after_the_bucket_is_lost(cohort_stream: CohortStream) -> None:
     """Messages that are published while there is no owner are handled later, each partition under a higher epoch."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     events: list[lanes.GroupEvent] = []
     a, b = (
         lanes.Consumer(stream.source(name), log.handler(name), settings=FAST, on_event=events.append) for name in "ab"
@@ -281,6 +298,7 @@ async def test_unblock_resumes_the_head_with_its_attempts(cohort_stream: CohortS
 async def test_a_deleted_durable_loses_its_partition_only(cohort_stream: CohortStream) -> None:
     """If a foreign client deletes a durable, its partition is lost and acquired again, and no message is missed."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST)
     async with members() as running:

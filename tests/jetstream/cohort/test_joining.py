@@ -12,7 +12,7 @@ from lanes_jetstream import CohortStream as Create
 from lanes_jetstream import JetStreamSource, subject_token, whole_subject
 from lanes_jetstream.cohort.lease_store import bucket_name
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, owned, refused, settled
+from tests.jetstream.cohort_workload import FAST, LEASE, CohortStream, Gate, Log, members, owned, refused, settled
 from tests.jetstream.conftest import MakeCohortStream, connect
 from tests.jetstream.workload import until
 
@@ -52,7 +52,7 @@ async def test_a_second_cohort_in_a_namespace_is_refused(cohort_stream: CohortSt
         await settled(a, partitions=4)
         await refused(stream.source("b", cohort="billing"), "'orders'", "'billing'", "namespace")
         await refused(stream.source("b", key=whole_subject), "key subject_token(2,)", "key whole_subject")
-        await refused(stream.source("b", lease=4), "lease is 3, this member has 4", "delete the key 'config'")
+        await refused(stream.source("b", lease=4), "lease is 30, this member has 4", "delete the key 'config'")
         await stream.publish(*stream.a_key_each())
         await log.handled(4)
     # Also without a running member of the first cohort.
@@ -111,6 +111,8 @@ async def test_the_lease_time_changes_by_the_steps_of_the_error(cohort_stream: C
 
 async def test_a_member_id_in_use_is_refused(cohort_stream: CohortStream) -> None:
     stream, log = cohort_stream, Log()
+    # The second member waits for a third of a lease.
+    stream.lease = 9.0
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
     async with members() as running:
         running.join(a)
@@ -124,6 +126,7 @@ async def test_a_member_id_in_use_is_refused(cohort_stream: CohortStream) -> Non
 @pytest.mark.slow
 async def test_a_dead_member_joins_again_under_its_id(cohort_stream: CohortStream) -> None:
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     first, again = (lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST) for _ in range(2))
     async with members() as running:
         running.join(first)
@@ -198,7 +201,7 @@ async def test_a_missing_stream_or_permission_is_refused(
     fresh_nats: Callable[..., NatsServer], cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing stream, wrong credentials, no JetStream for the account, no permission."""
-    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 3.0)
     url = cohort_stream.url
     missing = JetStreamSource(url, stream="MISSING", cohort="c", key=whole_subject)
     await refused(missing, "'MISSING'", "does not exist", "create=CohortStream")

@@ -52,7 +52,8 @@ class Harness:
 
     def store(self) -> LeaseStore:
         client = self._clients.pop()
-        store = JetStreamLeaseStore(Connection(client), self._bucket)
+        # A busy machine may take seconds for an answer.
+        store = JetStreamLeaseStore(Connection(client), self._bucket, timeout=30.0)
         self._of[store] = client
         return store
 

@@ -9,7 +9,18 @@ import lanes
 from lanes import Nak
 from lanes_jetstream.cohort.view import CohortView
 from lanes_jetstream.wire.connection import Connection
-from tests.jetstream.cohort_workload import FAST, CohortStream, Deadlines, Gate, Log, draining, members, owned, settled
+from tests.jetstream.cohort_workload import (
+    FAST,
+    LEASE,
+    CohortStream,
+    Deadlines,
+    Gate,
+    Log,
+    draining,
+    members,
+    owned,
+    settled,
+)
 from tests.jetstream.conftest import MakeCohortStream
 from tests.jetstream.workload import until
 
@@ -128,6 +139,7 @@ async def test_a_move_repeats_no_finished_message(make_cohort_stream: MakeCohort
 async def test_a_gained_partition_delivers_its_whole_backlog(cohort_stream: CohortStream) -> None:
     """Messages from before and during the move are all handled, in order."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     keys = stream.a_key_each()
     await stream.publish(*keys, times=25)
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
@@ -189,6 +201,7 @@ async def test_an_overdue_drain_keeps_the_partition_by_default(
 ) -> None:
     """The next owner waits, a warning reports the wait, and no handler is cancelled."""
     stream, log = cohort_stream, Log()
+    stream.lease = LEASE
     gate = Gate(*stream.a_key_each())
     deadlines = Deadlines(gate)
     settings = lanes.Settings(drain_timeout=0.3, grace=0.2)
@@ -258,6 +271,7 @@ async def test_a_handler_that_ignores_cancellation_holds_the_partition_until_the
 ) -> None:
     """The move is forced, and finished messages do not run again."""
     stream = await make_cohort_stream(partitions=1)
+    stream.lease = LEASE
     log, gate = Log(), Gate(stream.key(0))
     deadlines = Deadlines(gate)
 

@@ -15,7 +15,7 @@ from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore, bucket_name,
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.wire.connection import Connection
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members, settled
+from tests.jetstream.cohort_workload import FAST, LASTING, CohortStream, Log, members, settled
 from tests.jetstream.conftest import MakeCohortStream
 
 pytestmark = pytest.mark.anyio
@@ -75,7 +75,7 @@ async def test_a_bucket_of_another_cohort_is_refused(cohort_stream: CohortStream
     store = JetStreamLeaseStore(Connection(client), bucket_name(stream.name, "lanes"))
     entry = await store.read(CONFIG_KEY)
     own = decode(CohortConfig, CONFIG_KEY, entry.value or b"")
-    assert (own.stream, own.namespace, own.lease) == (stream.name, "lanes", 3)
+    assert (own.stream, own.namespace, own.lease) == (stream.name, "lanes", LASTING)
     foreign = encode(own).replace(f'"{stream.name}"'.encode(), b'"OTHER"')
     await store.write(CONFIG_KEY, foreign, revision=entry.revision)
     with anyio.fail_after(20):

@@ -118,7 +118,7 @@ async def test_a_stream_with_another_division_is_refused(client: Client, names: 
     await ensure_stream(Connection(client), stream, CohortStream(subject=f"{name}.*.*", tokens=(1,)), 16)
     with pytest.raises(lanes.ConfigError, match=r"is divided by .*partition\(16,1\).*not by .*partition\(16,2\)"):
         await ensure_stream(Connection(client), stream, CohortStream(subject=f"{name}.*.*", tokens=(2,)), 16)
-    with pytest.raises(lanes.ConfigError, match=r"does not exist .*create=CohortStream"):
+    with pytest.raises(lanes.ConfigError, match=rf"does not exist .*create=CohortStream.*did you mean '{stream}'"):
         await ensure_stream(Connection(client), f"{stream}x", None, 16)
 
 
@@ -200,7 +200,7 @@ def test_a_transform_without_a_division_is_refused(config: dict[str, Any], words
     [
         (two_tokens(), subject_token(2), ["3", "add these tokens to the key"]),
         (two_tokens(), subject_token(-2), ["count from the beginning"]),
-        (two_tokens(), header("Key"), ["key_refines_partition=True"]),
+        (two_tokens(), header("Key"), ["key=header('Key'): the server", "key_refines_partition=True"]),
         (two_tokens(), key_of_body, ["key_of_body", "key_refines_partition=True"]),
         (read_partitioning("S", transform(">", "{{partition(64)}}.>")), subject_token(1), ["whole_subject"]),
     ],

@@ -46,6 +46,28 @@ async def owners(stream: CohortStream) -> list[str | None]:
     return list(((await stream.read("plan")) or {})["owners"])
 
 
+async def test_a_member_above_its_target_is_reported_until_another_takes_the_rest(
+    make_cohort_stream: MakeCohortStream,
+) -> None:
+    stream, log = await make_cohort_stream(partitions=6), Log()
+    a, b = Member(stream, "a", log, consumer_target=2), Member(stream, "b", log)
+    async with members() as running:
+        running.join(a.consumer)
+        await settled(a.consumer, partitions=6)
+        await until(lambda: a.consumer.status().under_provisioned)
+        alone = a.consumer.status()
+        assert (alone.consumer_target, alone.target_honoured) == (2, True)
+        running.join(b.consumer)
+        await until(lambda: (len(owned(a.consumer)), len(owned(b.consumer))) == (2, 4))
+        await until(lambda: not a.consumer.status().under_provisioned)
+        assert b.consumer.status().target_honoured is None
+        await stream.publish(*stream.a_key_each())
+        await log.handled(6)
+    names = [event.name for event in a.told if event.name in ("under_provisioned", "provisioned")]
+    assert names[:2] == ["under_provisioned", "provisioned"]
+    assert log.violations == []
+
+
 async def test_a_join_moves_only_its_share(make_cohort_stream: MakeCohortStream) -> None:
     """Only the new member gains partitions, no more than its share; the others keep their ownership."""
     stream, log = await make_cohort_stream(partitions=MANY), Log()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.core.types import Room
-from lanes_jetstream.cohort.pulls import AGAIN, BRIEF, EXPIRES, ConsumerPulls, Turns
+from lanes_jetstream.cohort.pulls import ConsumerPulls
+from lanes_jetstream.wire.turns import AGAIN, BRIEF, EXPIRES, Turns
 from tests.jetstream.cohort.stubs import StubInbox
 
 LARGE = 1 << 30

@@ -10,7 +10,7 @@ import pytest
 
 import lanes
 from tests.components import NatsServer
-from tests.jetstream.cohort_workload import FAST, CohortStream, Gate, Log, members, settled
+from tests.jetstream.cohort_workload import FAST, LEASE, CohortStream, Gate, Log, members, settled
 from tests.jetstream.conftest import connect
 from tests.jetstream.server_versions import OLDER, SUPPORTED, program
 from tests.jetstream.workload import until
@@ -41,6 +41,7 @@ async def test_members_join_die_and_leave_without_loss(
     server = fresh_nats(program=program(version))
     client = await connect(server.url)
     stream = CohortStream(server.url, client, "OLD")
+    stream.lease = LEASE
     await stream.create(retention=retention)
     log, gate = Log(), Gate(*stream.a_key_each())
     a, b, c = (

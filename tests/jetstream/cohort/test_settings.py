@@ -24,7 +24,13 @@ pytestmark = pytest.mark.anyio
         {"name": "c", "lease": 2},
         {"name": "c", "lease": 3.5},
         {"name": "c", "weight": 0},
-        {"name": "c", "target": 0},
+        {"name": "c", "active_members": 0},
+        {"name": "c", "consumer_target": 0},
+        {"name": "c", "consumer_target": True},
+        {"name": "c", "consumer_target": 1.0},
+        {"name": "c", "consumer_target": "2"},
+        {"name": "c", "consumer_target": 2**53 + 1},
+        {"name": "c", "default_consumer_target": 0},
         {"name": "c", "partitions": 0},
         {"name": "c", "drain_within": 0},
         {"name": "c", "overdue": "never"},
@@ -61,3 +67,18 @@ async def test_a_setting_of_a_durable_is_refused(arguments: dict[str, Any]) -> N
 async def test_a_durable_and_a_cohort_exclude_each_other() -> None:
     with pytest.raises(lanes.ConfigError, match=r"durable=.*cohort="):
         JetStreamSource("nats://127.0.0.1:1", stream="S", key=None)
+
+
+@pytest.mark.parametrize(
+    ("cohort", "named"),
+    [
+        (Cohort("courier", member="a"), "PARCELS/courier, member a"),
+        (Cohort("courier", member="a", namespace="eu"), "PARCELS/eu/courier, member a"),
+        (Cohort(member="a"), "PARCELS/lanes, member a"),
+    ],
+    ids=["name", "name_and_namespace", "no_name"],
+)
+async def test_the_lines_of_a_member_have_the_name_of_its_cohort(cohort: Cohort, named: str) -> None:
+    source = JetStreamSource("nats://127.0.0.1:9", stream="PARCELS", key=None, cohort=cohort)
+    assert isinstance(source, lanes.source.Declaring)
+    assert source.declared().name == f"jetstream {named}"

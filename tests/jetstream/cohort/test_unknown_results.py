@@ -38,6 +38,8 @@ async def test_an_unknown_result_of_a_write_is_resolved(
     Only missing writes are repeated, except for a ledger, whose fence makes a repeat safe.
     """
     stream, log, losses = cohort_stream, Log(), Losses()
+    # Renewals every three seconds, and no end of a lease on a busy machine.
+    stream.lease = 9.0
     keys = stream.a_key_each()
     gate = Gate(*keys)
     told: list[lanes.GroupEvent] = []

@@ -9,9 +9,11 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
+from lanes.core.cohort.actions import LeaseLost
 from lanes_jetstream.cohort import watch as cohort_watch
 from lanes_jetstream.cohort.watch import CohortWatch
-from lanes_jetstream.wire.connection import ApiError, Connection, NoAnswer
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, NoAnswer
 from lanes_jetstream.wire.stream import OutOfRange
 from tests.cohort.stub_cohort import taken_over
 from tests.jetstream.cohort.stubs import Held
@@ -182,3 +184,26 @@ async def test_only_a_missing_consumer_loses_the_partition(
     await looked.watch._resolve(looked.owned, "c-p3-e7")
     assert [(what, number) for what, number, _ in looked.held.stub.told] == [(told, 3)]
     assert answers == []
+
+
+@pytest.mark.parametrize("missing", [True, False])
+async def test_a_late_answer_about_a_former_ownership_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, missing: bool
+) -> None:
+    looked = Checked(monkeypatch)
+    former = looked.owned
+
+    async def api(subject: str) -> dict[str, Any]:
+        # While the request is under way, the partition is lost and acquired again.
+        looked.held.tell((3, LeaseLost("the lease was not renewed in time")))
+        looked.held.partitions.next_events()
+        looked.held.partitions.step()
+        looked.held.tell((3, taken_over(9)))
+        if missing:
+            raise ApiError(10014, "consumer not found", 404)
+        return {}
+
+    monkeypatch.setattr(looked.watch.connection, "api", api)
+    await looked.watch._resolve(former, "c-p3-e7")
+    assert looked.held.stub.told == [("ended", 3, "")]
+    assert looked.held.partitions.by_number[3] is not former

@@ -144,7 +144,7 @@ async def test_the_contract_holds_on_a_server(check: DeadLetterCheck, stream: St
 async def test_the_contract_holds_on_a_server_with_a_limit_that_is_killed(
     check: DeadLetterCheck, fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 3.0)
     server = fresh_nats(config=f"max_payload: {LIMIT}")
     client: Client = await connect(server.url)
     stream = Stream(server.url, client, "BIG")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 from urllib.parse import unquote
 
 import anyio
 import nats
+import nats.errors
 import pytest
 from nats.aio.client import Client
 from nats.js.api import StreamSource
@@ -17,6 +19,7 @@ from lanes_jetstream import (
     JetStreamDeadLetters,
     JetStreamSource,
     read_dead_letter,
+    whole_subject,
 )
 from tests.components import NatsServer
 from tests.fakes.dead_letters import dead_letter
@@ -177,6 +180,17 @@ async def test_a_subject_without_a_stream_is_refused(stream: Stream) -> None:
         await lanes.run(stream.source(), Recorder(), dead_letters=target)
 
 
+async def test_a_server_that_is_not_reached_is_named_as_the_target_of_the_dead_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The source of the same program may have another address.
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.2)
+    with pytest.raises(lanes.SourceError, match=r"^dead letters to dead\.x: no NATS server reached at nats://127\.0\."):
+        await JetStreamDeadLetters("nats://127.0.0.1:1", "dead.x").open()
+    with pytest.raises(lanes.SourceError, match=r"^dead letters to dead\.x: the given NATS client is not connected"):
+        await JetStreamDeadLetters(Client(), "dead.x").open()
+
+
 async def test_a_dead_letter_outage_blocks_only_its_lane(
     stream: Stream, stored_dead_letters: str, client: Client, nats_server: NatsServer
 ) -> None:
@@ -278,7 +292,7 @@ async def test_a_subject_of_the_sources_own_stream_is_refused_at_the_start(strea
 async def test_a_subject_that_the_consumers_filter_excludes_is_accepted(stream: Stream) -> None:
     subject, recorder = f"{stream.name}.dead", Recorder()
     await stream.publish(1, keys=1)
-    source = stream.source(filter_subject=f"{stream.name}.0")
+    source = stream.source(filter_subject=f"{stream.name}.0", key=whole_subject)
     async with running(lanes.Consumer(source, recorder, dead_letters=JetStreamDeadLetters(stream.url, subject))):
         with anyio.fail_after(10):
             await recorder.reached(1)
@@ -304,3 +318,38 @@ async def test_a_cohort_refuses_dead_letters_in_its_own_stream_at_the_start(coho
     target = JetStreamDeadLetters(cohort_stream.url, f"{name}.dead")
     with pytest.raises(lanes.ConfigError, match=f"the dead letters go to '{name}' .*, which this source reads too"):
         await lanes.Consumer(cohort_stream.source("a"), never_called, dead_letters=target).run()
+
+
+async def test_a_dead_letter_stream_that_is_deleted_during_the_run_is_named(
+    stream: Stream, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject = f"{stream.name}gone"
+    await client.jetstream().add_stream(name=subject, subjects=[subject])
+    letters = JetStreamDeadLetters(stream.url, subject)
+    await letters.open()
+    await client.jetstream().delete_stream(subject)
+    try:
+        with pytest.raises(lanes.SourceError) as failed:
+            await letters.put(dead_letter())
+        assert str(failed.value) == (
+            f"no stream captures the dead-letter subject '{subject}'; create a stream with this subject"
+        )
+        assert failed.value.retryable
+        await client.jetstream().add_stream(name=subject, subjects=[subject])
+        await letters.put(dead_letter())
+
+        real = Client.request
+
+        async def request(self: Client, to: str, *arguments: Any, **options: Any) -> Any:
+            # A stream without a leader captures the subject, and does not respond.
+            if to == subject:
+                raise nats.errors.NoRespondersError
+            return await real(self, to, *arguments, **options)
+
+        monkeypatch.setattr(Client, "request", request)
+        with pytest.raises(lanes.SourceError, match="check that the server is up and that the stream has a leader"):
+            await letters.put(dead_letter())
+    finally:
+        monkeypatch.undo()
+        await letters.aclose()
+        await client.jetstream().delete_stream(subject)

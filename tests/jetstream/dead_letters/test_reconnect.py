@@ -47,9 +47,9 @@ async def subject(client: Client) -> AsyncIterator[str]:
 async def test_dead_letters_wait_while_their_connection_is_opened_again(
     nats_server: NatsServer, client: Client, subject: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
     letters = JetStreamDeadLetters(nats_server.url, subject)
     await letters.open()
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
     try:
         connection = letters._connection
         connection._url = "nats://127.0.0.1:1"

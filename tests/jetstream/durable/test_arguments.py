@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import lanes
-from lanes_jetstream import JetStreamSource
+from lanes_jetstream import JetStreamSource, header, subject_token
 
 pytestmark = pytest.mark.anyio
 
@@ -23,7 +23,11 @@ READERS = pytest.mark.parametrize("reader", [{"durable": "d"}, {"cohort": "c"}],
         ({"stream": "a b"}, "stream='a b'"),
         ({"stream": ""}, "stream=''"),
         ({"durable": "a.b"}, "durable='a.b'"),
+        ({"cohort": "c"}, "durable=… and cohort=… exclude each other: pass durable=… for one process"),
+        ({"durable": None}, "neither durable=… nor cohort=… is given: pass durable=… for one process"),
         ({"key": "subject"}, "key='subject'"),
+        ({"key": subject_token}, r"key=subject_token: makes a key function, .*; write key=subject_token\(1\)"),
+        ({"key": header}, r'key=header: makes a key function, .*; write key=header\("customer"\)'),
         ({"ack_wait": 0.5}, "ack_wait=0.5"),
         ({"ack_wait": float("nan")}, "ack_wait=nan"),
         ({"ack_wait": "30"}, "ack_wait='30'"),

@@ -6,6 +6,8 @@ from typing import Any
 
 import anyio
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.errors import ServerError
 
 import lanes
 from lanes_jetstream import JetStreamSource
@@ -19,8 +21,8 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"ack_policy": "none"}, ["ack_policy", "'none'", "explicit"]),
-        ({"ack_policy": "all"}, ["ack_policy", "'all'", "explicit"]),
+        ({"ack_policy": "none"}, ["ack_policy", "'none'", "cannot change; use another durable, or delete", "start=…"]),
+        ({"ack_policy": "all"}, ["ack_policy", "'all'", "cannot change; use another durable, or delete", "start=…"]),
         ({"max_deliver": 5}, ["max_deliver", "5", "-1"]),
         ({"backoff": [1_000_000_000, 5_000_000_000], "max_deliver": 5}, ["backoff", "remove it", "max_deliver"]),
         ({"ack_wait": 500_000_000}, ["ack_wait", "0.5 s", "1 s or more"]),
@@ -38,10 +40,51 @@ async def test_a_consumer_that_does_not_fit_is_refused(
         assert word in str(refused.value)
 
 
+async def test_a_consumer_without_acknowledgements_gets_no_advice_about_their_deadline(stream: Stream) -> None:
+    await stream.add_consumer(ack_policy="none")
+    with pytest.raises(lanes.ConfigError, match="ack_policy is 'none'") as refused:
+        await lanes.run(stream.source(), never_called)
+    assert "ack_wait" not in str(refused.value)
+
+
+async def test_the_remedy_for_another_ack_policy_is_one_that_the_server_permits(stream: Stream) -> None:
+    await stream.add_consumer(ack_policy="none")
+    await stream.publish(3)
+    wanted = ConsumerConfig(name=DURABLE, durable_name=DURABLE, ack_policy=AckPolicy.EXPLICIT)
+    with pytest.raises(ServerError, match="ack policy can not be updated"):
+        await stream.client.jetstream().add_consumer(stream.name, wanted)
+    await stream.client.jetstream().delete_consumer(stream.name, DURABLE)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder)):
+        with anyio.fail_after(10):
+            await recorder.reached(3)
+
+
 async def test_a_consumer_with_another_filter_is_refused(stream: Stream) -> None:
     await stream.add_consumer(filter_subject=f"{stream.name}.1")
     with pytest.raises(lanes.ConfigError, match="filters"):
-        await lanes.run(stream.source(filter_subject=f"{stream.name}.2"), never_called)
+        await lanes.run(stream.source(filter_subject=f"{stream.name}.2", key=None), never_called)
+
+
+async def test_a_filter_that_matches_no_subject_of_the_stream_is_refused_and_creates_no_consumer(
+    stream: Stream,
+) -> None:
+    wanted = f"{stream.name}x.*"
+    with pytest.raises(lanes.ConfigError) as refused, anyio.fail_after(10):
+        await lanes.run(stream.source(filter_subject=wanted), never_called)
+    assert f"filter_subject={wanted!r}: matches no subject of stream {stream.name!r} ({stream.name}.>)" in str(
+        refused.value
+    )
+    assert await stream.client.jetstream().consumers_info(stream.name) == []
+
+
+async def test_a_filter_of_messages_that_remain_from_former_subjects_is_accepted(stream: Stream) -> None:
+    await stream.publish(3)
+    await stream.client.jetstream().update_stream(name=stream.name, subjects=[f"{stream.name}-new.>"])
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(filter_subject=f"{stream.name}.>"), recorder)):
+        with anyio.fail_after(10):
+            await recorder.reached(3)
 
 
 async def test_max_in_flight_above_max_ack_pending_is_refused(stream: Stream) -> None:
@@ -74,8 +117,12 @@ async def test_an_adopted_consumer_is_not_changed(stream: Stream) -> None:
 
 async def test_a_missing_stream_is_refused(stream: Stream) -> None:
     source = JetStreamSource(stream.url, stream="NOWHERE", durable="d", key=None)
-    with pytest.raises(lanes.ConfigError, match=r"'NOWHERE' does not exist.*create it"):
+    with pytest.raises(lanes.ConfigError, match=r"'NOWHERE' does not exist.*create it.*stream=…$"):
         await lanes.run(source, never_called)
+    for misspelt in (f"{stream.name}S", stream.name.swapcase()):
+        source = JetStreamSource(stream.url, stream=misspelt, durable="d", key=None)
+        with pytest.raises(lanes.ConfigError, match=rf"correct stream=… \(did you mean '{stream.name}'\?\)$"):
+            await lanes.run(source, never_called)
 
 
 async def test_an_account_at_its_consumer_limit_is_refused(fresh_stream: FreshStream) -> None:

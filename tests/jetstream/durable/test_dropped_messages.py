@@ -98,7 +98,7 @@ def test_a_stale_cursor_of_a_killed_server_is_no_loss(retention: str, highest: i
         intake=Intake({}, transforms=False),
     )
     state = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, undelivered=15, paused=False)
-    consumer: Any = SimpleNamespace(config={})
+    consumer: Any = SimpleNamespace(config={}, stream="S")
     watch = DurableWatch(connection=consumer, durable=consumer, name="jetstream S/d", out_of_range="fail", alone=True)
     if lost is None:
         watch.check_dropped(stream, state, highest)
@@ -127,8 +127,8 @@ async def test_a_stream_that_keeps_one_message_a_subject_is_not_checked(stream: 
     await first.open()
     await first.aclose()
     for number in range(15):
-        await stream.client.publish(f"{stream.name}.{number % 5}", b"")
-    await stream.client.flush()
+        # With an answer, so that each message is stored before the start.
+        await stream.client.jetstream().publish(f"{stream.name}.{number % 5}", b"", timeout=20)
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder)):
         with anyio.fail_after(10):

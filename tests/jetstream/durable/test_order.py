@@ -52,10 +52,10 @@ async def test_a_restart_before_ack_wait_keeps_order(stream: Stream, takeover: s
 async def test_a_queued_message_outlives_ack_wait(stream: Stream) -> None:
     """Messages after a slow one of the same key are extended too, so no message is delivered twice."""
     await stream.publish(8, keys=1)
-    recorder = Recorder(lambda message: 0.4)
-    consumer = lanes.Consumer(stream.source(ack_wait=1.0), recorder, settings=FAST)
+    recorder = Recorder(lambda message: 1.5)
+    consumer = lanes.Consumer(stream.source(ack_wait=5.0), recorder, settings=FAST)
     async with running(consumer):
-        await all_done(stream, recorder)  # 3.2 s of work, three times ack_wait
+        await all_done(stream, recorder)  # 12 s of work, more than twice ack_wait
         assert consumer.status().redelivered == {}
     assert (await stream.consumer_info()).num_redelivered == 0
 

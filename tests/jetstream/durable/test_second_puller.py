@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator
 
 import anyio
@@ -12,10 +11,13 @@ import pytest
 from nats.aio.msg import Msg
 
 import lanes
+from lanes.core.types import Room
+from lanes.source import Assigned, Delivered
 from lanes_jetstream.durable.presence import Presence
+from lanes_jetstream.durable.takeover import POLL_INTERVAL
 from tests.jetstream.cohort_workload import FAST
 from tests.jetstream.durable.test_dropped_messages import held_up
-from tests.jetstream.workload import DURABLE, SECOND, Recorder, Stream, running, stops, until
+from tests.jetstream.workload import DURABLE, SECOND, Recorder, Stream, inner, running, stops, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
@@ -39,11 +41,22 @@ def unannounced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def refusal(stream: Stream, recorder: Recorder) -> tuple[str, float]:
-    """Start a second process, and return its error with the seconds until the error."""
-    began = time.monotonic()
-    with pytest.raises(lanes.ConfigError) as caught:
-        await asyncio.wait_for(lanes.run(stream.source(), recorder), 20)
-    return str(caught.value), time.monotonic() - began
+    """Start a second process, and return its error with the seconds of its waits before the error.
+
+    The first process answers each question at once, but a busy machine may take any time for it.
+    """
+    asked: list[Presence] = []
+    ask = Presence.ask
+
+    async def noted(presence: Presence) -> bool | None:
+        asked.append(presence)
+        return await ask(presence)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Presence, "ask", noted)
+        with pytest.raises(lanes.ConfigError) as caught:
+            await asyncio.wait_for(lanes.run(stream.source(), recorder), 40)
+    return str(caught.value), (len(asked) - 1) * POLL_INTERVAL
 
 
 @pytest.mark.usefixtures("unannounced")
@@ -82,7 +95,7 @@ async def test_a_second_process_is_refused_at_its_start(
             await recorder.reached(20)
         text, seconds = await refusal(stream, recorder)
         assert text == REFUSED.format(f"{stream.name}/{DURABLE}")
-        assert seconds < 3
+        assert 0 <= seconds < 3
         await stream.publish(20, seed=2)
         with anyio.fail_after(10):
             await recorder.reached(40)
@@ -102,7 +115,7 @@ async def test_a_second_process_beside_a_busy_one_is_refused(stream: Stream, slo
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         text, seconds = await refusal(stream, other)
         assert text == REFUSED.format(f"{stream.name}/{DURABLE}")
-        assert seconds < 3
+        assert 0 <= seconds < 3
         release.set()
         with anyio.fail_after(20):
             await recorder.reached(200)
@@ -220,3 +233,23 @@ async def test_a_foreign_pull_on_an_idle_durable_is_detected(stream: Stream, mon
         await stream.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.{DURABLE}", request, reply=inbox)
         await stream.client.flush()
     await subscription.unsubscribe()
+
+
+async def test_messages_that_wait_for_the_consumer_show_no_second_process(stream: Stream) -> None:
+    """The server counts deliveries that the source has received, and that the busy consumer has not requested yet."""
+    source = stream.source()
+    await source.open()
+    try:
+        room = Room(10, 1 << 20)
+        assert [type(event) for event in await source.receive(room)] == [Assigned]
+        await stream.publish(1)
+        await source.receive(room)
+        # The request of ten messages is still open.
+        await stream.publish(9)
+        watch = inner(source)._watch
+        await until(lambda: watch.lag == 10 or watch.failure is not None)
+        (delivered,) = await source.receive(room)
+        assert isinstance(delivered, Delivered)
+        assert [message.position for message in delivered.run] == list(range(2, 11))
+    finally:
+        await source.aclose()

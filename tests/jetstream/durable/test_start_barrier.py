@@ -162,6 +162,6 @@ async def test_a_shrunk_consumer_that_may_not_be_changed_is_refused(fresh_stream
         ack_wait=1_000_000, metadata={"lanes-managed": "1", ORIGINAL_ACK_WAIT: str(30 * SECOND)}, max_ack_pending=1_000
     )
     url = server.url.replace("nats://", "nats://app:app@")
-    with pytest.raises(lanes.SourceError, match=r"ack_wait of 1 ms.*permit it, or set ack_wait to 30 s"):
+    with pytest.raises(lanes.SourceError, match=r"ack_wait of 1 ms.*permit the change, or set ack_wait to 30 s"):
         with anyio.fail_after(20):
             await lanes.run(stream.source(where=url), Recorder())

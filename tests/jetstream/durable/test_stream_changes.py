@@ -11,7 +11,8 @@ import pytest
 
 import lanes
 from lanes_jetstream.durable.consumer import DurableConsumer
-from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection
 from tests.jetstream.cohort_workload import FAST
 from tests.jetstream.conftest import FreshStream
 from tests.jetstream.durable.test_dropped_messages import held_up
@@ -62,13 +63,15 @@ def test_a_consumer_deleted_with_its_stream_names_the_stream() -> None:
     )
 
 
-async def test_a_deleted_stream_stops_the_source(stream: Stream) -> None:
+async def test_a_deleted_stream_stops_the_source(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder()
     async with stops(lanes.Consumer(stream.source(), recorder), "^stream .* was deleted during the run"):
         await stream.publish(5)
         with anyio.fail_after(10):
             await recorder.reached(5)
         await stream.client.jetstream().delete_stream(stream.name)
+    # The error of the run has the cause.
+    assert "did not confirm the release" not in caplog.text
     await stream.create()
 
 

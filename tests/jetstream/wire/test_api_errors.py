@@ -17,14 +17,8 @@ from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.dead_letters.box import JetStreamDeadLetterBox
 from lanes_jetstream.wire import codes
-from lanes_jetstream.wire.connection import (
-    ApiError,
-    Connection,
-    NoAnswer,
-    NoJetStream,
-    NotPermitted,
-    fields_of,
-)
+from lanes_jetstream.wire.answers import ApiError, fields_of
+from lanes_jetstream.wire.connection import Connection, NoAnswer, NoJetStream, NotPermitted
 from lanes_jetstream.wire.stream import find_or_create
 from tests.components import NatsServer
 from tests.jetstream.workload import Stream
@@ -164,6 +158,53 @@ async def test_a_missing_answer_names_the_possible_causes(
         await subscription.unsubscribe()
     finally:
         await connection.close()
+
+
+@pytest.mark.parametrize("error", TEMPORARY)
+@pytest.mark.parametrize("refused", ["STREAM.INFO.S", "STREAM.CREATE.S"])
+async def test_a_start_waits_for_the_leader_of_a_stream_that_another_process_creates(
+    error: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a cluster the new stream has no leader for a moment, before and after its name is taken."""
+    answers = {
+        "STREAM.INFO.S": iter([ApiError(codes.STREAM_NOT_FOUND, "stream not found", 404), {"created": "then"}]),
+        "STREAM.CREATE.S": iter([ApiError(codes.STREAM_NAME_TAKEN, "stream name already in use", 400)]),
+    }
+    asked: list[str] = []
+
+    async def api(self: Connection, subject: str, request: object = None) -> Any:
+        asked.append(subject)
+        if subject == refused and asked.count(subject) % 2:
+            raise ERRORS[error]
+        answer = next(answers[subject])
+        if isinstance(answer, ApiError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(Connection, "api", api)
+    found = await find_or_create(Connection(URL), "S", {}, what="stream 'S'", remedy="correct it", patience=60.0)
+    assert found == ({"created": "then"}, False)
+    assert refused in asked
+
+
+@pytest.mark.parametrize("error", ["busy", "silent", "off", "denied"])
+@pytest.mark.parametrize("refused", ["STREAM.INFO.S", "STREAM.CREATE.S"])
+async def test_a_stream_without_a_leader_is_waited_for_only_at_a_start(
+    error: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a run the members retry themselves, and a permanent fault ends a start at once."""
+    asked: list[str] = []
+
+    async def api(self: Connection, subject: str, request: object = None) -> Any:
+        asked.append(subject)
+        raise ERRORS[error] if subject == refused else ApiError(codes.STREAM_NOT_FOUND, "stream not found", 404)
+
+    monkeypatch.setattr(Connection, "api", api)
+    patience = 0.0 if error in TEMPORARY else 60.0
+    with pytest.raises(type(ERRORS[error])) as failed:
+        await find_or_create(Connection(URL), "S", {}, what="stream 'S'", remedy="correct it", patience=patience)
+    assert failed.value is ERRORS[error]
+    assert asked.count(refused) <= 2
 
 
 @pytest.mark.parametrize("contradictions", [1, 3, None])

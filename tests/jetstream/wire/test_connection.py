@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import anyio
+import nats
 import pytest
+from anyio.from_thread import start_blocking_portal
 from nats.aio.client import Client
 
 import lanes
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, whole_subject
+from lanes_jetstream.wire.connection import Connection
 from tests.components import NatsServer
 from tests.jetstream.durable.test_arguments import READERS
-from tests.jetstream.workload import Recorder, Stream, never_called, running
+from tests.jetstream.workload import Recorder, Stream, never_called, running, until
 
 pytestmark = pytest.mark.anyio
 
@@ -29,6 +33,22 @@ async def test_an_unreachable_server_is_reported_without_credentials(
         await lanes.run(source, never_called)
     assert "secret" not in str(refused.value)
     assert "secret" not in repr(source)
+
+
+@pytest.mark.parametrize("kind", ["client", "context"])
+def test_a_client_of_another_event_loop_is_refused(kind: str, nats_server: NatsServer) -> None:
+    with start_blocking_portal("asyncio") as other:
+        client = other.call(nats.connect, nats_server.url)
+        given = client if kind == "client" else other.call(client.jetstream)
+        try:
+            for source in (
+                JetStreamSource(given, stream="S", key=None, durable="d"),
+                JetStreamSource(given, stream="S", key=None, cohort="c"),
+            ):
+                with pytest.raises(lanes.ConfigError, match=r"connected in another event loop.*, or pass the URL"):
+                    anyio.run(lanes.run, source, never_called)
+        finally:
+            other.call(client.close)
 
 
 @pytest.mark.parametrize(
@@ -78,22 +98,47 @@ def test_a_url_that_the_client_can_use_is_accepted(url: str) -> None:
 async def test_a_server_that_is_away_gives_one_line_and_a_count(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 3.0)
     monkeypatch.setattr("lanes_jetstream.wire.connection.RECONNECT_WAIT", 0.01)
     with pytest.raises(lanes.SourceError):
         await lanes.run(JetStreamSource("nats://u:secret@127.0.0.1:9", stream="S", durable="d", key=None), never_called)
-    lines = [each for each in caplog.records if each.name == "lanes.jetstream.client"]
+    # The client may also run out of time itself, once.
+    lines = [
+        each
+        for each in caplog.records
+        if each.name == "lanes.jetstream.client"
+        and not each.getMessage().endswith("no answer of a NATS server in time")
+    ]
     assert [each.levelname for each in lines] == ["WARNING", "WARNING"]
     first, more = (each.getMessage() for each in lines)
-    assert first.startswith("NATS client at nats://127.0.0.1:9: ConnectionRefusedError: ")
-    assert re.match(r"NATS client at nats://127\.0\.0\.1:9: \d+ more line\(s\) in 0\.\d s, the last: Conn", more)
+    assert first.startswith("jetstream S/d: NATS client at nats://127.0.0.1:9: ConnectionRefusedError: ")
+    counted = r"jetstream S/d: NATS client at nats://127\.0\.0\.1:9: \d+ more line\(s\) in \d\.\d s, the last: Conn"
+    assert re.match(counted, more)
     assert "secret" not in caplog.text
+
+
+async def test_the_log_tells_the_end_of_a_lost_connection(
+    fresh_nats: Callable[..., NatsServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "lanes.jetstream.client")
+    server = fresh_nats()
+    connection = Connection(server.url)
+    await connection.open()
+    try:
+        server._process.signal(signal.SIGTERM)
+        await anyio.to_thread.run_sync(server._process.wait)
+        await anyio.to_thread.run_sync(server.start)
+        with anyio.fail_after(60):
+            await until(lambda: f"NATS client at {server.url}: connected again" in caplog.messages)
+    finally:
+        await connection.close()
+    assert caplog.records[0].levelname == "WARNING"
 
 
 async def test_wrong_credentials_are_refused_without_the_password(
     fresh_nats: Callable[..., NatsServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 3.0)
     server = fresh_nats(config="authorization { user: a, password: b }")
     url = server.url.replace("nats://", "nats://a:hunter2@")
     with pytest.raises(lanes.SourceError, match="Authorization") as refused:
@@ -155,6 +200,21 @@ async def test_a_callers_client_stays_open(stream: Stream) -> None:
         assert stream.client.is_connected
 
 
+async def test_a_connection_closes_while_its_client_reconnects(fresh_nats: Callable[..., NatsServer]) -> None:
+    server = fresh_nats()
+    connection = Connection(server.url)
+    await connection.open()
+    client = connection.client
+    server.kill()
+    with anyio.fail_after(30):
+        while client.is_connected:
+            await anyio.sleep(0.01)
+    # The client keeps the message, and flushes it to the lost connection when it closes.
+    await client.publish("unsent", b"x")
+    await connection.close()
+    assert client.is_closed
+
+
 async def test_a_client_that_loses_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
 
@@ -166,5 +226,5 @@ async def test_a_client_that_loses_its_cancellation_is_abandoned(monkeypatch: py
         raise OSError("refused")
 
     monkeypatch.setattr(Client, "_select_next_server", select)
-    with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
+    with pytest.raises(lanes.SourceError, match=r"^jetstream S/d: no NATS server reached at nats://127\.0\.0\.1:1 "):
         await lanes.run(JetStreamSource("nats://127.0.0.1:1", stream="S", durable="d", key=None), never_called)

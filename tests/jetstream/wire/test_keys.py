@@ -42,6 +42,17 @@ def test_a_key_function_reads_the_subject_or_a_header() -> None:
         header("")
 
 
+@pytest.mark.parametrize("make", [subject_token, header])
+def test_the_error_for_a_wrong_argument_shows_no_message(make: Any) -> None:
+    class Message(FakeMessage):
+        def __repr__(self) -> str:
+            return "a payload"
+
+    with pytest.raises(lanes.ConfigError, match=r"\(a \S*Message\)") as refused:
+        make(Message("orders.42"))
+    assert "payload" not in str(refused.value)
+
+
 async def test_a_failing_key_function_halts_at_that_message(stream: Stream) -> None:
     await stream.publish(5)
     recorder = Recorder()

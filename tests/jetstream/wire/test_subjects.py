@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lanes_jetstream.wire.stream import Intake, is_subject, matches
+from lanes_jetstream.wire.stream import Intake, is_subject, matches, overlap
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,40 @@ def test_whether_a_stream_changes_subjects() -> None:
     assert not Intake.of({"name": "S", "subjects": ["a.>"], "sources": [{"name": "T"}]}).transforms
     assert Intake.of({"name": "S", "subject_transform": {"src": "a.*", "dest": "b.*"}}).transforms
     assert Intake.of({"name": "S", "sources": [{"name": "T", "subject_transforms": [{"src": "a"}]}]}).transforms
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "overlapping"),
+    [
+        ("orders.*", "order.*", False),
+        ("orders.*", "*.paid", True),
+        ("orders.>", "*.*.paid", True),
+        ("orders.>", "orders", False),
+        ("orders.>", "*", False),
+        ("orders.*", "orders.*.paid", False),
+        (">", "a", True),
+        ("a.*.c", "a.b.*", True),
+        ("a.*.c", "a.b.d", False),
+        ("a.>", "b.>", False),
+    ],
+)
+def test_whether_two_patterns_match_one_subject(one: str, other: str, overlapping: bool) -> None:
+    assert overlap(one, other) is overlapping
+    assert overlap(other, one) is overlapping
+
+
+@pytest.mark.parametrize(
+    ("config", "pattern", "stored"),
+    [
+        ({"subjects": ["orders.*", "bills.>"]}, "bill.*", False),
+        ({"subjects": ["orders.*", "bills.>"]}, "*.2026.*", True),
+        ({"subjects": ["orders.*"], "subject_transform": {"src": "orders.*", "dest": "o.$1"}}, "o.*", True),
+        ({"mirror": {"name": "T"}}, "any.*", True),
+        ({"mirror": {"name": "T", "external": {"api": "$JS.hub.API"}}}, "any.*", True),
+        ({"sources": [{"name": "T", "filter_subject": "orders.*"}]}, "orders.1", True),
+        ({"sources": [{"name": "T", "filter_subject": "orders.*"}]}, "order.1", False),
+        ({"sources": [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": "b"}]}]}, "b", True),
+    ],
+)
+def test_whether_a_stored_subject_may_match_a_filter(config: dict[str, Any], pattern: str, stored: bool) -> None:
+    assert Intake.of({"name": "S", **config}).may_store(pattern) is stored

@@ -1,0 +1,97 @@
+"""The subjects of a partitioned queue in one stream. Pure.
+
+The messages of a physical queue have its name as their subject, or a subject below the name: the queue ``orders__p1``
+has the subjects ``orders__p1`` and ``orders__p1.>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from lanes.arguments import shown_value
+from lanes.errors import ConfigError
+from lanes.queues.partitioned import PartitionedQueue
+from lanes_jetstream.wire.stream import Intake, is_subject, overlap
+
+_NAMED: Final = 8
+"""Maximum number of subjects that an error names."""
+
+
+def subjects_of(name: str) -> tuple[str, str]:
+    """Return the patterns of the subjects of a physical queue."""
+    return name, f"{name}.>"
+
+
+def is_of(queue: PartitionedQueue, subject: str) -> bool:
+    """Return whether a subject without wildcards belongs to a physical queue."""
+    return any(subject == name or subject.startswith(f"{name}.") for name in queue.names)
+
+
+def check_queue(queue: object) -> None:
+    """Raise ``ConfigError`` if the argument ``queue=`` is no queue whose names are subjects apart from each other."""
+    if not isinstance(queue, PartitionedQueue):
+        raise ConfigError(
+            f'queue={shown_value(queue)}: must be a PartitionedQueue, such as PartitionedQueue("orders", partitions=4)'
+        )
+    names = set(queue.names)
+    for name in queue.names:
+        tokens = name.split(".")
+        if not is_subject(name) or "*" in tokens or ">" in tokens or name.startswith("$"):
+            raise ConfigError(
+                f"queue={shown_value(queue.name)}: the physical queue {shown_value(name)} is no subject; use names "
+                "without blanks, wildcards and empty tokens, which do not begin with $"
+            )
+        for length in range(1, len(tokens)):
+            above = ".".join(tokens[:length])
+            if above in names:
+                raise ConfigError(
+                    f"queue={shown_value(queue.name)}: the physical queue {shown_value(name)} is below "
+                    f"{shown_value(above)}, so both would receive its messages; give the physical queues names of "
+                    "which none begins with another and a dot"
+                )
+
+
+def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
+    """Check that a stream stores each physical queue, and none of its subjects holds two of them.
+
+    Args:
+        queue: The queue.
+        stream: Name of the stream.
+        intake: Subjects that the stream stores.
+
+    Raises:
+        ConfigError: The stream changes subjects, a physical queue is missing, or a subject of the stream holds
+            two of them.
+    """
+    if intake.transforms:
+        raise ConfigError(
+            f"stream {stream!r} transforms subjects, so the subjects of queue {queue.name!r} may not arrive in it; "
+            "remove the transforms, or use another stream for the queue"
+        )
+    for own in intake.patterns.get(stream, ()):
+        held = [name for name in queue.names if any(overlap(own, each) for each in subjects_of(name))]
+        if len(held) > 1:
+            every = [each for name in queue.names for each in subjects_of(name)]
+            raise ConfigError(
+                f"stream {stream!r} stores the physical queues {held[0]!r} and {held[1]!r} of queue {queue.name!r} by "
+                f"one subject, {own!r}, and so would store a partition that no consumer reads; replace this subject "
+                f"by {_listed(map(repr, every))}"
+            )
+    missing = {
+        str(number): name
+        for number, name in enumerate(queue.names)
+        if not any(intake.may_store(each) for each in subjects_of(name))
+    }
+    if missing:
+        wanted = [each for name in missing.values() for each in subjects_of(name)]
+        raise ConfigError(
+            f"stream {stream!r} does not store partition {_listed(missing)} of queue {queue.name!r}; add the subjects "
+            f"{_listed(map(repr, wanted))} to the stream, or correct the number of partitions"
+        )
+
+
+def _listed(texts: Iterable[str]) -> str:
+    """Return the first texts of a list, for an error."""
+    found = list(texts)
+    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")

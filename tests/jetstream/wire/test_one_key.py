@@ -1,0 +1,121 @@
+"""A ``subject_token`` that is a literal in every subject is refused, because all messages would have one key."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from lanes import ConfigError
+from lanes_jetstream import JetStreamSource, header, subject_token, whole_subject
+from lanes_jetstream.wire.keys import KeyFunction, check_varies
+from lanes_jetstream.wire.stream import Intake, matches, narrowed, overlap
+
+SERVER = "nats://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("key", "patterns", "said"),
+    [
+        (subject_token(0), ["ord.*"], "key=subject_token(0): is 'ord' for every subject of S (ord.*), so all messages"),
+        (subject_token(0), ["ord.*"], "use another token, such as subject_token(1); or pass key=None with Settings"),
+        (subject_token(0), ["ord.>"], "use another token, such as subject_token(1);"),
+        (subject_token(0, 2), ["ord.*.paid", "ord.eu.paid"], "subject_token(0, 2): is 'ord.paid' for every subject"),
+        (subject_token(-1), ["ord.*.paid", "ord.eu.42.paid"], "is 'paid' for every subject of S (ord.*.paid, ord.eu."),
+        (
+            subject_token(1),
+            ["ord.eu"],
+            "so all messages have one key and run one at a time; use header(name), or",
+        ),
+        (subject_token(1), ["a.x.1", "b.x.1"], "use another token, such as subject_token(0)"),
+    ],
+)
+def test_one_key_for_every_subject_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_varies(key, patterns, "S")
+
+
+@pytest.mark.parametrize(
+    ("key", "patterns"),
+    [
+        (subject_token(1), ["ord.*"]),
+        (subject_token(1), ["ord.>"]),
+        (subject_token(0), [">"]),
+        # The tokens before the end of a subject of unknown length may be any.
+        (subject_token(-2), ["ord.paid.>"]),
+        (subject_token(2), ["ord.paid.>"]),
+        # Two subjects with a literal each have two keys.
+        (subject_token(0), ["ord.*", "bill.*"]),
+        (subject_token(0), ["ord.*", "*.paid"]),
+        (subject_token(0, 1), ["ord.*"]),
+        # The key function refuses each of these messages.
+        (subject_token(2), ["ord.eu"]),
+        (subject_token(-3), ["ord.eu"]),
+        (subject_token(0), []),
+        (whole_subject, ["ord"]),
+        (header("customer"), ["ord"]),
+        (None, ["ord"]),
+    ],
+)
+def test_a_key_that_may_vary_is_accepted(key: KeyFunction | None, patterns: list[str]) -> None:
+    check_varies(key, patterns, "S")
+
+
+def test_an_error_names_ten_patterns() -> None:
+    with pytest.raises(ConfigError, match=r"\(a\.0, a\.1, .*, a\.9, …\)"):
+        check_varies(subject_token(0), [f"a.{number}" for number in range(11)], "S")
+    with pytest.raises(ConfigError, match=r"\(a\.0, a\.1, .*, a\.9\)"):
+        check_varies(subject_token(0), [f"a.{number}" for number in range(10)], "S")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        ("ord.*", "*.paid", "ord.paid"),
+        ("ord.>", "*.eu.*", "ord.eu.*"),
+        (">", "ord.*", "ord.*"),
+        ("*.>", "ord.>", "ord.>"),
+        ("ord.eu.>", "ord.*.>", "ord.eu.>"),
+        ("ord.>", "ord.*.paid.>", "ord.*.paid.>"),
+        ("ord.*", "ord.*", "ord.*"),
+        ("ord", "ord", "ord"),
+    ],
+)
+def test_the_subjects_of_two_patterns(one: str, other: str, both: str) -> None:
+    assert (narrowed(one, other), narrowed(other, one)) == (both, both)
+    texts = ("ord", "eu", "paid")
+    subjects = [
+        *texts,
+        *(f"{a}.{b}" for a in texts for b in texts),
+        *(f"{a}.{b}.{c}" for a in texts for b in texts for c in texts),
+        "ord.eu.paid.eu",
+    ]
+    assert overlap(one, other)
+    for subject in subjects:
+        assert matches(both, subject) == (matches(one, subject) and matches(other, subject)), subject
+
+
+@pytest.mark.parametrize(
+    ("config", "filters", "within"),
+    [
+        ({"subjects": ["ord.*", "bill.*"]}, [">"], ["bill.*", "ord.*"]),
+        ({"subjects": ["ord.*", "bill.*"]}, ["ord.>"], ["ord.*"]),
+        ({"subjects": ["ord.*", "bill.*"]}, ["*.paid", "bill.sent"], ["bill.paid", "bill.sent", "ord.paid"]),
+        ({"subjects": ["ord.*"]}, ["bill.*"], []),
+        ({"subjects": ["ord.*"], "subject_transform": {"src": "ord.*", "dest": "$1.ord"}}, [">"], [">"]),
+        ({"mirror": {"name": "T", "external": {"api": "$JS.hub.API"}}}, ["a.*"], ["a.*"]),
+        ({"sources": [{"name": "T", "filter_subject": "ord.eu.*"}]}, ["ord.>"], ["ord.eu.*"]),
+    ],
+)
+def test_the_stored_subjects_that_filters_select(config: dict[str, Any], filters: list[str], within: list[str]) -> None:
+    assert Intake.of({"name": "S", **config}).within(filters) == within
+
+
+def test_a_filter_alone_can_decide_the_key() -> None:
+    arguments: dict[str, Any] = {"stream": "S", "durable": "d", "filter_subject": "ord.*"}
+    with pytest.raises(ConfigError, match=re.escape("is 'ord' for every subject of filter_subject='ord.*'")):
+        JetStreamSource(SERVER, key=subject_token(0), **arguments)
+    JetStreamSource(SERVER, key=subject_token(1), **arguments)
+    # A shared consumer keeps no order, so its key delays no message.
+    JetStreamSource(SERVER, key=subject_token(0), shared=True, **arguments)
