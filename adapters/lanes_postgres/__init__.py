@@ -6,6 +6,16 @@ Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``
 
 from __future__ import annotations
 
+try:
+    import psycopg  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "psycopg":
+        raise
+    raise ImportError(
+        "lanes_postgres needs psycopg: pip install 'lanes-runtime[postgres]'; in a checkout, pip install '.[postgres]'",
+        name="psycopg",
+    ) from error
+
 from lanes_postgres.attempts import PostgresAttempts
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions

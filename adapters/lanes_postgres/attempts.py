@@ -10,6 +10,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.types.numeric import Int4, Int8
 
+from lanes.arguments import names_unknown_options
 from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError
@@ -41,6 +42,7 @@ _DROP: Final[LiteralString] = (
 )
 
 
+@names_unknown_options("lanes_postgres.PostgresAttempts")
 class PostgresAttempts:
     """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 

@@ -31,8 +31,8 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
 
     ``SourceError(retryable=True)``: the same transaction may succeed later, for example after a deadlock or a timeout.
     ``ConfigError``: a person must change the setup. Every other fault: ``SourceError(retryable=False)``. The text
-    contains the server's primary message. The text never contains the details of the server, because details may show
-    values of a row.
+    contains the server's primary message, or the client's own text without passwords. The text never contains the
+    details of the server, because details may show values of a row.
     """
     state = error.sqlstate
     text = f"{where}: {_primary_message(error)}"

@@ -53,8 +53,8 @@ def migrate(
     """Create the tables, or update them to this version of ``lanes``.
 
     The call runs in one transaction, completely or not at all. When calls run concurrently, the first call migrates
-    and the other calls wait. Idempotent. The user of the connection needs the right to create tables; ``Positions``
-    does not need that right.
+    and the other calls wait. Idempotent. The user of the connection needs the right to create the tables and a missing
+    schema; ``Positions`` needs neither.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -92,7 +92,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
         Nothing; awaitable for an asynchronous connection.
 
     Raises:
-        ConfigError: The tables are missing, older or newer than this version of ``lanes``.
+        ConfigError: The tables are missing, or are older or newer than this version of ``lanes`` needs.
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TypeGuard
 
+from lanes.arguments import shown_value
 from lanes.errors import ConfigError
 
 SCHEMA: Final = "lanes"
@@ -17,8 +18,8 @@ def check_subscription(name: object) -> None:
     """Raise ``ConfigError`` for an invalid name of a subscription."""
     if not _is_text(name) or not 0 < len(name) <= _SUBSCRIPTION_LIMIT:
         raise ConfigError(
-            f"subscription={name!r} is no str of 1 to {_SUBSCRIPTION_LIMIT} characters without zero bytes; name the "
-            "purpose of the effects, such as 'billing'"
+            f"subscription={shown_value(name)} is no str of 1 to {_SUBSCRIPTION_LIMIT} characters without zero bytes; "
+            "name the purpose of the effects, such as 'billing'"
         )
 
 
@@ -26,7 +27,8 @@ def check_schema_name(name: object) -> None:
     """Raise ``ConfigError`` for an invalid name of a schema."""
     if not _is_text(name) or not 0 < len(name.encode()) <= _SCHEMA_LIMIT:
         raise ConfigError(
-            f"schema={name!r} is no str of 1 to {_SCHEMA_LIMIT} bytes without zero bytes; omit it for {SCHEMA!r}"
+            f"schema={shown_value(name)} is no str of 1 to {_SCHEMA_LIMIT} bytes without zero bytes; omit it for "
+            f"{SCHEMA!r}"
         )
 
 

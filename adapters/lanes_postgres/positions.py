@@ -9,6 +9,7 @@ from typing import Any, Final, LiteralString, overload
 from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int8
 
+from lanes.arguments import names_unknown_options, shown_value
 from lanes.core.types import Message
 from lanes.errors import ConfigError
 from lanes_postgres.claims import Claims
@@ -38,6 +39,7 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 )
 
 
+@names_unknown_options("lanes_postgres.Positions")
 class Positions:
     """Records which messages of one subscription have had their effect, in the database that stores the effects.
 
@@ -66,7 +68,7 @@ class Positions:
         check_subscription(subscription)
         check_schema_name(schema)
         if by not in ("key", "message"):
-            raise ConfigError(f'by={by!r} is unknown; use "key" or "message"')
+            raise ConfigError(f'by={shown_value(by)} is unknown; use "key" or "message"')
         self._subscription = subscription
         self._schema = schema
         self._by: By = by

@@ -1,4 +1,4 @@
-"""Topics: the number of each topic of a subscription, and the incarnation of its rows."""
+"""The topics of a subscription, each with its number and its incarnation."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]
     """Return a separate transaction that begins with the steps and commits at the end of the block.
 
     Raises ``ConfigError`` for a connection in a transaction or a pipeline, and for a block whose transaction failed or
-    ended before the block.
+    ended before the end of the block.
     """
     if isinstance(connection, AsyncConnection):
         return _block_async(connection, steps, where)
@@ -116,7 +116,7 @@ def _check_idle(connection: Either, where: str) -> None:
 
 def _check_open(connection: Either, where: str) -> None:
     if _pipelined(connection):
-        raise ConfigError(f"{where}: the connection is in a pipeline; leave it first")
+        raise ConfigError(f"{where}: the connection is in a pipeline; leave the pipeline first")
     if connection.autocommit and TransactionStatus(connection.pgconn.transaction_status) == _IDLE:
         raise ConfigError(
             f"{where}: the connection has autocommit and is in no transaction, so position and effect would be "

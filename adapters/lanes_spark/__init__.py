@@ -6,6 +6,14 @@ Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the r
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
+if find_spec("pyspark") is None:
+    raise ImportError(
+        "lanes_spark needs pyspark: pip install 'lanes-runtime[spark]'; in a checkout, pip install '.[spark]'",
+        name="pyspark",
+    ) from ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+
 from lanes_spark.audits.audit import Audit, audit
 from lanes_spark.audits.verdicts import AuditVerdict
 from lanes_spark.driver.progress import OldestMessage, Progress

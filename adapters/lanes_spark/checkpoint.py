@@ -122,7 +122,7 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
 
 
 def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> dict[str, str] | None:
-    """Read these fields of a JSON file of a checkpoint; None without a file. Blocks.
+    """Read some fields of a JSON file of a checkpoint; None without a file. Blocks.
 
     Args:
         spark: Session that reads the file.

@@ -40,7 +40,7 @@ _REMEDIES: Final[Mapping[re.Pattern[str], str]] = {
         r"CONCURRENT_STREAM_LOG_UPDATE|CONCURRENT_QUERY|another query with same id|is already active": (
             "another replay uses this checkpoint; wait until that replay has ended, or stop it"
         ),
-        r"FAILED_READ_FILE": "restore the file, or remove it from the table; a replay skips no file by itself",
+        r"FAILED_READ_FILE": "restore the file, or remove it from the table; a replay never skips a file",
         r"Python worker failed to connect back": (
             "the worker did not start in time: the machine is too busy, or PYSPARK_PYTHON names no working Python"
         ),

@@ -1,8 +1,8 @@
 """The plan of a replay: how rows reach the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
-All rows of a key must reach one task, in the order of their positions. Rows of different keys must be mixed, so that
-handlers run concurrently. Rows are therefore sorted by position and never by key. A shuffle keeps no order, so the sort
-follows the shuffle.
+Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Rows of
+different keys must be mixed, so that handlers run concurrently. Rows are therefore sorted by position and never by key.
+A shuffle keeps no order, so the sort follows the shuffle.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
+from lanes.arguments import but_not, shown_value
 from lanes.config import Keyless, Order
 from lanes.errors import ConfigError
 
@@ -61,7 +62,7 @@ class Plan:
         tasks: Number of shuffle tasks; None without a shuffle.
         bucket: SQL expression by which the shuffle distributes rows, modulo ``tasks``; None without a shuffle.
         sort: Columns by which the rows of each task are sorted.
-        why: One sentence for each decision.
+        why: Reasons for the decisions, one text each.
     """
 
     kind: Literal["aligned", "reshard", "as read"]
@@ -109,7 +110,10 @@ def make_plan(
         ConfigError: An argument is invalid, the arguments exclude each other, or the order cannot be kept.
     """
     if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1):
-        raise ConfigError(f"tasks={tasks!r}: must be a whole number, 1 or more; None = {TASKS_PER_CORE} for each core")
+        raise ConfigError(
+            f"tasks={shown_value(tasks)}: must be a whole number, 1 or more{but_not(tasks)}; None = {TASKS_PER_CORE} "
+            "for each core"
+        )
     check_eras(eras)
     if order == "serial" and partitions > 1:
         raise ConfigError(
@@ -138,9 +142,13 @@ def make_plan(
 def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: Eras, tasks: int | None) -> Plan:
     why = []
     wanted = tasks or TASKS_PER_CORE * max(1, cores)
+    number = f"{TASKS_PER_CORE} for each of {cores} cores, so that the task of a hot key does not idle cores"
+    if tasks:
+        number = f"tasks={tasks}"
     if order != "key":
-        # If there were more tasks than partitions, some tasks would get no rows.
-        wanted = min(wanted, max(1, partitions))
+        if wanted > max(1, partitions):
+            wanted = max(1, partitions)
+            number = "the number of selected partitions, because further tasks would get no rows"
         bucket = "partition"
         why.append(f'order="{order}": one task gets all rows of a partition, and therefore of its keys')
     else:
@@ -152,14 +160,7 @@ def _reshard(order: Order, keyless: Keyless, cores: int, partitions: int, eras: 
             if keyless == "one_lane"
             else "rows without a key are distributed by partition and position, and have no order"
         )
-    why.append(
-        f"{wanted} tasks: "
-        + (
-            f"tasks={tasks}"
-            if tasks
-            else f"{TASKS_PER_CORE} for each of {cores} cores, so that the task of a hot key does not idle cores"
-        )
-    )
+    why.append(f"{wanted} tasks: {number}")
     sort = _SORT
     if eras:
         sort = ("era", *sort)

@@ -102,7 +102,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return these positions. A position outside the islands becomes the first position of the next island, if any."""
+    """Return the positions ``at``. A position outside the islands becomes the begin of the next island, if any."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -135,7 +135,7 @@ def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
-    """Count the positions of these ranges that are inside islands."""
+    """Count the positions of ``ranges`` that are inside islands; a partition without islands counts completely."""
     count = 0
     for partition, (first, end) in ranges.items():
         for one, other in islands.get(partition, ((first, end),)):

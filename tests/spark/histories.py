@@ -52,6 +52,9 @@ MAKERS: tuple[Callable[[int], list[Rows]], ...] = (segments_of, commit_segments_
 
 CHECKERS = (PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished, DeadLetterBeforeSettle)
 
+LETTERS = ("dlq_sent", "dlq_sent", "dlq_confirmed", "archived", "archived", "abandoned")
+"""Events of a dead letter in random rows, the frequent ones more than once."""
+
 
 def audited(
     spark: Any, histories: Histories, folder: Path
@@ -219,7 +222,7 @@ def _any_row(random: Random, floors: list[int] | None) -> Fields:
     if kind == "redelivered":
         return redelivered(position, random.choice(["late", "late", "settled", "held"]), **name)
     if kind == "letter":
-        return message(random.choice(["dlq_sent", "dlq_sent", "dlq_confirmed", "archived"]), position, **name)
+        return message(random.choice(LETTERS), position, **name)
     if kind == "ack":
         return ack(position, **name)
     if random.random() < 0.4:

@@ -178,10 +178,15 @@ async def test_what_came_in_a_batch_before_counts(position: int, named: str) -> 
     [
         ("offset", None, "no column 'offset', only key, partition"),
         ("partition", None, "no column 'partition'"),
-        ("key", pa.int64(), "'key' of the rows is int64"),
-        ("offset", pa.float64(), "'offset' of the rows is double"),
-        ("timestamp", pa.int64(), "'timestamp' of the rows is int64"),
-        ("headers", pa.string(), "'headers' of the rows is string"),
+        ("key", pa.int64(), "'key' of the rows is int64, .* cast it to binary"),
+        ("partition", pa.string(), "'partition' of the rows is string, .* cast it to int"),
+        ("offset", pa.float64(), "'offset' of the rows is double, .* cast it to bigint"),
+        ("timestamp", pa.int64(), "'timestamp' of the rows is int64, .* cast it to timestamp"),
+        (
+            "headers",
+            pa.string(),
+            "'headers' of the rows is string, .* cast it to array<struct<key:string,value:binary>>",
+        ),
     ],
 )
 async def test_rows_of_another_shape_are_refused(name: str, kind: Any, named: str) -> None:
@@ -248,6 +253,12 @@ def some_rows(chance: Random) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def test_the_size_of_headers_is_in_bytes() -> None:
+    named = [{"key": "Größe", "value": b"5"}, None, {"key": "none", "value": None}, {"key": None, "value": b"12"}]
+    assert task_rows.headers_size(named) == (7 + 1) + 4 + 2
+    assert task_rows.headers_size([{"key": "a", "value": b"12"}]) == 1 + 2
 
 
 def size_of(row: dict[str, Any]) -> int:

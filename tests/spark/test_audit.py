@@ -41,7 +41,9 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreted(spark: Any) -> None:
-    """For little data, compiling the plans would take longer than running them."""
+    """For little data, compiling the plans and their expressions would take longer than running them. The slow tests of
+    ``test_audit_agrees`` compile the expressions."""
+    spark.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     spark.conf.set("spark.sql.codegen.wholeStage", "false")
     spark.conf.set("spark.sql.adaptive.enabled", "false")
     spark.conf.set("spark.sql.shuffle.partitions", "1")
@@ -51,6 +53,7 @@ def letter(event: str) -> Fields:
     return message_row(f"dlq_{event}", 0)
 
 
+BLOCKED = message_row("archived", 0)
 SHARES = {"exclusive": False}
 
 
@@ -172,6 +175,21 @@ CONTROLS: dict[str, tuple[list[Rows], dict[str, int]]] = {
     ),
     "committed past a letter that was confirmed": (
         [segment(assigned(), delivered(0), letter("sent"), letter("confirmed"), sent(1))],
+        {},
+    ),
+    "a second letter of a blocked message": ([segment(BLOCKED, letter("sent"))], {"DeadLetterBeforeSettle": 1}),
+    "a second letter of a message that ended after its fence": (
+        [segment(assigned(None), BLOCKED, owned("lost"), ended_row(0), letter("confirmed"), letter("sent"))],
+        {"DeadLetterBeforeSettle": 1},
+    ),
+    "a second letter of what was no longer blocked": (
+        [
+            segment(
+                BLOCKED, letter("confirmed"), letter("sent"), BLOCKED, ran(0), letter("sent"),
+                BLOCKED, message_row("abandoned", 0), letter("sent"), BLOCKED,
+            ),
+            segment(letter("sent"), member="m-2", pid=2, start=101.0),
+        ],
         {},
     ),
     "started beside a handler whose letter was confirmed": (

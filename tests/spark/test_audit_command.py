@@ -13,7 +13,8 @@ import pytest
 from rich.console import Console
 
 from lanes.cli import app as cli
-from lanes.errors import ConfigError, SourceError
+from lanes.cli.misuse import Misuse
+from lanes.errors import SourceError
 from lanes_spark.audits.audit import Audit
 from lanes_spark.audits.verdicts import CAUSES, AuditVerdict
 from lanes_spark.cli import commands
@@ -122,14 +123,14 @@ def test_the_source_of_an_audit_is_a_table_or_a_topic() -> None:
 @pytest.mark.parametrize(
     ("tables", "servers", "options", "columns", "said"),
     [
-        ([], "", {}, {}, "--topic, -X and --column need"),
-        (["a"], "host:1", {}, {}, "give either --table PATH"),
-        (["a"], "", {"kafka.a": "b"}, {}, "-X is an option of the Kafka connector"),
-        ([], "host:1", {}, {"key": "id"}, "--column names a column of a table"),
+        ([], "", {}, {}, "with --topic, -X and --column"),
+        (["a"], "host:1", {}, {}, "needs --table PATH or --server HOST:PORT, one of the two"),
+        (["a"], "", {"kafka.a": "b"}, {}, "takes no -X with --table"),
+        ([], "host:1", {}, {"key": "id"}, "takes no --column with --server"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(
     tables: list[str], servers: str, options: dict[str, str], columns: dict[str, str], said: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(Misuse, match=said):
         source_of_audit("orders", tables, servers, options, columns)

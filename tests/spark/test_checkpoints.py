@@ -96,10 +96,10 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
     # handled.
     before = noted(seen)
     with pytest.raises(
-        lanes.ConfigError, match=r"results_to='.*/results': .* another checkpoint, begun at .*/one: "
+        lanes.ConfigError, match=r"results_to='.*/results': .* another checkpoint, begun at .*/one, and "
     ) as no:
         on("two", "results", partitions=[0])
-    assert "name a folder that is not there yet, or continue with that checkpoint" in str(no.value)
+    assert "name a new folder, or continue with that checkpoint" in str(no.value)
     assert (noted(seen), stored(tmp_path / "results")) == (before, first)
     assert on("one", "results").batches == 3
     assert stored(tmp_path / "results") == everything()
@@ -132,7 +132,8 @@ def test_results_that_no_checkpoint_has_written_are_left_alone(spark: Any, tmp_p
     more: dict[str, Any] = {"results": RESULTS, "results_to": str(results), "tasks": 2}
     replay(spark, table, noting(tmp_path / "seen"), **more)
     with pytest.raises(
-        lanes.ConfigError, match=r"results_to='.*': there is something in it already .* .*/part-0.*parquet"
+        lanes.ConfigError,
+        match=r"results_to='.*': the folder has files that this checkpoint has not written, .*/part-0.*parquet",
     ):
         replay(spark, table, noting(tmp_path / "nothing"), **more, checkpoint=str(tmp_path / "one"))
     assert stored(results) == everything()
@@ -353,7 +354,7 @@ def test_the_first_error_is_raised_and_the_second_is_logged(
 
     with pytest.raises(lanes.HandlerHalted, match="no such customer"):
         replay(spark, table_of(tmp_path), noting(tmp_path / "seen", fail), settings=ONCE, progress=tell, tasks=2)
-    assert "progress= is not called any more: it raised Gone: the terminal is gone" in caplog.text
+    assert "progress= raised Gone (the terminal is gone) and is not called again" in caplog.text
 
 
 # --- what a journal has selected

@@ -231,7 +231,7 @@ def test_missing_rows_of_a_journal_are_reported(
         "1 run(s) have no begin, for example a run of m-2: files are missing",
         "1 incomplete file(s) (.tmp) were not read",
     )
-    assert all(f"the journal may be incomplete: {doubt}" in caplog.text for doubt in report.journal.doubts)
+    assert all(f"the journal may be incomplete ({doubt});" in caplog.text for doubt in report.journal.doubts)
     assert all(doubt in str(report.plan) for doubt in report.journal.doubts)
     # The table ends before the journal does.
     assert report.missing == report.journal.positions - report.delivered > 0

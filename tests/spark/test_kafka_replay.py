@@ -104,7 +104,8 @@ def test_a_topic_is_replayed_in_order_and_missing_positions_are_named(
     more["checkpoint"] = str(tmp_path / "another")
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source and were"):
         replay(connected, split, noting(tmp_path / "nothing"), **more, from_={2: 100})
-    with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source; begin at"):
+    gone = "replayed/2: positions 100 … 169 are gone from the source, and from_ selects them: begin at 170"
+    with pytest.raises(lanes.SourceError, match=gone):
         replay(connected, topic, noting(tmp_path / "nothing"), from_={2: 100})
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 160 … 169 are gone from the source and were"):
         topic.rows(connected, {2: (160, 200)})
@@ -165,10 +166,10 @@ def test_a_topic_recreated_between_two_batches_ends_the_replay(
 
     more: dict[str, Any] = {"checkpoint": str(tmp_path / "checkpoint"), "rows_per_batch": 100}
     with pytest.raises(
-        lanes.SourceError, match=r"^anew-between: the topic was deleted and recreated since this run"
+        lanes.SourceError, match=r"^anew-between: the topic was deleted and recreated after this run had begun"
     ) as no:
         replay(connected, topic, noting(seen), progress=tell, **more)
-    assert str(no.value).endswith("what of the former one was not read is gone; begin again with another checkpoint")
+    assert str(no.value).endswith("so its unread messages are gone; begin again with another checkpoint")
     # No message of the new topic was handled.
     assert positions(noted(seen)) == [(partition, at) for partition in range(2) for at in range(50)]
     assert all(key is not None and key.startswith(b"old-") for _, _, key in noted(seen))

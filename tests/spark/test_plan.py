@@ -42,6 +42,15 @@ def test_there_is_no_shuffle_where_a_task_reads_whole_partitions() -> None:
     assert "neither a shuffle nor a sort" in str(made)
 
 
+def test_the_number_of_tasks_has_its_own_reason() -> None:
+    assert "32 tasks: 4 for each of 8 cores" in str(plan())
+    assert "32 tasks: 4 for each of 8 cores" in str(plan(order="partition", partitions=40))
+    assert "5 tasks: tasks=5" in str(plan(order="partition", tasks=5))
+    for one, number in ((plan(order="partition"), 12), (plan(order="serial", partitions=1), 1)):
+        assert f"{number} tasks: the number of selected partitions, because further tasks would get no rows" in str(one)
+    assert "12 tasks: the number of selected partitions" in str(plan(order="partition", tasks=50))
+
+
 def test_other_orders_have_other_plans() -> None:
     assert (plan(order="partition").bucket, plan(order="partition").tasks) == ("partition", 12)
     assert (plan(order="serial", partitions=1).bucket, plan(order="serial", partitions=1).tasks) == ("partition", 1)

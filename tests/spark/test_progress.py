@@ -15,7 +15,7 @@ import pytest
 
 from lanes.history.writer import key_hash
 from lanes_spark import run_task
-from lanes_spark.driver.progress import OldestMessage, Progress, Pulse, TaskReports
+from lanes_spark.driver.progress import OldestMessage, Progress, ProgressTracker, Pulse, TaskReports
 from lanes_spark.task import progress as task_telling
 from lanes_spark.task.progress import sender
 from tests.components import wait_until
@@ -169,6 +169,17 @@ def test_a_call_that_fails_is_the_last_one() -> None:
             pulse.now()
     assert len(calls) == 1
     pulse.stop()
+
+
+def test_positions_that_an_earlier_run_handled_are_not_left() -> None:
+    tracker = ProgressTracker(session(), None)
+    tracker.begin({0: (100, 200), 1: (0, 50)}, {})
+    assert (tracker.progress().positions, tracker.progress().left) == (150, 150)
+    # The checkpoint may be below the first selected position.
+    tracker.reach({0: 170, 1: -5})
+    assert tracker.progress().left == 30 + 50
+    tracker.done({0: (170, 190), 1: (0, 20)})
+    assert (tracker.progress().positions, tracker.progress().left) == (150, 10 + 30)
 
 
 def test_the_rate_is_of_the_whole_run() -> None:

@@ -16,6 +16,7 @@ import pytest
 import lanes
 from lanes.cli import app as cli
 from lanes.cli import kit
+from lanes.cli.misuse import Misuse
 from lanes.process import EXIT_HALTED
 from lanes_spark import KafkaTopic, ParquetTable
 from lanes_spark.cli.commands import source_of, spark_session
@@ -110,11 +111,11 @@ def test_the_source_is_a_table_or_a_topic() -> None:
     assert source(servers="h:1", options=options) == KafkaTopic(servers="h:1", topic="t", options=options)
     assert not source(servers="h:1", aligned=False).aligned
     for wrong in ({}, {"tables": ["a"], "servers": "h:1"}):
-        with pytest.raises(lanes.ConfigError, match="give either --table PATH or --server HOST:PORT"):
+        with pytest.raises(Misuse, match="needs --table PATH or --server HOST:PORT, one of the two"):
             source(**wrong)
-    with pytest.raises(lanes.ConfigError, match="-X is an option of the Kafka connector"):
+    with pytest.raises(Misuse, match="takes no -X with --table"):
         source(tables=["a"], options=options)
-    with pytest.raises(lanes.ConfigError, match="--column names a column of a table"):
+    with pytest.raises(Misuse, match="takes no --column with --server"):
         source(servers="h:1", columns={"key": "customer"})
 
 
@@ -170,6 +171,29 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert "--handler" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("replay", ["--table", "t", "--server", "h:1"], "needs --table PATH or --server HOST:PORT, one of the two"),
+        ("replay", ["--table", "t", "-X", "a=b"], "takes no -X with --table"),
+        ("replay", ["--server", "h:1", "--column", "a=b"], "takes no --column with --server"),
+        ("replay", ["--table", "t", "--only", "unfinished"], "needs both --only STATE and --from-journal DIR"),
+        ("replay", ["--server", "h:1", "--tasks", "4"], "takes no --tasks without --no-aligned"),
+        ("replay", ["--table", "t", "--aligned", "--tasks", "4"], "takes no --tasks without --no-aligned"),
+        ("stream", ["--server", "h:1", "--checkpoint", "c", "--tasks", "4"], "takes no --tasks without --no-aligned"),
+        ("audit", ["--column", "a=b"], "needs --table PATH or --server HOST:PORT with"),
+    ],
+)
+def test_options_that_contradict_each_other_end_as_in_every_command(
+    kind: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = ["journal"] if kind == "audit" else ["--topic", "t", "--handler", "os.path:join"]
+    status, said = command(capsys, monkeypatch, "spark", kind, *needed, *options)
+    assert (status, said.count("\n")) == (64, 1)
+    assert said.startswith(f"lanes: `lanes spark {kind}` {words}")
+    assert said.endswith(f"; run `lanes spark {kind} --help`\n")
+
+
 def test_a_session_that_cannot_be_stopped_hides_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         def stop(self) -> None:
@@ -197,7 +221,8 @@ def test_without_spark_it_says_what_to_install(
     found = importlib.util.find_spec
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "pyspark" else found(name))
     status, said = command(capsys, monkeypatch, *NEEDED, "--handler", "shop:charge", "--table", "t")
-    assert (status, said) == (3, "lanes: `lanes spark` needs pyspark: pip install 'lanes-runtime[cli,spark]'\n")
+    first = "lanes: `lanes spark` needs pyspark: pip install 'lanes-runtime[cli,spark]'"
+    assert (status, said) == (3, f"{first}; in a checkout, pip install '.[cli,spark]'\n")
 
 
 @pytest.mark.slow

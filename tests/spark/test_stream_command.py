@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-import lanes
+from lanes.cli.misuse import Misuse
 from lanes_spark import JournalFacts, JournalSelection, OldestMessage, Progress, Report
 from lanes_spark.cli.commands import Signals, only_of
 from lanes_spark.cli.output import described, lacking
@@ -66,7 +66,7 @@ def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
     assert found == JournalSelection(path=["a", "b"], of="dead_lettered")
     assert only_of("unfinished", ["a"], "orders") == JournalSelection(path=["a"], of="unfinished", topic="orders")
     for of, paths, topic in (("unfinished", [], ""), ("", ["a"], ""), ("", [], "orders")):
-        with pytest.raises(lanes.ConfigError, match="--only and --from-journal need each other"):
+        with pytest.raises(Misuse, match="needs both --only STATE and --from-journal DIR"):
             only_of(of, paths, topic)
 
 

@@ -242,12 +242,18 @@ def test_a_message_that_is_given_up_fails_the_task() -> None:
         list(run_task(batches(rows(500)), job(handler, settings=ONCE)))
 
 
+@pytest.mark.timeout(20)
 def test_an_error_of_spark_is_raised_and_ends_the_task() -> None:
+    """Spark may run the next attempt at once, so the task cancels its handlers and drains nothing."""
+    running = threading.Event()
+
     async def handler(message: lanes.Message) -> None:
+        running.set()
         await anyio.sleep_forever()
 
     def broken() -> Iterator[Any]:
         yield from batches(rows(10))
+        assert running.wait(10)
         raise OSError("the socket is gone")
 
     before = threading.enumerate()
@@ -340,6 +346,10 @@ async def async_hook() -> None:
     pass
 
 
+def acknowledge_plainly(message: lanes.Message) -> None:
+    pass
+
+
 @pytest.mark.parametrize(
     ("wrong", "named"),
     [
@@ -348,6 +358,10 @@ async def async_hook() -> None:
             'poison="block" on Spark: a task cannot unblock a blocked key',
         ),
         ({"settings": lanes.Settings(poison="block_and_dlq")}, 'poison="block_and_dlq" on Spark'),
+        (
+            {"handler": acknowledge_plainly, "settings": lanes.Settings(sync_handlers="processes", processes=1)},
+            'sync_handlers="processes" on Spark',
+        ),
         ({"settings": lanes.Settings(poison="skip")}, 'poison="skip" needs dead letters'),
         (
             {"dead_letters": MemoryDeadLetters(MemoryBroker())},

@@ -96,7 +96,7 @@ def audit(
         The verdicts.
 
     Raises:
-        ConfigError: The folder has no journal, no rows, or a journal of an earlier ``lanes``.
+        ConfigError: The folder has no journal, no rows, or a journal of an earlier ``lanes``; or ``source`` is invalid.
         SourceError: Spark cannot read or write.
     """
     from lanes_spark.audits.judge import judge

@@ -96,16 +96,25 @@ def no_commit_past_unfinished(passes: DataFrame) -> DataFrame:
 def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> DataFrame:
     """Return the violations of DeadLetterBeforeSettle among these rows and the messages of ``passed``."""
     event = F.col("event")
-    used = rows.where(event.isin("dlq_sent", "dlq_confirmed", "archived", "ack") & ~F.col("gappy"))
+    letters = event.isin("dlq_sent", "dlq_confirmed", "archived")
+    # A message that has finished or was abandoned is no longer blocked: the assignment may write its dead letter again.
+    blocks = F.col("final") | event.isin("archived", "abandoned")
     before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
-    latest = F.last(F.when(event != "ack", event), ignorenulls=True).over(before)
-    settled = used.withColumn("latest", latest).where((event == "ack") & (F.col("latest") == "dlq_sent"))
-    what = "settled while its dead letter was not confirmed"
-    found = finding(settled, "DeadLetterBeforeSettle", what)
+    used = rows.where((letters | blocks | (event == "ack")) & ~F.col("gappy")).withColumns(
+        {
+            "latest": F.last(F.when(letters, event), ignorenulls=True).over(before),
+            "blocked": F.last(F.when(blocks, event == "archived"), ignorenulls=True).over(before),
+        }
+    )
+    unconfirmed = "settled while its dead letter was not confirmed"
+    what = F.when((event == "ack") & (F.col("latest") == "dlq_sent"), unconfirmed).when(
+        (event == "dlq_sent") & F.col("blocked"), "has a second dead letter in the same assignment"
+    )
+    found = finding(used.where(what.isNotNull()), "DeadLetterBeforeSettle", what)
     if passes is None:
         return found
     committed = passes.where(F.col("what") == "unconfirmed")
-    return found.unionByName(finding(committed, "DeadLetterBeforeSettle", what))
+    return found.unionByName(finding(committed, "DeadLetterBeforeSettle", unconfirmed))
 
 
 def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:

@@ -1,6 +1,7 @@
 """The commands ``lanes spark …``. A command imports pyspark when its session begins.
 
-A command raises ``ConfigError`` for a wrong option; the command line prints the error.
+A command raises ``ConfigError`` for a wrong option, and ``Misuse`` for options that contradict each other; the command
+line prints the error.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, choice, command_group, stop
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, choice, command_group, stop
 from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
 from lanes.process import EXIT_AT_ONCE, EXIT_HALTED, SignalCounter
@@ -43,7 +44,7 @@ _LOOK: Final = 0.2
 """Maximum time in seconds until a second signal takes effect."""
 
 
-spark = command_group("Run a handler over history, or audit a journal, on Spark.")
+spark = command_group("Replay stored messages, or audit a journal, on Spark.")
 
 
 @spark.command("replay")
@@ -83,14 +84,16 @@ def replay_command(
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
     explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
-    """Run a handler over a table or a Kafka topic. Exit status: 0 = done, 3 = failed, 5 = halted by a message.
+    """Run a handler over a table or a Kafka topic.
 
-    This process and local workers import modules from the current folder. For a cluster, send the handler's modules
-    by --conf spark.submit.pyFiles=PATH.
+    Exit status: 0 = done, 3 = failed, 5 = halted by a message, 130 = interrupted by Ctrl-C. This process and local
+    workers import modules from the current folder. For a cluster, send the handler's modules by --conf
+    spark.submit.pyFiles=PATH.
     """
     # Python adds a folder to its path for a script and for -m, but a console script lacks the current folder.
     sys.path.insert(0, os.getcwd())
     source = source_of(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column), aligned)
+    check_tasks(tasks, aligned=source.aligned)
     arguments = options.arguments_of(context.params)
     arguments |= {"to": options.bound("--to", to), "checkpoint": checkpoint or None}
     arguments["only"] = only_of(only, from_journal, journal_topic)
@@ -135,13 +138,14 @@ def stream_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Run a handler over a Kafka topic until a signal. Exit status: 0 = stopped, 3 = failed, 5 = halted by a message.
+    """Run a handler over a Kafka topic until a signal.
 
-    SIGTERM or SIGINT stops the stream after the current batch. A second signal stops the stream at once, with exit
-    status 4.
+    Exit status: 0 = stopped, 3 = failed, 4 = stopped at once, 5 = halted by a message. SIGTERM or SIGINT stops the
+    stream after the current batch. A second signal stops the stream at once.
     """
     sys.path.insert(0, os.getcwd())
     source = KafkaTopic(servers=servers, topic=topic, options=options.pairs("-X", option), aligned=aligned)
+    check_tasks(tasks, aligned=aligned)
     arguments = options.arguments_of(context.params) | {"checkpoint": checkpoint, "interval": interval}
     function = options.load("--handler", handler)
     with (
@@ -172,7 +176,10 @@ def audit_command(
     master: options.Master = "",
     conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
-    """Audit journals. Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = failed."""
+    """Audit journals.
+
+    Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = failed, 130 = interrupted by Ctrl-C.
+    """
     source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
     with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
@@ -219,16 +226,15 @@ def source_of(
         The topic or the table.
 
     Raises:
-        ConfigError: The options name no source or two sources, or an option belongs to the other kind of source.
+        ConfigError: The value of an option is wrong.
+        Misuse: The options name no source or two sources, or an option belongs to the other kind of source.
     """
     if bool(tables) == bool(servers):
-        raise ConfigError(
-            "the source must be exactly one of a table and a topic; give either --table PATH or --server HOST:PORT"
-        )
+        raise Misuse("needs --table PATH or --server HOST:PORT, one of the two")
     if tables and options:
-        raise ConfigError("-X is an option of the Kafka connector: leave out -X with --table")
+        raise Misuse("takes no -X with --table, because -X is an option of the Kafka connector")
     if servers and columns:
-        raise ConfigError("--column names a column of a table: leave out --column with --server")
+        raise Misuse("takes no --column with --server, because --column names a column of a table")
     if servers:
         return KafkaTopic(servers=servers, topic=topic, options=options, aligned=aligned is not False)
     return ParquetTable(path=list(tables), topic=topic, columns=columns, aligned=bool(aligned))
@@ -237,20 +243,26 @@ def source_of(
 def source_of_audit(
     topic: str, tables: Sequence[str], servers: str, options: dict[str, str], columns: dict[str, str]
 ) -> KafkaTopic | ParquetTable | None:
-    """Return the source that the options name; None without options. Raises ``ConfigError`` as ``source_of``."""
+    """Return the source that the options name; None without options. Raises the errors of ``source_of``."""
     if tables or servers:
         return source_of(topic, tables, servers, options, columns)
     if topic or options or columns:
-        raise ConfigError("--topic, -X and --column need a source: add --table PATH or --server HOST:PORT")
+        raise Misuse("needs --table PATH or --server HOST:PORT with --topic, -X and --column")
     return None
 
 
+def check_tasks(tasks: int | None, *, aligned: bool) -> None:
+    """Raise ``Misuse`` for a number of shuffle tasks, if the plan has no shuffle because the source is aligned."""
+    if tasks is not None and aligned:
+        raise Misuse("takes no --tasks without --no-aligned, because one task reads each partition, without shuffle")
+
+
 def only_of(of: str, paths: Sequence[str], topic: str) -> JournalSelection | None:
-    """Return the selection by a journal; None without options. Raises ``ConfigError`` for a missing or wrong option."""
+    """Return the selection by a journal; None without options. Raises ``Misuse`` for a missing option."""
     if not of and not paths and not topic:
         return None
     if not of or not paths:
-        raise ConfigError("--only and --from-journal need each other: give both options or neither")
+        raise Misuse("needs both --only STATE and --from-journal DIR, or neither of the two")
     return JournalSelection(path=list(paths), of=choice("--only", of, Of), topic=topic or None)
 
 

@@ -138,7 +138,7 @@ def numbers(option: str, text: str) -> list[int] | None:
 
 
 def bound(option: str, text: str) -> Bound | None:
-    """Parse a position, positions by partition or an aware time; None for an empty text.
+    """Parse a position, positions by partition or a time in ISO 8601; None for an empty text.
 
     Raises ``ConfigError`` for any other text.
     """

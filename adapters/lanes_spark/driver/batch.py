@@ -65,6 +65,7 @@ class BatchRun:
             batch: Number of the batch in its checkpoint; None without a checkpoint.
 
         Raises:
+            ConfigError: The driver cannot write to the folder of the journal, or ``aligned`` is wrong.
             SourceError: The topic was recreated, or its brokers did not answer for 180 s. The batch is not finished.
         """
         from pyspark.sql import Observation
@@ -128,7 +129,7 @@ class BatchRun:
             rows = rows.where(F.col("timestamp") >= F.lit(selection.start))
         if isinstance(selection.end, datetime):
             rows = rows.where(F.col("timestamp") < F.lit(selection.end))
-        # Conditions on the table's own columns come before the casts, so that Spark can skip files.
+        # Conditions on the table's own columns precede the casts, so that Spark can skip files.
         rows = rows.withColumns({name: F.col(name).cast("binary") for name in ("key", "value")})
         rows = rows.withColumns({"partition": F.col("partition").cast("int"), "offset": F.col("offset").cast("bigint")})
         if chosen is not None:

@@ -39,8 +39,8 @@ class OffsetServer(socketserver.UnixStreamServer):
 
     Attributes:
         path: Path of the socket.
-        stopped: Event that is set when the server has answered that no positions follow. After this answer no batch
-            runs or begins.
+        stopped: Event that is set when the server answers that no positions follow. After this answer no batch runs or
+            begins.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 EVERY: Final = 1.0
-"""Seconds between two calls of ``progress=`` during a batch."""
+"""Seconds between two calls of ``progress=`` by the thread of a ``Pulse``."""
 
 _DATAGRAM: Final = 2_048
 
@@ -65,9 +65,10 @@ class Progress:
         positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
             runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between selected
             positions counts too. For a stream, the end of the topic at the latest check counts.
-        left: Number of selected positions that are not handled yet. For a stream, this is the lag.
+        left: Number of selected positions that are not handled yet. For a stream, this is the lag. Until the first
+            batch of a continued replay begins, positions that earlier runs handled count too.
         seconds: Seconds since this run began.
-        running: Number of tasks that have reported and have not ended.
+        running: Number of tasks of the current batch that have reported and have not ended.
         oldest: The oldest unfinished message of the running tasks; None without an unfinished message.
     """
 
@@ -113,7 +114,9 @@ class RunningTasks(NamedTuple):
 
 
 class ProgressTracker:
-    """Counts the progress of one run, and calls ``tell`` about once a second. The caller closes the tracker.
+    """Counts the progress of one run, and calls ``tell`` about once a second and after each batch.
+
+    The caller closes the tracker.
 
     Args:
         spark: Session of the run.
@@ -171,6 +174,11 @@ class ProgressTracker:
             self._spans = spans
             self._at = dict(at)
 
+    def reach(self, at: Mapping[int, int]) -> None:
+        """Record that all messages below the positions ``at`` are handled, in this run or in an earlier run."""
+        with self._lock:
+            self._at |= at
+
     def done(self, ranges: Mapping[int, Span]) -> None:
         """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises an error now, or did so before."""
         with self._lock:
@@ -195,7 +203,9 @@ class ProgressTracker:
         """Return the current progress."""
         with self._lock:
             running = RunningTasks() if self._reports is None else self._reports.running()
-            left = {number: (self._at.get(number, first), end) for number, (first, end) in self._spans.items()}
+            left = {
+                number: (max(first, self._at.get(number, first)), end) for number, (first, end) in self._spans.items()
+            }
             return Progress(
                 batches=self._batches,
                 delivered=self._done["delivered"] + running.delivered,

@@ -49,7 +49,7 @@ def begin_query(
         spark: Session that runs the query.
         run: The replay or stream.
         checkpoint: Folder in which Spark logs the batches.
-        done: Called with the ranges of each finished batch that has positions.
+        done: Function that receives the ranges of each finished batch that has positions to handle.
         live: Path of an ``OffsetServer`` for a stream; "" = a replay, which ends with the last position of its scope.
         interval: Seconds between two requests to the server.
 
@@ -84,6 +84,7 @@ def begin_query(
         with crossing():
             # Every batch needs a known folder for its results, even a batch without positions.
             folder.take()
+            run.tracker.reach({partition: first for partition, (first, _) in found.items()})
             if taken:
                 run.batches.run(spark, taken, batch=batch)
                 done(found)
@@ -111,7 +112,7 @@ class RangeOptions:
         islands: The only ranges to read, by partition; empty = all positions.
         fixed: Whether a partition that is added later is an error.
         live: Path of an ``OffsetServer`` with the current ``spans``; "" if ``spans`` never change.
-        begin: Position of ``from_``, by partition; empty without such positions.
+        begin: Positions of ``from_``, by partition; empty if ``from_`` is None or a time.
         unnamed: Identity of the same replay over a topic without an id; "" if the topic has no id.
     """
 
@@ -133,7 +134,7 @@ class RangeOptions:
 
 
 class BatchRanges(DataSource):
-    """The source of batch ranges as a Spark data source. Its options are ``RangeOptions``."""
+    """The source of batch ranges as a Spark data source. The options of the source are ``RangeOptions``."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -221,7 +222,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
         """Return the positions that an offset of the query states.
 
-        Messages below ``done`` are handled; None = below the offset.
+        All messages below ``done`` are handled; without ``done``, all messages below the returned positions.
         """
         topic = self._given.topic
         # Spark may pass the offset of another query's checkpoint.

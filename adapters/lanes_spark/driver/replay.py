@@ -84,10 +84,11 @@ def replay(
     Raises:
         ConfigError: An argument is invalid, a promise cannot be kept with these arguments, or a worker cannot load the
             handler.
+        TypeError: ``options`` has an unknown name.
         HandlerHalted: A message failed under the poison policy ``exit``.
         SourceError: Rows are gone, the topic was recreated, another replay uses the checkpoint, or Spark or the brokers
-            failed. An error of ``lanes`` in a task keeps its class, its text in one line and its ``retryable``. Its
-            ``__cause__`` is Spark's exception with the task's traceback.
+            failed. An error of ``lanes`` in a task keeps its class, its text in one line and its ``retryable``. The
+            ``__cause__`` of the error is Spark's exception with the task's traceback.
         Exception: The exception of ``progress``, unchanged.
     """
     run = open_run(spark, source, handler, options, to=to, only=only, checkpoint=checkpoint, explain=explain)

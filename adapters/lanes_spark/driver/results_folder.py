@@ -1,20 +1,20 @@
 """Ownership of a folder of results: a checkpoint has one folder, and a folder has one checkpoint.
 
 A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
-same numbers for other rows, and its batches would replace only some of the results. By two notes, which are files, a
-replay refuses a second checkpoint:
+same numbers for other rows, and its batches would replace only some of the results. Two notes, which are files, let a
+replay refuse a second checkpoint:
 
 - The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
   results.
 - The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
   would lack the results of finished batches.
 
-A replay that was killed between the two notes has written no results. Such a replay may continue with the same folder
-or a new folder.
+A replay that was killed between the two notes has written no results, and may continue with the same folder or a new
+folder.
 
-Two replays may find the same folder empty at the same time, but at most one replay takes the folder. Each replay first
-creates a file with the name of its query, and then lists these files. The later replay sees both files and stops. The
-file system needs no exclusive creation, but a listing must show all written files.
+Two replays may find the same folder empty at the same time. Except with Spark Connect, at most one replay takes the
+folder. Each replay first creates a file with the name of its query, and then lists these files. The later replay sees
+both files and stops. The file system needs no exclusive creation, but a listing must show all written files.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ class ResultsFolder:
     def check(self) -> None:
         """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of an earlier version of ``lanes`` has no note. Such a checkpoint continues without results, or
-        with a folder whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other
-        folder.
+        A checkpoint of an earlier version of ``lanes`` has no note, and continues without results, or with a folder
+        whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other folder.
 
         Raises:
             ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost

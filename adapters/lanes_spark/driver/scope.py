@@ -27,7 +27,7 @@ _ENDLESS: Final = 1 << 62
 
 
 ReplaySource = ParquetTable | KafkaTopic
-"""A source of history. Both classes have the same methods."""
+"""A source of stored messages. Both classes have the same methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ class ReplayScope:
         return blake3(text.encode()).hexdigest(length=8)
 
     def missing(self) -> int | None:
-        """Count the journal's positions outside the source's ranges. Blocks.
+        """Count the journal's selected positions that are outside the source's ranges. Blocks.
 
         Returns:
             The number of positions; None without a journal, or if keys, slots or times also select messages.

@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from blake3 import blake3
 
-from lanes.config import check_aware
+from lanes.arguments import check_aware
 from lanes.core.ring import SLOTS, slot
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError

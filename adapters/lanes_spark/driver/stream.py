@@ -57,7 +57,9 @@ def stream(
 
     Raises:
         ConfigError: An argument is invalid, or a promise cannot be kept with these arguments.
-        SourceError: Positions are gone, or Spark or the brokers failed. ``Stream.join`` raises later errors.
+        TypeError: ``options`` has an unknown name.
+        SourceError: Positions are gone, another replay uses the checkpoint, or Spark or the brokers failed.
+            ``Stream.join`` raises later errors.
     """
     if not isinstance(source, KafkaTopic):
         raise ConfigError(f"stream of a {type(source).__name__}: only a KafkaTopic gets new messages; use replay")

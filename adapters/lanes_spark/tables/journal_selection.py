@@ -99,8 +99,8 @@ class JournalSelection:
         Args:
             spark: Session that reads the journal.
             topic: Topic name of the source.
-            checkpoint: Folder that stores the positions for a continued replay. Without a checkpoint, the positions
-                stay in memory until ``Chosen.close``.
+            checkpoint: Folder that stores the positions for a continued replay. Without a checkpoint, Spark
+                caches the positions until ``Chosen.close``.
             incarnation: Id of the topic; "" if it is unknown.
 
         Returns:

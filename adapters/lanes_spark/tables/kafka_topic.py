@@ -71,9 +71,9 @@ class KafkaTopic:
         topic: Topic name.
         options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
             ``kafka.security.protocol``, is a setting of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle. At most one task works on each partition.
-            False = a shuffle by key distributes few partitions over many cores. ``minPartitions``,
-            ``maxRecordsPerPartition`` and ``eras`` need False.
+        aligned: Whether one task reads a whole partition, without a shuffle, so that at most one task works on each
+            partition. False = a shuffle by key distributes few partitions over many cores. ``minPartitions`` and
+            ``maxRecordsPerPartition`` need False, and ``eras`` unless the order is ``"none"``.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:
@@ -120,7 +120,7 @@ class KafkaTopic:
             spark: Session with the Kafka connector.
 
         Returns:
-            The positions by partition. ``rows`` of the result counts positions, and some positions have no message.
+            The positions by partition. ``rows`` of the result counts positions, and a position may have no message.
 
         Raises:
             ConfigError: The session has no JVM, or lacks jars of the connector.

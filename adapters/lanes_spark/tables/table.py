@@ -156,7 +156,7 @@ def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
 
 
 def known_rows(table: DataFrame, topic: str, columns: Mapping[str, str]) -> DataFrame:
-    """Return the message columns of a table, under the names of ``ParquetTable``."""
+    """Return the message columns of the rows of ``topic``, under the names of ``ParquetTable``."""
     from pyspark.sql import functions as F  # noqa: N812
 
     kinds: dict[str, DataType] = {one.name: one.dataType for one in table.schema}
@@ -195,7 +195,7 @@ class Spans:
         by_partition: Positions by partition, the end exclusive.
         rows: Number of rows; for a Kafka topic, of positions.
         timed: Whether rows have a timestamp.
-        cut: Whether the source may have lost positions below the first position. A table never loses positions.
+        cut: Whether the source may have lost positions below its first position; False for a table.
         incarnation: Id of the topic, which changes when the topic is recreated; "" if it is unknown.
     """
 

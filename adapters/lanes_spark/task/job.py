@@ -41,7 +41,7 @@ class TaskJob:
         setup: Function that opens resources of the handler.
         teardown: Function that closes resources of the handler.
         journal: Folder in which every attempt of a task writes its own journal. All workers must have mounted the
-            folder. If the journal is slow, a task waits before it drops rows.
+            folder. If the journal is slow, a task waits for up to 30 s before the journal may drop rows.
 
     Raises:
         ConfigError: An argument cannot work in a task.
@@ -62,6 +62,11 @@ class TaskJob:
         check_handler(self.handler, self.decode, self.settings)
         check_results(self.results)
         object.__setattr__(self, "journal", checked_folder(self.journal))
+        if self.settings.sync_handlers == "processes":
+            raise ConfigError(
+                'sync_handlers="processes" on Spark: each task is a process already; leave sync_handlers and processes '
+                "out, and let Spark run more tasks"
+            )
         if self.settings.poison in ("block", "block_and_dlq"):
             raise ConfigError(
                 f'poison="{self.settings.poison}" on Spark: a task cannot unblock a blocked key, and would never end; '
@@ -78,8 +83,8 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "setup and teardown differ: one function is async and one is plain; make both plain, for the worker "
-                "process, or both async, for each task"
+                "setup and teardown differ: one function is async and one is plain; make both plain, to be called "
+                "once in a worker process, or both async, to be called in each task"
             )
 
 

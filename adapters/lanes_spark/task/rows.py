@@ -23,6 +23,17 @@ NEEDED: Final = ("key", "partition", "offset", "value")
 _WINDOW: Final = 1_024
 """Maximum number of rows that are converted to Python objects before the consumer has room for them."""
 
+_CASTS: Final = {
+    "key": "binary",
+    "partition": "int",
+    "offset": "bigint",
+    "value": "binary",
+    "timestamp": "timestamp",
+    "headers": "array<struct<key:string,value:binary>>",
+    "era": "int",
+}
+"""The type in SQL to which a column of another type can be cast."""
+
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 """Type of a header in the rows of the Kafka connector."""
 
@@ -101,7 +112,7 @@ def _windows(columns: list[Any], sizes: Any) -> Iterator[Window]:
 
 
 def _length(column: Any) -> Any:
-    """Return the bytes of each value."""
+    """Return the number of bytes of each value."""
     return pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0)
 
 
@@ -131,7 +142,9 @@ def _column(batch: Any, name: str) -> Any:
     else:
         fits = pa.types.is_integer(kind)
     if not fits:
-        raise SourceError(f"the column {name!r} of the rows is {kind}, which a message cannot have: cast the column")
+        raise SourceError(
+            f"the column {name!r} of the rows is {kind}, which a message cannot have: cast it to {_CASTS[name]}"
+        )
     return column
 
 
@@ -167,5 +180,13 @@ class RowReader:
 
 
 def headers_size(headers: Sequence[Mapping[str, Any] | None]) -> int:
-    """Return the approximate bytes of all names and values. Each character of a name counts as one byte."""
-    return sum([len(one["key"] or "") + len(one["value"] or b"") for one in headers if one is not None])
+    """Return the number of bytes of all names, in UTF-8, and of all values."""
+    size = 0
+    for one in headers:
+        if one is not None:
+            name, value = one["key"], one["value"]
+            if name:
+                size += len(name) if name.isascii() else len(name.encode())
+            if value:
+                size += len(value)
+    return size

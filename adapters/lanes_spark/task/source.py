@@ -1,11 +1,11 @@
 """The source of one task of Spark: a finite number of rows of Arrow batches.
 
 The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
-partition is assigned at the first batch with rows of it, and stays assigned until the end of the task.
+partition is assigned at the first batch with its rows, and stays assigned until the end of the task.
 
-A wrong order of rows stops the task: a position that does not rise within its partition, or an era that falls. Rows of
-the next era wait until all earlier rows are settled. A key may have another partition in the next era, and a lane has
-no order across partitions.
+A wrong order of rows stops the task: a position that does not rise within its partition, or an earlier era after a
+later era. Rows of the next era wait until all earlier rows are settled. A key may have another partition in the next
+era, and a lane has no order across partitions.
 """
 
 from __future__ import annotations

@@ -13,13 +13,12 @@ task closes its loop, thread and clients.
 from __future__ import annotations
 
 import asyncio
-import gc
+import dataclasses
 import logging
 import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar, cast
 
@@ -29,6 +28,7 @@ from lanes.consumer import Consumer
 from lanes.core.types import Message
 from lanes.errors import LanesError
 from lanes.handlers import is_async
+from lanes.runtime.garbage import tuned_gc
 from lanes_spark.task.job import TaskJob
 from lanes_spark.task.journal import Pace, task_journal
 from lanes_spark.task.progress import Tell, telling
@@ -41,7 +41,7 @@ AHEAD: Final = 2
 """Maximum number of Arrow batches that the source has received, but not completely delivered."""
 
 _ROWS_AT_ONCE: Final = 4_096
-"""Number of returned rows that the loop passes to the generator together."""
+"""Number of returned rows at which the loop passes the rows to the generator."""
 
 _HOOK_TIMEOUT: Final = 30.0
 """Seconds that an async ``teardown`` may take."""
@@ -55,17 +55,6 @@ STANDS_AFTER: Final = 10.0
 _FRAMES: Final = 3
 
 T = TypeVar("T")
-
-YOUNG_OBJECTS: Final = 5_000
-"""Growth of the number of objects that starts a collection of the youngest generation.
-
-The default of Python 3.11 is 700. A task creates and drops a few objects for each row, and the objects of messages in
-flight survive many collections. With fewer collections, a task whose handler does nothing takes a fifth less time.
-"""
-
-_lock: Final = threading.Lock()
-_tasks = 0
-_before: tuple[int, int, int] | None = None
 
 
 class _Ready:
@@ -215,7 +204,8 @@ class _Task:
     def _main(self) -> None:
         error: BaseException | None = None
         try:
-            with collecting_seldom():
+            # Without a freeze: a process of Spark runs many short tasks, and has many objects of pandas.
+            with tuned_gc(freeze=False):
                 anyio.run(self._consume, backend="asyncio")
         except BaseException as failure:
             error = failure
@@ -245,7 +235,8 @@ class _Task:
         self._consumer = Consumer(
             self._source,
             handler,
-            settings=job.settings,
+            # Spark may run the next attempt of a task at the same time, so a task that ends early drains nothing.
+            settings=dataclasses.replace(job.settings, on_cancel="stop"),
             dead_letters=None if job.dead_letters is None else job.dead_letters(),
             decode=job.decode,
             journal=self._journal,
@@ -319,27 +310,3 @@ class LoopWatch:
             STANDS_AFTER,
             places,
         )
-
-
-@contextmanager
-def collecting_seldom() -> Iterator[None]:
-    """Collect garbage less often in this process, until the last of these blocks ends. Thread-safe.
-
-    The block has no effect in a process that already collects as seldom, or never.
-    """
-    global _tasks, _before
-    with _lock:
-        _tasks += 1
-        if _tasks == 1:
-            found = gc.get_threshold()
-            _before = found if 0 < found[0] < YOUNG_OBJECTS else None
-            if _before is not None:
-                gc.set_threshold(YOUNG_OBJECTS, *found[1:])
-    try:
-        yield
-    finally:
-        with _lock:
-            _tasks -= 1
-            # A threshold that other code has changed meanwhile is kept.
-            if not _tasks and _before is not None and gc.get_threshold() == (YOUNG_OBJECTS, *_before[1:]):
-                gc.set_threshold(*_before)
