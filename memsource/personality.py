@@ -46,8 +46,8 @@ class Personality(Protocol):
     def taken(self) -> list[tuple[str, Partition]]:
         """The assignments that the broker took from members, in order, even if the member has not learned of the loss.
 
-        The list has only assignments that the member had learned and not released. The broker takes an assignment
-        when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
+        The list has only assignments that the member had learned and not released. The broker takes an assignment, for
+        example, when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
         """
 
     @property

@@ -4,8 +4,8 @@
 invariants on that page.
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
-``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``; ``retries``, ``progress``, ``bounds``,
-``drains``; ``report`` (text and exit status of ``lanes check``).
+``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``, ``stranded``; ``retries``, ``progress``,
+``bounds``, ``drains``; ``report`` (text and exit status of ``lanes check``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
-from memsource.checkers.bounds import BoundedBytes, BoundedInFlight, MaxAhead, PauseAtBounds, StallNamed
+from memsource.checkers.bounds import (
+    BoundedBytes,
+    BoundedInFlight,
+    MaxAhead,
+    PartitionBudgets,
+    PauseAtBounds,
+    StallNamed,
+)
 from memsource.checkers.checker import Checker, Handler
 from memsource.checkers.commits import (
     CommitsInTime,
@@ -31,11 +38,12 @@ from memsource.checkers.order import PerKeyOrder
 from memsource.checkers.outcomes import DeliveredThenStarted, OneTerminalOutcome, ZombiesDoNotCount
 from memsource.checkers.overlap import NoOverlap
 from memsource.checkers.owners import ExclusiveOwner, KeptWorkGoesOn
-from memsource.checkers.progress import LaneProgress
+from memsource.checkers.progress import LaneProgress, PartitionTurns
 from memsource.checkers.redelivery import KeptAlive, RedeliveryNotRun
 from memsource.checkers.repeats import BoundedRepeats, NoDuplicateCleanly, OrderAcrossAssignments
 from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
 from memsource.checkers.settlement import AtLeastOnce, DeadLetterBeforeSettle, NoSettleBeforeEnd
+from memsource.checkers.stranded import NothingStranded
 from memsource.checkers.verdict import Status, Verdict
 from memsource.history.reader import Segment
 from memsource.history.timeline import Timeline
@@ -69,9 +77,12 @@ __all__ = [
     "NoDuplicateCleanly",
     "NoOverlap",
     "NoSettleBeforeEnd",
+    "NothingStranded",
     "OneCommitAtATime",
     "OneTerminalOutcome",
     "OrderAcrossAssignments",
+    "PartitionBudgets",
+    "PartitionTurns",
     "PauseAtBounds",
     "PerKeyOrder",
     "RedeliveryNotRun",
@@ -105,6 +116,7 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     OrderAcrossAssignments,
     DeliveredThenStarted,
     LaneProgress,
+    PartitionTurns,
     ExclusiveOwner,
     # Settling
     AtLeastOnce,
@@ -123,6 +135,7 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     # Bounds
     BoundedInFlight,
     BoundedBytes,
+    PartitionBudgets,
     MaxAhead,
     StallNamed,
     PauseAtBounds,

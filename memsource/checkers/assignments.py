@@ -71,7 +71,7 @@ class Assignments(Generic[State]):
 
 
 class AssignmentChecker(PromiseChecker, Generic[State]):
-    """A checker that keeps a state for each assignment, until the assignment is lost."""
+    """A checker that keeps a state for each assignment, at most until its loss or a gap in the rows."""
 
     _state_class: type[State]
 
@@ -150,7 +150,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Return whether a ``redelivered`` row shows a message of the series that was settled, not one in flight."""
+        """Return whether a ``redelivered`` row shows a message of the series that was settled, and not in flight."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1
@@ -169,6 +169,12 @@ def lane_of(rules: Rules, row: Row) -> str | None:
     if row.key is None:
         return "keyless" if rules.keyless == "one_lane" else None
     return row.key
+
+
+def has_budgets(segment: Segment) -> bool:
+    """Return whether the run of a segment has bounds per partition, so that its partitions start in turn."""
+    rules = segment.rules
+    return bool(rules.concurrency_per_partition or rules.max_in_flight_per_partition)
 
 
 def closes_prefix(rules: Rules) -> bool | None:

@@ -1,18 +1,22 @@
-"""The checkers of bounds: messages and bytes in flight, ``max_ahead``, and the stop and restart of the intake."""
+"""The checkers of bounds: messages and bytes in flight, bounds per partition, ``max_ahead``, and intake stops."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
 from heapq import heappop, heappush
+from typing import Final
 
-from memsource.checkers.assignments import AssignmentChecker, begin_committing, with_state
+from memsource.checkers.assignments import AssignmentChecker, begin_committing, has_budgets, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 _Assignment = tuple[str, int]
+
+_SOON: Final = 0.1
+"""Seconds after a stop of the intake within which the intake restarts at its low water only."""
 
 
 class _Flight:
@@ -53,14 +57,14 @@ class _Bound(PromiseChecker):
         return f"peak {peak:g} of {bound or '?'}"
 
     def _limit(self, segment: Segment) -> int | None:
-        """Return the bound that a segment's ``begin`` row states; None without a ``begin`` row."""
+        """Return the bound in a segment's ``begin`` row; None = the bound is unknown."""
         raise NotImplementedError
 
     def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
         """Judge the first message of a batch, before it is counted."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
-        """Measure the messages in flight, before a message or an assignment is removed."""
+        """Measure the messages in flight, after deliveries, before removals, at gaps and at the end of the segment."""
         raise NotImplementedError
 
     @on("delivered")
@@ -201,6 +205,84 @@ class BoundedInFlight(_Bound):
         flight.above = above
 
 
+class PartitionBudgets(_Bound):
+    """No partition exceeds ``max_in_flight_per_partition`` or ``concurrency_per_partition`` (63).
+
+    Messages in flight are those of one assignment. Handlers are those of all assignments of the partition in one
+    process, so that a handler that runs after the fence counts until it ends. With batches the bound of handlers is
+    ``concurrency_per_partition`` calls, of ``batch`` messages each. The verdict's note states the peak of the messages
+    in flight.
+
+    Args:
+        timeline: History to judge.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        # (segment, partition) -> running handlers, as (assignment, position)
+        self._running: dict[tuple[Segment, str], set[tuple[int, int]]] = defaultdict(set)
+
+    def _limit(self, segment: Segment) -> int | None:
+        # A history without the bounds per partition is from a version without these bounds.
+        return segment.rules.max_in_flight_per_partition or 0
+
+    def _note(self) -> str:
+        return super()._note() if any(map(self._limit, self._flights)) else ""
+
+    @on("delivered")
+    def _delivered(self, segment: Segment, row: Row) -> None:
+        if has_budgets(segment):
+            super()._delivered(segment, row)
+
+    def _take(self, segment: Segment, flight: _Flight) -> None:
+        bound = self._limit(segment)
+        if not bound:
+            return
+        most = max(map(len, flight.messages.values()), default=0)
+        flight.peak = max(flight.peak, most)
+        above = most > bound
+        if above and not flight.above and flight.latest is not None:
+            what = f"{most} of a partition in flight, max_in_flight_per_partition is {bound}"
+            self._findings.violation(segment, flight.latest, what)
+        flight.above = above
+
+    @on("started")
+    def _started(self, segment: Segment, row: Row) -> None:
+        super()._started(segment, row)
+        calls, batch = segment.rules.concurrency_per_partition, max(1, segment.rules.batch or 1)
+        if not calls:
+            return
+        running = self._running[segment, row.partition]
+        running.add((row.assignment, row.position))
+        if len(running) == calls * batch + 1:
+            times = f", with batches of {batch}" if batch > 1 else ""
+            what = f"{len(running)} handlers of its partition run, concurrency_per_partition is {calls}{times}"
+            self._findings.violation(segment, row, what)
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        super()._ended(segment, row)
+        self._runs_no_more(segment, row)
+
+    @on("zombie")
+    def _runs_no_more(self, segment: Segment, row: Row) -> None:
+        self._running[segment, row.partition].discard((row.assignment, row.position))
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        super()._gap(segment, row)
+        self._forget(segment)
+
+    @on("over")
+    def _over(self, segment: Segment, row: Row) -> None:
+        super()._over(segment, row)
+        self._forget(segment)
+
+    def _forget(self, segment: Segment) -> None:
+        for running in [running for running in self._running if running[0] is segment]:
+            del self._running[running]
+
+
 class BoundedBytes(_Bound):
     """No message is received while ``max_in_flight_bytes`` or more bytes are in flight (26).
 
@@ -319,7 +401,7 @@ class StallNamed(AssignmentChecker[_Above]):
 
     @with_state("redelivered settled", find="known")
     def _redelivered(self, segment: Segment, row: Row, state: _Above) -> None:
-        # The message is one of the latest deliveries, and the next report may name it.
+        # A former owner had finished the message, so the message does not hold the floor.
         state.unfinished.discard(row.position)
 
     @with_state("started", find="known")
@@ -360,10 +442,12 @@ class StallNamed(AssignmentChecker[_Above]):
 
 
 class PauseAtBounds(PromiseChecker):
-    """Intake stops only when a bound is reached, and restarts only when no count is above its low water (31).
+    """Intake stops only when a bound is reached, and restarts at once only when no count is above its low water (31).
 
-    The low water of messages is half-way from ``max_in_flight`` to ``concurrency``, that of bytes half of
-    ``max_in_flight_bytes``. A message that a former owner had completed counts only at its delivery.
+    The low water of messages is halfway between ``concurrency`` and ``max_in_flight``. The low water of bytes is half
+    of ``max_in_flight_bytes``. After a while the intake may restart below the bounds, because messages that wait for a
+    stuck message may keep a count above its low water. With bounds per partition, messages of full partitions raise
+    the low water of messages. A message that a former owner had completed counts only at its delivery.
 
     Args:
         timeline: History to judge.
@@ -407,7 +491,11 @@ class PauseAtBounds(PromiseChecker):
         bound, running, size = segment.max_in_flight, segment.concurrency, segment.max_in_flight_bytes
         if bound is None or running is None or size is None:
             return
-        if row.number > (bound + running) // 2 or row.bytes > size // 2:
+        late = paused is None or row.mono - paused.mono >= _SOON  # None: a gap hides the stop
+        if late and row.number < bound and row.bytes < size:
+            return
+        low = bound - 1 if segment.rules.max_in_flight_per_partition else (bound + running) // 2
+        if row.number > low or row.bytes > size // 2:
             what = (
                 f"intake restarted with {row.number:g} of {bound} messages and {row.bytes:g} of {size} bytes in flight"
             )

@@ -32,7 +32,7 @@ class Checker(Protocol):
 def on(*events: str) -> Callable[[Method], Method]:
     """Register a method of a ``PromiseChecker`` for the rows of these events.
 
-    The name ``"ended ok"`` stands for rows of the event ``ended`` with the text ``ok``.
+    A name of two words, such as ``"ended ok"``, stands for rows of the event ``ended`` with the text ``ok``.
     """
 
     def mark(method: Method) -> Method:

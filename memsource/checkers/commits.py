@@ -157,7 +157,7 @@ def _violation(findings: Findings, segment: Segment, row: Row, what: str) -> Non
 
 
 class _Waiting:
-    """Three times of an assignment: the first uncommitted finish, the last answer to a commit, and the last failure."""
+    """Times of an assignment: the first uncommitted finish, the last answer to a commit, and the last failed commit."""
 
     __slots__ = ("answered", "failed", "sending", "since")
 

@@ -51,7 +51,7 @@ class Deadlines:
 
 
 class TimedChecker(AssignmentChecker[State]):
-    """A checker of deadlines. An action may be ``margin`` seconds late, 0 or more."""
+    """A checker of deadlines. An action may be ``margin`` seconds late; ``margin`` is 0 or more."""
 
     def __init__(self, timeline: Timeline, *, margin: float = MARGIN) -> None:
         super().__init__(timeline)

@@ -79,9 +79,9 @@ class _Closing(Drain):
 class DrainStartsNothing(PromiseChecker):
     """No handler of a partition starts after ``revoking``, and none after the partition was handed over or lost (37).
 
-    A source without a handover of the completed set is an exception: queued messages below the highest started message
-    still run until the drain times out. For a batch, only the row of the first message is written at its start. If the
-    other rows are written during the drain, the highest started message is unknown.
+    A source that commits positions without the completed set is an exception: queued messages below the highest started
+    message still run until the drain times out. For a batch, only the row of the first message is written at its start.
+    If the other rows are written during the drain, the highest started message is unknown.
 
     Args:
         timeline: History to judge.
@@ -175,11 +175,12 @@ class DrainStartsNothing(PromiseChecker):
 
 
 class _Prefix(Drain):
-    """A drain with the held lanes, and whether queued messages below the highest started message waited.
+    """A drain with its held, blocked and parking lanes, and whether queued messages below ``highest`` waited.
 
     Attributes:
         highest: Highest started position.
-        held: Lane, or position of a message without a lane -> time at which its head can start.
+        held: Held, blocked or parking lane, or position of a message without a lane -> time at which its head can
+            start; infinity = unknown.
         waits: Whether queued messages below ``highest`` waited until the end of the drain.
     """
 
@@ -195,8 +196,8 @@ class _Prefix(Drain):
 class DrainWaitsForRunning(TimedChecker[_Prefix]):
     """A drain ends when its last running handler ends (36), and waits for no held, blocked or parking message.
 
-    A source without a handover of the completed set is an exception. Queued messages below the highest started message
-    may wait until the timeout, because handlers of other partitions use the whole ``concurrency``.
+    A source that commits positions without the completed set is an exception. Queued messages below the highest started
+    message may wait until the timeout, because handlers of other partitions use the whole ``concurrency``.
     """
 
     _state_class = _Prefix
@@ -236,7 +237,7 @@ class DrainWaitsForRunning(TimedChecker[_Prefix]):
     @with_state("abandoned", find="known")
     def _abandoned(self, segment: Segment, row: Row, state: _Prefix) -> None:
         if state.since is not None and closes_prefix(segment.rules) and row.position < state.highest:
-            # The drain gives up held lanes when it begins. A later queue of such a lane was not waited for either.
+            # The drain gives up held lanes when it begins, and does not wait for messages queued in these lanes.
             state.waits |= state.held.get(_lane_or_position(segment, row), -inf) <= state.since
 
     @with_state("drained", find="end")

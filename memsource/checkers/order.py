@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappop, heappush
 
 from memsource.checkers.checker import PromiseChecker, on
@@ -59,7 +60,7 @@ class _Lane:
         self._known.pop(position, None)
 
     def forget_all(self) -> None:
-        """Forget all positions except the highest started one, because any message may have ended in a gap."""
+        """Forget all positions except the highest started position, because any message may have ended in a gap."""
         self._known.clear()
         self._unfinished.clear()
 
@@ -73,19 +74,22 @@ class PerKeyOrder(PromiseChecker):
     Across assignments, members and restarts, a message starts only after each known earlier message of its key has
     finally ended in any assignment. First completions therefore follow the source order of the key.
 
-    A message may be delivered too late (``redelivered``, cause ``late``). A late message that had not ended before is a
-    violation. If a late message had ended before, the broker had forgotten its settlement, and the note counts its
-    repeat. The checker judges neither messages without a key nor messages with ``order="none"``. If keys share a lane,
-    the checker judges each key separately.
+    A message may be delivered too late (``redelivered``, cause ``late``). If a later message of its key has already
+    started, a late message that had not ended before is a violation. If a late message had ended before, the broker had
+    forgotten its settlement, and the note counts its repeat. The checker judges neither messages without a key nor
+    messages with ``order="none"``. If keys share a lane, the checker judges each key separately.
 
     Args:
         timeline: History to judge.
+        deleted: Messages that the broker has deleted, by the name of the partition and the position. After the end of
+            an assignment, no message waits for the end of a deleted message.
     """
 
     _needs_order = True
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, *, deleted: Collection[tuple[str, int]] = ()) -> None:
         super().__init__(timeline)
+        self._deleted = deleted
         self._gaps: set[Segment] = set()  # segments with a gap
         self._late: set[tuple[Segment, str, int, int]] = set()
         self._repeats = 0
@@ -173,7 +177,9 @@ class PerKeyOrder(PromiseChecker):
         first = lane.first_unfinished()
         if first is not None and first < row.position:
             return f"started before position {first} of its key had ended for good in the same assignment"
-        first = across.first_unfinished() if self._comparable(row) else None
+        while (first := across.first_unfinished()) is not None and (row.partition, first) in self._deleted:
+            across.finish(first)
+        first = first if self._comparable(row) else None
         if first is not None and first < row.position:
             return f"started before position {first} of its key had ended for good"
         return ""

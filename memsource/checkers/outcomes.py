@@ -31,8 +31,8 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     """Each message has one outcome in an assignment (61): the message finishes once, or is given up once.
 
     A message finishes when its handler returns or its dead letter is confirmed. An unfinished message is given up
-    when it is abandoned, interrupted or fenced. A message that never started is abandoned when its partition is
-    handed over, unless the message was in a batch. A later delivery may have another outcome.
+    when it is abandoned, interrupted or fenced. Without batches, a message that never started is abandoned when its
+    partition is handed over. A later delivery may have another outcome.
     """
 
     _state_class = _Outcomes
@@ -76,8 +76,8 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
     @with_state("ack")
     def _ack(self, segment: Segment, row: Row, state: _Outcomes) -> None:
-        # The settlement may repeat an earlier one that the broker did not receive. NoSettleBeforeEnd judges early
-        # settlements.
+        # The settlement may repeat an earlier settlement that the broker did not receive. NoSettleBeforeEnd judges
+        # early settlements.
         state.states.pop(row.position, None)
 
     @with_state("abandoned")
@@ -168,8 +168,8 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
     """A handler starts only for an unfinished message of its assignment; lanes without a key keep their order (5).
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
-    (``keyless="one_lane"``). Messages of these lanes start in the order of delivery, except for messages that are
-    delivered too late. ``PerKeyOrder`` judges the order of keys.
+    (``keyless="one_lane"``). Messages of these lanes start in the order of their positions, except for messages that
+    are delivered late. ``PerKeyOrder`` judges the order of keys.
     """
 
     _state_class = _Line

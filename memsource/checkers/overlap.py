@@ -102,7 +102,7 @@ class NoOverlap(PromiseChecker):
         return lost < start.n and not self._unaware(other, start)
 
     def _unaware(self, segment: Segment, row: Row) -> bool:
-        """Return whether the broker had taken the partition, but its process had not noticed the loss at this row."""
+        """Return whether the broker takes this assignment in the run, and its process noticed no loss by this row."""
         assignment = segment, row.partition, row.assignment
         return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
@@ -149,5 +149,5 @@ class NoOverlap(PromiseChecker):
 
 
 def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
-    """Return the unit of exclusion of a message: its key, or its position if it has no order."""
+    """Return partition and unit of exclusion: the key, or the position for a message without a key or an order."""
     return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
+from operator import attrgetter
+from typing import Final
 
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
+
+_FREEZE: Final = 1.0
+"""Seconds without a row that may be a freeze."""
+
+_NOT_CALLED: Final = 0.25
+"""Maximum number of seconds from the ``started`` row to the call of the handler."""
 
 
 class _Tenure:
@@ -115,7 +124,9 @@ class KeptWorkGoesOn(PromiseChecker):
     """Giving up one partition cancels no handler of another partition (41).
 
     A handler is cancelled only when its own partition is given up or the whole run ends. After the end of a run no
-    message is delivered. The checker does not judge batches, because one call may have messages of several partitions.
+    message is delivered. If a freeze begins right after the ``started`` row, the handler is not called, and the row
+    after the freeze says ``cancelled``. The checker does not judge batches, because one call may have messages of
+    several partitions.
 
     Args:
         timeline: History to judge.
@@ -125,6 +136,7 @@ class KeptWorkGoesOn(PromiseChecker):
         super().__init__(timeline)
         self._draining: set[Assignment] = set()
         self._cancelled: dict[Segment, list[Row]] = defaultdict(list)
+        self._started: dict[tuple[Assignment, int], float] = {}
         self._gaps: set[Segment] = set()
 
     @on("revoking")
@@ -132,10 +144,17 @@ class KeptWorkGoesOn(PromiseChecker):
         self._findings.checked += 1
         self._draining.add((segment, row.partition, row.assignment))
 
+    @on("started")
+    def _begun(self, segment: Segment, row: Row) -> None:
+        self._started[(segment, row.partition, row.assignment), row.position] = row.mono
+
     @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
-        given_up = (segment, row.partition, row.assignment) in self._draining
-        if row.text != "cancelled" or segment in self._gaps or given_up:
+        owner = segment, row.partition, row.assignment
+        started = self._started.pop((owner, row.position), row.mono)
+        if row.text != "cancelled" or segment in self._gaps or owner in self._draining:
+            return
+        if _is_recalled(segment, row, started):
             return
         if segment.rules.batch is None:
             self._findings.unsaid(segment, "batch")
@@ -153,3 +172,10 @@ class KeptWorkGoesOn(PromiseChecker):
         self._cancelled.pop(segment, None)
         # The gap may hide which partitions of the process were given up.
         self._gaps.add(segment)
+
+
+def _is_recalled(segment: Segment, row: Row, started: float) -> bool:
+    """Whether the process wrote no row for the length of a freeze before ``row``, from the start of the handler on."""
+    at = bisect_left(segment.rows, row.n, key=attrgetter("n"))
+    silent_since = segment.rows[at - 1].mono if at else row.mono
+    return row.mono - silent_since >= _FREEZE and silent_since - started <= _NOT_CALLED

@@ -1,14 +1,19 @@
-"""The checker of the progress of lanes whose head can start."""
+"""The checkers of the progress of lanes whose head can start, and of partitions that take turns."""
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
+from typing import Final
 
-from memsource.checkers.assignments import AssignmentChecker, lane_of
+from memsource.checkers.assignments import AssignmentChecker, has_budgets, lane_of
 from memsource.checkers.checker import on
+from memsource.checkers.verdict import printable
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
-from memsource.history.timeline import Timeline
+from memsource.history.timeline import Assignment, Timeline
+
+_TURNS: Final = 2
+"""Most calls of another partition while a partition waits: 1, and 1 if a turn of the waiting partition has no row."""
 
 
 class _Ready:
@@ -23,24 +28,15 @@ class _Ready:
         self.measured = True
 
 
-class LaneProgress(AssignmentChecker[_Ready]):
-    """A lane whose head can start starts its head after at most ``max_in_flight`` other starts (30).
-
-    Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
-    of ``batch`` messages each. If a handler of an earlier assignment still runs in the lane, the head can start when
-    this handler has ended. The checker does not measure heads that are held for a retry or blocked, wait for
-    ``max_ahead``, are delivered late, or belong to drained partitions. If keys share lanes, the checker measures no
-    head, because a history does not show which keys share a lane.
-
-    Args:
-        timeline: History to judge.
-    """
+class _ReadyHeads(AssignmentChecker[_Ready]):
+    """A checker that knows which heads can start, and judges each start. It measures no segment without a bound."""
 
     _state_class = _Ready
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._starts: dict[Segment, int] = defaultdict(int)
+        # By partition if the rules have bounds per partition, else with the partition "" for all partitions together.
+        self._starts: dict[tuple[Segment, str], int] = defaultdict(int)
         # (segment, partition, lane) -> running handlers, as (assignment, position). Several handlers of a lane run
         # only if earlier handlers were fenced.
         self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
@@ -48,12 +44,20 @@ class LaneProgress(AssignmentChecker[_Ready]):
 
     @staticmethod
     def _bound(segment: Segment) -> int | None:
-        """Return the largest number of other starts before a head starts; None = not measured."""
-        rules = segment.rules
-        unsaid = None in (rules.order, rules.keyless, rules.lanes, rules.batch)
-        if segment.max_in_flight is None or unsaid or rules.lanes:
-            return None
-        return segment.max_in_flight * max(1, rules.batch or 1)
+        """Return the largest number of other starts before an awaited start; None = not measured."""
+        raise NotImplementedError
+
+    def _judge_start(self, segment: Segment, row: Row, since: int | None, bound: int) -> None:
+        """Judge a start. ``since``: count of starts when its head became ready; None = not measured."""
+        raise NotImplementedError
+
+    def _judge_end(self, segment: Segment, last: Row, state: _Ready, bound: int) -> None:
+        """Judge the heads that never started."""
+
+    @staticmethod
+    def _counted(segment: Segment, partition: str) -> tuple[Segment, str]:
+        """Return the key of the count of starts that delay the heads of a partition."""
+        return segment, partition if has_budgets(segment) else ""
 
     def _state(self, segment: Segment, row: Row) -> _Ready | None:
         if self._bounds[segment] is None:
@@ -76,7 +80,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
                 return
             state.lanes[lane] = deque([row.position])
         if not state.ahead and not self._behind(segment, row, lane):
-            state.since.setdefault(row.position, self._starts[segment])
+            state.since.setdefault(row.position, self._starts[self._counted(segment, row.partition)])
 
     def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
         """Return whether a handler of an earlier assignment still runs in the lane."""
@@ -101,17 +105,13 @@ class LaneProgress(AssignmentChecker[_Ready]):
         bound = self._bounds[segment]
         if bound is None:
             return
-        self._starts[segment] += 1
+        self._starts[self._counted(segment, row.partition)] += 1
         lane = lane_of(segment.rules, row)
         if lane is not None:
             self._running.setdefault((segment, row.partition, lane), set()).add((row.assignment, row.position))
         state = self._state(segment, row)
         since = None if state is None else state.since.pop(row.position, None)
-        if since is not None:
-            self._findings.checked += 1
-            between = self._starts[segment] - since - 1
-            if between > bound:
-                self._findings.violation(segment, row, f"{between} others started before it, the bound is {bound}")
+        self._judge_start(segment, row, since, bound)
 
     @on("ended")
     def _ended(self, segment: Segment, row: Row) -> None:
@@ -127,7 +127,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
         for (one, partition, _), state in self._assignments.states.items():
             waiting = state.lanes.get(lane)
             if one is segment and partition == row.partition and waiting and state.measured and not state.ahead:
-                state.since.setdefault(waiting[0], self._starts[segment])
+                state.since.setdefault(waiting[0], self._starts[self._counted(segment, partition)])
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
         """Record the end of a handler. Return its lane, or None if it has no lane or its start is unknown."""
@@ -161,7 +161,7 @@ class LaneProgress(AssignmentChecker[_Ready]):
         if not waiting:
             del state.lanes[lane]
         elif not state.ahead and not self._behind(segment, row, lane):
-            state.since[waiting[0]] = self._starts[segment]
+            state.since[waiting[0]] = self._starts[self._counted(segment, row.partition)]
 
     @on("ahead_reached")
     def _ahead(self, segment: Segment, row: Row) -> None:
@@ -200,12 +200,107 @@ class LaneProgress(AssignmentChecker[_Ready]):
     def _end(self, segment: Segment, row: Row) -> None:
         bound = self._bounds[segment]
         for last, state in self._assignments.ending(segment, row):
-            if bound is None or not state.measured:
-                continue
-            for position, since in state.since.items():
-                if self._starts[segment] - since > bound:
-                    head = last._replace(position=position)
-                    what = f"{self._starts[segment] - since} others started and it never did, the bound is {bound}"
-                    self._findings.violation(segment, head, what)
+            if bound is not None and state.measured:
+                self._judge_end(segment, last, state, bound)
         self._assignments.drop(segment)
         self._forget(segment)
+
+
+class LaneProgress(_ReadyHeads):
+    """A lane whose head can start starts its head after at most ``max_in_flight`` other starts (30).
+
+    Other lanes and other partitions do not delay a head (29, 35). With batches the bound is ``max_in_flight`` calls,
+    of ``batch`` messages each. With bounds per partition, only the starts of the head's own partition count, and
+    ``PartitionTurns`` judges the others. If a handler of an earlier assignment still runs in the lane, the head can
+    start when this handler has ended. The checker does not measure heads that are held for a retry or blocked, wait for
+    ``max_ahead``, were redelivered, or belong to drained partitions. If keys share lanes, the checker measures no head,
+    because a history does not show which keys share a lane.
+
+    Args:
+        timeline: History to judge.
+    """
+
+    @staticmethod
+    def _bound(segment: Segment) -> int | None:
+        rules = segment.rules
+        unsaid = None in (rules.order, rules.keyless, rules.lanes, rules.batch)
+        if segment.max_in_flight is None or unsaid or rules.lanes:
+            return None
+        return segment.max_in_flight * max(1, rules.batch or 1)
+
+    def _judge_start(self, segment: Segment, row: Row, since: int | None, bound: int) -> None:
+        if since is None:
+            return
+        self._findings.checked += 1
+        between = self._starts[self._counted(segment, row.partition)] - since - 1
+        if between > bound:
+            self._findings.violation(segment, row, f"{between} others started before it, the bound is {bound}")
+
+    def _judge_end(self, segment: Segment, last: Row, state: _Ready, bound: int) -> None:
+        starts = self._starts[self._counted(segment, last.partition)]
+        for position, since in state.since.items():
+            if starts - since > bound:
+                head = last._replace(position=position)
+                what = f"{starts - since} others started and it never did, the bound is {bound}"
+                self._findings.violation(segment, head, what)
+
+
+class PartitionTurns(_ReadyHeads):
+    """With bounds per partition, a partition that can start a message awaits few calls of each other partition (64).
+
+    A partition can start a message if the head of one of its lanes can start, and fewer than
+    ``concurrency_per_partition`` of its handlers run. The engine takes the partitions in turn, so each other partition
+    has at most one call before the waiting partition. The checker allows two calls, because a message whose lease
+    expires uses a turn and has no row. With batches it also allows a batch for each running call, because rows of the
+    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a message
+    that was given up before also uses a turn and has no row.
+
+    Args:
+        timeline: History to judge.
+    """
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(timeline)
+        # For each assignment that can start a message: the starts of the other partitions since it could.
+        self._passed: dict[Assignment, Counter[str]] = {}
+        # (segment, partition) -> running handlers, as (assignment, position)
+        self._handlers: dict[tuple[Segment, str], set[tuple[int, int]]] = defaultdict(set)
+
+    @staticmethod
+    def _bound(segment: Segment) -> int | None:
+        rules = segment.rules
+        if not has_budgets(segment) or rules.lanes or rules.attempts_kept:
+            return None
+        calls = rules.concurrency_per_partition or segment.concurrency or 1
+        return (_TURNS + calls) * rules.batch if rules.batch else _TURNS
+
+    def _judge_start(self, segment: Segment, row: Row, since: int | None, bound: int) -> None:
+        self._handlers[segment, row.partition].add((row.assignment, row.position))
+        for assignment, state in self._assignments.states.items():
+            one, partition, _ = assignment
+            if one is not segment:
+                continue
+            if partition == row.partition or not (state.since and state.measured and self._free(segment, partition)):
+                self._passed.pop(assignment, None)
+                continue
+            self._findings.checked += 1
+            passed = self._passed.setdefault(assignment, Counter())
+            passed[row.partition] += 1
+            if passed[row.partition] == bound + 1:
+                what = f"{bound + 1} starts of its partition while {printable(partition)} waits, the bound is {bound}"
+                self._findings.violation(segment, row, what)
+
+    def _free(self, segment: Segment, partition: str) -> bool:
+        limit = segment.rules.concurrency_per_partition
+        return not limit or len(self._handlers[segment, partition]) < limit
+
+    def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
+        self._handlers[segment, row.partition].discard((row.assignment, row.position))
+        return super()._runs_no_more(segment, row)
+
+    def _forget(self, segment: Segment) -> None:
+        super()._forget(segment)
+        for handlers in [handlers for handlers in self._handlers if handlers[0] is segment]:
+            del self._handlers[handlers]
+        for assignment in [assignment for assignment in self._passed if assignment[0] is segment]:
+            del self._passed[assignment]

@@ -47,13 +47,16 @@ class OrderAcrossAssignments(PromiseChecker):
 
     Args:
         timeline: History to judge.
+        deleted: Messages that the broker has deleted, by the name of the partition and the position. A skip of a
+            deleted message is no violation.
     """
 
     _needs_order = True
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, *, deleted: Collection[tuple[str, int]] = ()) -> None:
         super().__init__(timeline)
         self._stopped = False
+        self._deleted = deleted
         self._lines: dict[tuple[str, str], _Line] = {}
         self._committed: dict[str, set[int]] = {}
         self._floors: dict[Assignment, int] = {}
@@ -131,8 +134,9 @@ class OrderAcrossAssignments(PromiseChecker):
         by = segment, row.assignment
         # The broker may have received the commit of a taken assignment after the next owner had rewound.
         started = max(line.started, min(line.taken, bisect_left(line.delivered, floor)))
-        if index > started:
-            what = f"started, but position {line.delivered[started]} of its key never started"
+        skipped = [each for each in line.delivered[started:index] if (row.partition, each) not in self._deleted]
+        if skipped:
+            what = f"started, but position {skipped[0]} of its key never started"
             self._findings.violation(segment, row, what)
         elif index < line.started - 1 and line.by == by:
             what = f"went back in its assignment from position {line.delivered[line.started - 1]} of its key"
@@ -198,7 +202,7 @@ class _Work:
 
 
 class _Done(NamedTuple):
-    """A message that finished in an assignment with a clean handover and the last confirmed floor ``floor``."""
+    """A message that finished in a cleanly handed over assignment, whose last confirmed floor is ``floor``."""
 
     segment: Segment
     row: Row

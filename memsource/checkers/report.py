@@ -29,10 +29,10 @@ class Counts:
         segments: Number of segments, one for each run of a process.
         crashed: Number of segments without an ``end`` row.
         members: Number of distinct members.
-        messages: Number of distinct positions.
+        messages: Number of distinct messages, by partition and position.
         events: Number of rows by event.
         redeliveries: Number of redeliveries by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again
-            in a later segment).
+            in another segment).
         dropped: Number of rows that could not be written.
         gaps: Number of gaps in which rows are missing.
         peak_in_flight: Largest number of messages that one member had in flight.

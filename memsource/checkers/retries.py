@@ -35,7 +35,9 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     A cancelled attempt does not count if the message returns to its lane. Each ``unblock`` of a blocked message
     allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, the first attempt of an
-    assignment is at least the attempt that was handed over.
+    assignment is at least the attempt that was handed over, and at most one above all former attempts of the message.
+    The upper bound is not judged for a message without former attempts in the history, and if rows of another process
+    may be missing.
 
     Args:
         timeline: History to judge.
@@ -45,7 +47,10 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._handed: dict[tuple[str, int], int] = {}  # (partition, position) -> attempt, if a store keeps attempts
+        # By partition and position, if a store keeps attempts: the attempt that was handed over, and the highest one.
+        self._handed: dict[tuple[str, int], int] = {}
+        self._highest: dict[tuple[str, int], int] = {}
+        self._unsure = [each for each in timeline.segments if each.gaps or each.crashed]
 
     @with_state("started")
     def _started(self, segment: Segment, row: Row, state: _Attempts) -> None:
@@ -53,10 +58,17 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         attempt = row.attempt
         before = state.latest.get(row.position, 0)
         state.latest[row.position] = attempt
+        place = row.partition, row.position
+        highest = 0
+        if segment.rules.attempts_kept:
+            highest = self._highest.get(place, 0)
+            self._highest[place] = max(highest, attempt)
         if not before and segment.rules.attempts_kept:
-            handed = self._handed.pop((row.partition, row.position), 1)
+            handed = self._handed.pop(place, 1)
             if attempt < handed:
                 self._findings.violation(segment, row, f"attempt {attempt}, attempt {handed} was handed over")
+            elif highest and attempt > highest + 1 and all(each is segment for each in self._unsure):
+                self._findings.violation(segment, row, f"attempt {attempt}, the highest former attempt is {highest}")
         elif attempt != (before + 1 if before >= 0 else -before):
             what = f"attempt {attempt} follows attempt {abs(before)}" if before else f"attempt {attempt} is the first"
             self._findings.violation(segment, row, what)
@@ -71,6 +83,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
     def _ended(self, segment: Segment, row: Row, state: _Attempts) -> None:
         if row.text == "ok":
             state.latest.pop(row.position, None)
+            self._highest.pop((row.partition, row.position), None)
         elif row.text == "cancelled":
             state.latest[row.position] = -row.attempt
 

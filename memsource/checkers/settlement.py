@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Final
 
 from memsource.checkers.checker import PromiseChecker, on
@@ -31,10 +32,13 @@ class AtLeastOnce(PromiseChecker):
 
     Args:
         timeline: History to judge.
+        deleted: Messages that the broker has deleted, by the name of the partition and the position. A later owner
+            cannot handle a deleted message.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, *, deleted: Collection[tuple[str, int]] = ()) -> None:
         super().__init__(timeline)
+        self._deleted = deleted
         self._states: dict[str, dict[int, int]] = defaultdict(dict)
         # The first settlement of each message, if the message had not been handled before.
         self._settled: dict[tuple[str, int], tuple[Segment, Row]] = {}
@@ -51,7 +55,7 @@ class AtLeastOnce(PromiseChecker):
         for partition, states in self._states.items():
             findings.checked += len(states)
             for position, state in states.items():
-                if state == _FINAL:
+                if state == _FINAL or (partition, position) in self._deleted:
                     continue
                 settled = self._settled.get((partition, position)) or _covering(committed[partition], position)
                 if settled is None:
@@ -111,7 +115,7 @@ class AtLeastOnce(PromiseChecker):
 
 
 def _covering(spans: list[_Span], position: int) -> tuple[Segment, Row] | None:
-    """Return the highest commit of the first assignment whose commits settled this position; None without one."""
+    """Return the highest commit of the first assignment whose commits settled this position; None = not settled."""
     for begun, segment, row in spans:
         if begun <= position < row.floor:
             return segment, row._replace(position=position)
@@ -125,7 +129,8 @@ def _delivery(row: Row) -> _Delivery:
 class DeadLetterBeforeSettle(PromiseChecker):
     """A message that is given up is settled only after the confirmation of its dead letter (48).
 
-    An assignment writes no second dead letter of a blocked message.
+    After the confirmation of a blocked message's dead letter, the assignment writes no second dead letter of the
+    message.
 
     Args:
         timeline: History to judge.

@@ -12,12 +12,12 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 WITNESSES: Final = 5
-"""Most violations, gaps and incomparable partitions that a verdict names. A verdict counts further ones."""
+"""Largest number of violations, of gaps and of incomparable partitions that a verdict names; it counts the others."""
 
 _SHOWN: Final = 200
 
 Status = Literal["passed", "violated", "unproven"]
-"""The state of a promise. ``"unproven"`` means that the history lacks rows that could decide."""
+"""The state of a promise. ``"unproven"`` means that the history cannot decide, for example because rows are missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ class Verdict:
 
 
 class Findings:
-    """The violations and doubts of one checker, in bounded memory."""
+    """The violations and doubts of one checker. Only the first witnesses are kept."""
 
     def __init__(self, name: str, timeline: Timeline) -> None:
         self.checked = 0
@@ -106,12 +106,12 @@ class Findings:
 
 
 def place(segment: Segment, row: Row) -> str:
-    """Return a text for a witness: partition, position, key, member and number of the row."""
+    """Return a text for a witness: partition, position, key, member, process id and number of the row."""
     return f"{printable(row.partition)} position {row.position} key {row.key or 'none'}, {at(segment, row)}"
 
 
 def at(segment: Segment, row: Row) -> str:
-    """Return a text of the member and the number of a row."""
+    """Return a text of the member, the process id and the number of a row."""
     return f"{segment.label} row {row.n}"
 
 

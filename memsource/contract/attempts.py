@@ -1,4 +1,4 @@
-"""The contract suite of stores of attempts: each promise is a function that raises ``ContractBroken``.
+"""The contract suite of stores of attempts: each check raises ``ContractBroken`` if a promise is broken.
 
 The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check gets a function that opens
 clients of one empty store. Several clients stand for several processes.

@@ -68,7 +68,7 @@ async def check_the_latest_commit_counts(harness: Harness) -> None:
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)
-        # The first commit has holes, the second has none.
+        # The first commit has holes, the second commit has no holes.
         await session.settle(messages[1::2])
         await session.settle(messages[::2])
         committed = session.committed

@@ -217,7 +217,7 @@ def dead_letter_from(harness: _Place, position: int, **changes: Any) -> DeadLett
 
 
 async def put(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
-    """Write a dead letter as a consumer does: repeat the call after each retryable error, until it returns."""
+    """Write a dead letter as a consumer does: repeat the call after each retryable error, for at most 30 s."""
     with anyio.move_on_after(TIMEOUT):
         while True:
             try:

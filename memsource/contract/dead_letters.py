@@ -97,7 +97,7 @@ async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> Non
 
 @_check()
 async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> None:
-    """If ``put`` is repeated after a lost answer, the target has one dead letter with one id."""
+    """If ``put`` is repeated after a lost answer, all copies in the target are equal, and a box lists one id."""
     one = dead_letter_from(harness, 1)
     async with opened(harness.dead_letters()) as writer:
         await writer.put(one)
@@ -208,7 +208,7 @@ async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
 
 @_check("box")
 async def check_dead_letters_are_listed_and_found(harness: DeadLetterHarness) -> None:
-    """A box lists ids in the order of writing, and finds complete dead letters, even new ones, but no unknown id."""
+    """A box lists ids in the order of writing, and finds complete dead letters, but no unknown id."""
     sent = [dead_letter_from(harness, number, key=b"same") for number in range(6)]
     async with opened(harness.dead_letters()) as writer, opened(harness.box()) as box:
         expect(not await box.ids(), f"ids() lists {await box.ids()} for an empty target")

@@ -1,4 +1,4 @@
-"""The contract suite of a cohort's durables: each promise is a function that raises ``ContractBroken``.
+"""The contract suite of a cohort's durables: each check raises ``ContractBroken`` if a promise is broken.
 
 The author of a ``lanes.cohort.leases.EpochConsumers`` writes an ``EpochHarness`` and runs every check of
 ``EPOCH_CHECKS`` with each retention of the broker. Each run gets its own harness.
@@ -67,7 +67,7 @@ class EpochHarness(Protocol):
             sequence: The sequence of the message.
 
         Returns:
-            False if no durable accepted the acknowledgement.
+            Whether a durable accepted the acknowledgement.
         """
 
     def fail(self, consumers: EpochConsumers, what: Literal["request", "reply"]) -> None:

@@ -73,8 +73,9 @@ class Harness(Protocol):
     def source(self) -> Source:
         """Return a new, unopened source, which continues where the former source stopped.
 
-        The check has closed the former source without a ``release``, as after a crash. If the broker holds back the
-        messages of a crashed source, the call must wait for that time, unless the time is well below 20 s.
+        The check has closed the former source, in most checks without a ``release``, as after a crash. If the broker
+        holds back the messages of a crashed source, the call must wait for that time, unless the time is well below
+        20 s.
         """
 
     async def unsettled(self) -> int:
@@ -269,7 +270,7 @@ class Session:
         return list(self.partitions)
 
     async def expect_nothing(self, room: Room = ROOM) -> None:
-        """Expect no events except assignments, gaps, and messages that a former owner completed."""
+        """Expect no events except assignments, plans, ``Progressed``, and messages that a former owner completed."""
         with anyio.move_on_after(self._harness.patience):
             while True:
                 for event in await self.receive(room):
@@ -293,7 +294,7 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """Return the ``chosen`` messages, or the same number of first messages if the source keeps none above a gap."""
+        """Return the ``chosen`` messages, or as many first messages if the source cannot settle above a gap."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 

@@ -1,4 +1,4 @@
-"""The contract suite of lease stores: each promise is a function that raises ``ContractBroken``.
+"""The contract suite of lease stores: each check raises ``ContractBroken`` if a promise is broken.
 
 The author of a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` and runs every check of ``LEASE_CHECKS``,
 each with its own harness. Some checks wait for the end of a time to live, one second or more.
@@ -49,7 +49,7 @@ LeaseCheck = Callable[[LeaseHarness], Awaitable[None]]
 
 
 async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tuple[str, int] | None = None) -> None:
-    """Try a write that the bucket must refuse, and check that the bucket is unchanged."""
+    """Try a write that the bucket must refuse, and check that the key is unchanged."""
     before = await store.read(key)
     try:
         came = await store.write(key, b"refused", revision=revision, fence=fence)
@@ -137,8 +137,8 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
     ``read`` returns.
     """
     store = harness.store()
-    lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
     await store.write("s.3", b"stays", revision=0)
+    lease = await store.write("l.3", b"mine", revision=0, ttl=2.0)
     await harness.elapse(1.5)
     expect((await store.read("l.3")).value == b"mine", "a key has expired before its time to live")
     await harness.elapse(0.5 + LATE)
@@ -155,9 +155,9 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
 async def check_a_renewal_begins_the_time_to_live_anew(harness: LeaseHarness) -> None:
     """Each write replaces the value and the time to live."""
     store = harness.store()
-    revision = await store.write("m.a", b"1", revision=0, ttl=1.0)
-    revision = await store.write("m.a", b"2", revision=revision, ttl=3.0)
-    await harness.elapse(1.0 + LATE)
+    revision = await store.write("m.a", b"1", revision=0, ttl=4.0)
+    revision = await store.write("m.a", b"2", revision=revision, ttl=12.0)
+    await harness.elapse(4.0 + LATE)
     expect((await store.read("m.a")).value == b"2", "a renewed key has expired before its new time to live")
     await store.write("m.a", b"3", revision=revision, ttl=1.0)
     await harness.elapse(1.0 + LATE)

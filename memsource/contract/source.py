@@ -1,4 +1,4 @@
-"""The contract suite of sources: each promise is a function that raises ``ContractBroken``.
+"""The contract suite of sources: each check raises ``ContractBroken`` if a promise is broken.
 
 The author of a source writes a ``Harness`` for the broker and runs every check of ``checks(harness.can)``, each with
 its own harness, under any test runner:
@@ -43,10 +43,13 @@ Check = Callable[[Harness], Awaitable[None]]
 """One promise of the contract, as a function that raises ``ContractBroken`` if the source breaks it."""
 
 NOT_CHECKED: Final = {
+    "revoke_limit_from": "the trait is a name in the text of an error",
     "max_in_flight": "the suite would have to publish more messages than the bound; the broker itself keeps the bound",
     "remembers": "a settlement would have to be lost between source and broker; not every harness can lose settlements",
     "ordered": "the trait is about several processes; the suite runs one source at a time",
     "exclusive": "the trait is about several processes; the suite runs one source at a time",
+    "consumer_target": "the trait is advice, which the runtime only reports",
+    "queues": "the trait names the partitioned queues of the source, which the runtime only reports",
 }
 """The traits that the suite cannot check, and the reasons."""
 

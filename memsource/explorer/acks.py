@@ -42,7 +42,7 @@ class AckState(NamedTuple):
         first: Messages to redeliver before new messages are delivered.
         done: Messages that were handled in this assignment.
         sent: Unanswered acknowledgements.
-        redeliveries: Number of redeliveries so far.
+        redeliveries: Number of early redeliveries so far.
         failures: Number of failures of handlers so far.
         losses: Number of losses of the partition so far.
         lost_acks: Number of lost acknowledgements so far.
@@ -64,8 +64,9 @@ class AckWorld:
     """One member whose source has individual acknowledgements, in every order of events.
 
     Args:
-        scope: The scope, with one member. ``faults`` counts losses of the partition, ``unknown`` lost acknowledgements.
-        redeliveries: Maximum number of redelivered messages.
+        scope: The scope, with one member. ``faults`` bounds the losses of the partition, and ``unknown`` the lost
+            acknowledgements.
+        redeliveries: Maximum number of early redeliveries, before the wait for an acknowledgement ends.
     """
 
     def __init__(self, scope: Scope, redeliveries: int) -> None:
@@ -116,7 +117,7 @@ class AckWorld:
             invariants.nothing_stands_still(set(range(len(self._keys))) - state.acked)
 
     def _events(self, state: AckState) -> Iterator[tuple[str, bool, Callable[[], AckState]]]:
-        """Yield the text of each possible event, whether the event may never happen, and the next state."""
+        """Yield each possible event: its text, whether it may never happen, and a function making the next state."""
         engine = restore(state.engine)
         if engine.room().messages and state.first:
             position, *rest = state.first

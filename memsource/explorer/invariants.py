@@ -48,7 +48,7 @@ def starts_in_order(message: Message, last: int | None) -> None:
 
 
 def former_ended_first(position: int, unfinished: Collection[int]) -> None:
-    """3: a message starts only after all ``unfinished`` earlier messages of its key have succeeded."""
+    """3: a message starts only if no earlier message of its key is in ``unfinished``."""
     if unfinished:
         broken(former_ended_first, f"position {position} starts while {sorted(unfinished)} of its key are unfinished")
 
@@ -69,7 +69,7 @@ def commits_rise(commit: Commit, before: Commit | None, positions: Sequence[int]
 
 
 def committed_never_falls(commit: Commit, before: Commit, positions: Sequence[int]) -> None:
-    """9, at the broker: without a lost member the committed set never shrinks."""
+    """9, at the broker: unless a partition was taken from its owner, the committed set never shrinks."""
     if commit[0] < before[0] or covered(before, positions) - covered(commit, positions):
         broken(committed_never_falls, f"{commit} is committed after {before}")
 
@@ -106,7 +106,7 @@ def in_flight_bounded(state: EngineState) -> None:
 
 
 def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:
-    """27: at most ``max_ahead`` messages lie between the confirmed floor and a message that starts."""
+    """27: from the confirmed floor to a message that starts, both included, lie at most ``max_ahead`` messages."""
     ahead = sum(confirmed <= position <= started for position in positions)
     if ahead > bound:
         broken(ahead_bounded, f"position {started} starts {ahead} ahead of the confirmed {confirmed}; bound {bound}")
@@ -182,14 +182,14 @@ def _others(state: EngineState, given_up: Collection[int]) -> list[object]:
 
 
 def one_owner(owners: Mapping[int, Collection[str]]) -> None:
-    """43: without a lost member, at most one member works on a partition."""
+    """43: at most one member works on a partition, because the explorer tells a member of a loss at once."""
     for number, names in owners.items():
         if len(names) > 1:
             broken(one_owner, f"partition {number} is worked on by {', '.join(sorted(names))}")
 
 
 def clean_rebalance_repeats_nothing(position: int, *, done: bool) -> None:
-    """44: without a fault, no finished message runs again."""
+    """44: without a fault or an excused drain, no finished message runs again."""
     if done:
         broken(clean_rebalance_repeats_nothing, f"position {position} had finished, and runs again without a fault")
 
@@ -216,7 +216,7 @@ def _ledgers(state: EngineState) -> list[object]:
 
 
 def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
-    """54: before an orderly release, every finished message is committed."""
+    """54: without a fault or an excused drain, every finished message is committed before a release."""
     if lacking := set(done) - covered(commit, done):
         broken(stop_keeps_what_is_done, f"released with {commit} committed, and {sorted(lacking)} had finished too")
 
@@ -252,7 +252,7 @@ def redelivery_joins_the_held(before: EngineState, after: EngineState, position:
 
 
 def settled_runs_no_more(after: EngineState, position: int, *, done: bool) -> None:
-    """22: a redelivered finished message is acknowledged again, and does not run."""
+    """22: a redelivered finished message does not run again."""
     queued = {m.position for a in after.assignments if a.owned for m in a.in_flight if m.state == QUEUED}
     if done and position in queued:
         broken(settled_runs_no_more, f"position {position} was done, and is queued after its redelivery")

@@ -117,7 +117,7 @@ class Assignment(NamedTuple):
         number: Number of the partition.
         origin: Committed set at the start of the assignment.
         confirmed: Floor that the broker has confirmed.
-        done: Positions that the assignment has handled.
+        done: Positions that the assignment has handled or dead-lettered.
         started: Last started position of each key.
         sent: Last commit; None before the first commit.
         on_way: Unanswered commit; None = all commits were answered.

@@ -30,8 +30,8 @@ class Scope:
             evenly.
         cooperative: Whether rebalances are cooperative.
         hands_over: Whether commits contain the completed set above the floor.
-        close_prefix: Whether a drain starts unfinished messages below finished messages, so that the finished messages
-            do not run again.
+        close_prefix: Whether a drain starts queued messages below started messages, so that finished messages do not
+            run again.
         concurrency: Maximum number of running handlers of a member.
         max_in_flight: Maximum number of messages in flight, as in ``Settings``.
         max_ahead: Maximum number of messages above the confirmed floor, as in ``Settings``.

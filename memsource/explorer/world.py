@@ -3,10 +3,10 @@
 A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
 group and of each member are numbered, and the explorer applies each event to each numbered state once.
 
-The explorer leaves out two kinds of orders, because they show nothing new. First, a member that has lost a partition is
-told of the loss at once. The member could have acted before the loss, and its messages may still arrive after the loss.
-Second, while a member owns no partition and has no notice, its fenced handlers end last, because their ends affect no
-other member.
+The explorer leaves out two kinds of orders, because they show nothing new. First, the explorer tells a member of a
+lost partition at once, and leaves out the orders with a later notice. The member could have acted before the loss, and
+its messages may still arrive after the loss. Second, while a member owns no partition and has no notice, its fenced
+handlers end last, because their ends affect no other member.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Groups:
         return found
 
     def fetch(self, state: int, name: str, number: int, count: int) -> tuple[int, Event] | None:
-        """Return the next state and the event of a fetch of ``count`` messages; None = too few messages."""
+        """Return the next state and the event of a fetch of ``count`` messages; None = no such fetch is possible."""
         fetch = state, name, number, count
         if fetch not in self._fetches:
             self._fetches[fetch] = self._fetch(*fetch)
@@ -208,7 +208,7 @@ class State(NamedTuple):
     Attributes:
         group: Number of the state of the group.
         members: Number of the state of each member.
-        done: Handled messages, one bit for each message.
+        done: Handled or dead-lettered messages, one bit for each message; 0 after a fault.
         moves: Number of joins and stops so far.
         faults: Number of faults so far.
         failures: Number of failures of handlers so far.

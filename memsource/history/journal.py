@@ -1,7 +1,7 @@
 """Conversion between journals (Parquet files) and the JSON lines that ``memsource.history.reader`` reads.
 
-The functions read the files of one run in the order of their rows, from any folder and under any name. If a file has
-copies, the functions read one copy.
+``lines_of`` reads the files of one run in the order of their rows, from any folder and under any name. If a file has
+copies, ``open_journals`` returns one copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is not a journal, has an unsupported schema, or cannot be read or written."""
+    """A file is no journal or no history, cannot be read or written, or has another schema; or pyarrow is missing."""
 
 
 class Line(NamedTuple):
@@ -75,8 +75,8 @@ def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLik
     """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
     Each new file has the rows and the gaps of its history. A second conversion of a history writes the same file. The
-    function blocks, and creates a missing directory. Raises ``JournalError`` if a file cannot be read or written, or
-    pyarrow is missing.
+    function blocks, and creates a missing directory. Raises ``JournalError`` if a file cannot be read or written or has
+    no history, or pyarrow is missing.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} is one str; pass several paths: [{paths!r}]")

@@ -2,7 +2,7 @@
 
 The reader also reads journals, because ``memsource.history.journal`` turns the rows of a journal into lines.
 
-The reader reports each unreadable line and each missing row number as a *gap*. A gap is a row with the event ``gap`` in
+The reader reports unreadable lines and missing row numbers as *gaps*. A gap is a row with the event ``gap`` in
 place of the missing rows. ``Segment.gaps`` has file and line of each gap. An incomplete last line after a crash is no
 gap, because a file holds a prefix of the events.
 """
@@ -33,7 +33,7 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """A file cannot be read, has no history, or has a history of an unsupported format."""
+    """A path cannot be read or has no history, a format is not supported, or pyarrow is missing."""
 
 
 class Gap(NamedTuple):
@@ -68,7 +68,7 @@ class Segment:
         max_in_flight: Value in the settings of the run; None = the ``begin`` row is missing.
         max_in_flight_bytes: Value in the settings of the run; None = the ``begin`` row is missing.
         rules: Settings and traits of the run, for the checkers; empty if the ``begin`` row is missing.
-        reason: Reason for the end of the run; None = the ``end`` row is missing, because the process crashed.
+        reason: Reason for the end of the run; None = the ``end`` row is missing, as after a crash.
         mono_first: Monotonic time of the first row, in seconds.
         wall_first: Earliest wall time, in seconds since 1970.
         wall_last: Latest wall time, in seconds since 1970.
@@ -118,7 +118,7 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
         paths: Files, and directories with such files.
 
     Returns:
-        The segments, in the order of the files.
+        The segments of the histories in the order of the files, then the segments of the journals.
 
     Raises:
         HistoryError: A path cannot be read, no file has a row, a format is not supported, or pyarrow is missing.

@@ -1,7 +1,7 @@
 """One row of a history, and the parser that turns a JSON object into a row.
 
-The parser checks every field, because a file may have any content. The parser ignores unknown events and extra fields,
-which a later version of ``lanes`` may write in the same format.
+The parser checks every field that it reads, because a file may have any content. The parser ignores unknown events and
+extra fields, which a later version of ``lanes`` may write in the same format.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 Rows of one segment keep their order in the file. The field ``mono`` orders segments of one boot of one machine. The
 field ``wall`` orders segments of different or unknown boots, if the segments do not overlap.
 
-A partition in overlapping segments of different boots is *incomparable*: the order of its rows across segments is
-unknown. A partition of a recreated topic or stream is incomparable too, because its positions started again.
+A partition in overlapping segments of different or unknown boots is *incomparable*: the order of its rows across
+segments is unknown. A partition of a recreated topic or stream is incomparable too, because its positions started
+again.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ _FENCED = frozenset({"ended", "dlq_confirmed"})
 class Timeline:
     """The rows of several segments in one order. Iteration yields (event, segment, row).
 
-    The first item is the event of the row, with these exceptions:
+    The first item is the event of the row. Four events are not in the files:
 
     - ``zombie`` replaces ``ended`` and ``dlq_confirmed`` after the fence of their assignment.
     - ``over`` follows the last row of a segment, with the last row as its row.
     - ``passed`` precedes the first ``commit_sent`` above a message of its assignment. The row of
       ``passed`` is the row of the delivery, with number and time of the commit.
-    - A ``gap`` has the earliest possible time of its missing rows.
+    - ``gap`` stands for missing rows, at the earliest possible time of these rows.
 
     Args:
         segments: The segments, in any order.

@@ -5,5 +5,5 @@ The package has two cohorts. ``cohort`` decides all assignments in one object an
 long.
 
 Reading order: ``pull_consumer``, ``broker``, ``cohort``, ``takeover``, ``source``; ``link``, ``lease_store``,
-``epoch_consumers``, ``cohort_broker``, ``cohort_source``.
+``epoch_consumers``, ``cohort_broker``, ``cohort_source``; and the room ``server``.
 """

@@ -59,7 +59,8 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         restarts: Number of restarts of the server.
 
     Raises:
-        ValueError: A setting is out of its range.
+        ConfigError: ``partitions`` or ``topic`` is invalid.
+        ValueError: A time is not more than 0.
     """
 
     name: PersonalityName = "jetstream"
@@ -175,7 +176,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return self.cohort.lose(partition, now)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Redeliver alternately the last acknowledged and the lowest unacknowledged message; False = no message."""
+        """Redeliver by turns the last acknowledged or the lowest unacknowledged message; False = no message."""
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)
         candidates = [consumer.last_acked, lowest]
@@ -185,7 +186,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return any(sequence is not None and consumer.lose_ack(sequence, now) for sequence in candidates)
 
     def restart(self, now: float) -> bool:
-        """Kill and restart the only server, which loses its connections and its state of the last 0.1 s."""
+        """Kill and restart the only server, which loses its connections and its changes of the last 0.1 s."""
         self.restarts += 1
         for consumer in self._consumers:
             consumer.kill(now)

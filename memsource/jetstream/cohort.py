@@ -9,8 +9,8 @@ rules:
 - Every assignment of a slot has an epoch above all earlier epochs of the slot.
 - The cohort revokes a slot that moves, and assigns the slot after its release. At the deadline of the revocation the
   cohort takes the slot from its owner.
-- Only a running member can receive a slot. Without a running member the slot is free.
-- So two members work on a slot only between the loss of a lease and the notice of the loss to the former owner.
+- Only a running member can receive a slot. Without a running member, a free slot stays free.
+- So two members work on a slot only between its loss and the notice of the loss to the former owner.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Cohort:
         changed: Function that the cohort calls whenever a member may have a notice.
 
     Attributes:
-        taken: Member, slot and epoch of each assignment that the cohort ended without a release, in order.
+        taken: Member, slot and epoch of each assignment that the cohort took from its member, in order.
 
     Raises:
         ValueError: A time is not more than 0.
@@ -137,7 +137,7 @@ class Cohort:
             state.frozen_until = max(until, state.frozen_until or until)
 
     def poll(self, member: str) -> list[SlotNotice]:
-        """Remove and return the unread notices of a member, in order; empty while the member is frozen."""
+        """Remove and return the unread notices of a member, in order; empty if the member does not run."""
         state = self._members.get(member)
         if state is None or not state.runs:
             return []
@@ -147,8 +147,8 @@ class Cohort:
     def release(self, member: str, slot: int, epoch: int, now: float) -> None:
         """Release a slot if the member owns the slot under this epoch. Idempotent.
 
-        An owner that releases a slot without a revocation is leaving. Another member gets the slot, or the slot stays
-        free until a member joins.
+        An owner that releases a slot without a revocation is leaving. Another running member gets the slot, or the slot
+        stays free until the cohort plans again.
         """
         if self._owners[slot] != member or self._epochs[slot] != epoch:
             return
@@ -183,8 +183,8 @@ class Cohort:
     def lose(self, slot: int, now: float) -> bool:
         """Take a slot from its owner without a revocation. Returns False for a free slot.
 
-        Another running member gets the slot at once. Without such a member, the former owner gets the slot again at its
-        next renewal.
+        Another running member gets the slot at once. Without such a member, the cohort plans again within a third of
+        the lease time.
         """
         owner = self._owners[slot]
         if owner is None:
@@ -199,7 +199,7 @@ class Cohort:
     # --- time
 
     def next_at(self) -> float:
-        """Return the time when the next lease, freeze or deadline ends; infinity = no end is due."""
+        """Return the time when the next lease, freeze, deadline or wait for a new plan ends; infinity = none."""
         due = [self._retake_at, *self._asked.values()]
         for state in self._members.values():
             due.append(state.lease_end)

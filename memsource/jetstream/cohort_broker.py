@@ -13,6 +13,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from lanes.clock import Clock
 from lanes.cohort.membership import CohortSettings
+from lanes.cohort.roster import Roster
 from lanes.core.cohort.records import CohortConfig, DrainRequest, drain_key, encode
 from lanes.core.types import Partition
 from memsource.jetstream.epoch_consumers import Durable, EpochStream, Retention
@@ -26,8 +27,8 @@ from memsource.personality import PersonalityName
 NAMESPACE: Final = "orders"
 
 Before = Callable[[str, bool], Awaitable[LinkFault | None]]
-"""A function that is awaited before and after each request, with the name of the member and whether the request writes;
-see ``Link``.
+"""A function that is awaited before each request and after each answer, with the name of the member and whether the
+request writes; see ``Link``.
 """
 
 
@@ -35,6 +36,7 @@ class CohortMember(Protocol):
     """The source of a member, as the broker sees the source; see ``CohortMemberSource``."""
 
     member: str
+    number: int
     link: Link
 
     @property
@@ -61,6 +63,8 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         cohort: Settings of the members; None = defaults.
         drift: Excess speeds of the clocks of successive members; 0.1 is a clock that runs 10 % fast.
         latency: Seconds that a request takes, for successive members.
+        targets: Targets of successive members, which replace ``cohort.consumer_target``; empty = ``cohort`` applies.
+        rosters: Functions that make the rosters of successive members; see ``lanes.cohort.Membership``.
         hints: Whether members receive a hint after each write of a key.
         markers: Whether the expiry of a key uses up a revision; see ``Bucket``.
         seed: Seed of the delays of expiries and of all nonces.
@@ -70,6 +74,8 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     Attributes:
         members: All sources so far.
         owned: Partition, fencing token and member of each assignment, in order.
+        targets: Targets of successive members.
+        rosters: Makers of the rosters of successive members.
         publish: Method that appends one message and returns its record; see ``EpochStream.publish``.
     """
 
@@ -86,6 +92,8 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         cohort: CohortSettings | None = None,
         drift: Iterable[float] = (0.0,),
         latency: Iterable[float] = (0.0,),
+        targets: Iterable[int | None] = (),
+        rosters: Iterable[Callable[..., Roster]] = (Roster,),
         hints: bool = True,
         markers: bool = False,
         seed: int = 0,
@@ -115,6 +123,8 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self.lost_deliveries: dict[int, int] = {}
         self.members: list[M] = []
         self.owned: list[tuple[int, int, str]] = []
+        self.targets = list(targets)
+        self.rosters = list(rosters)
         self._drifts = list(drift)
         self._latencies = list(latency)
         self._later: list[tuple[float, int, Callable[[float], object]]] = []
@@ -147,6 +157,10 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return [record for partition in self.partitions for record in self.stream.left(partition)]
 
     # --- members
+
+    def roster_of(self, member: M) -> Callable[..., Roster]:
+        """Return the function that makes the roster of a member."""
+        return self.rosters[member.number % len(self.rosters)]
 
     def link(self, member: str, clock: Clock) -> Link:
         """Return the link of a new member."""
@@ -217,7 +231,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return last is not None and self.stream.consumer(names[-1]).lose_ack(last, now)
 
     def restart(self, now: float) -> bool:
-        """Kill and restart the only server, which loses its connections and its state of the last 0.1 s."""
+        """Kill and restart the only server, which loses its connections and its changes of the last 0.1 s."""
         self.restarts += 1
         self.stream.kill(now)
         for source in self.members:

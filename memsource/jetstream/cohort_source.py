@@ -2,7 +2,7 @@
 
 ``CohortMemberSource`` keeps the contract of ``lanes.source`` for a source with individual acknowledgements, on asyncio
 and on trio. As in the adapter, ``lanes.cohort.owned`` acquires and gives up partitions, so a campaign in the simulator
-runs the shipped code. This module only pulls and acknowledges messages.
+runs the shipped code. This module only pulls, extends and acknowledges messages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import anyio
@@ -115,6 +116,7 @@ class CohortMemberSource(ScriptedSource):
         calls: The calls so far.
         link: The link to the server.
         membership: The membership of the member.
+        number: Number of the source among the sources of the broker.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class CohortMemberSource(ScriptedSource):
         self.released: set[Partition] = set()
         self._clock = clock
         self._pace = 1.0 + drift
+        self.number = number
         self._random = random.Random(f"member {broker.seed} {number}")
         self.link = broker.link(member, clock)
         self._partitions: OwnedPartitions[_PulledPartition] = OwnedPartitions(
@@ -150,17 +153,20 @@ class CohortMemberSource(ScriptedSource):
         self._restarts = broker.restarts
 
     def _membership(self, *, changed: Callable[[], None]) -> Membership:
-        broker = self.broker
+        broker, number, settings = self.broker, self.number, self.broker.cohort
+        if broker.targets:
+            settings = replace(settings, consumer_target=broker.targets[number % len(broker.targets)])
         made = _Drifting(
             MemoryLeaseStore(broker.bucket, self.link),
             MemoryEpochConsumers(broker.stream, self.link, int(broker.cohort.lease)),
             broker.config,
             member=self.member,
-            settings=broker.cohort,
+            settings=settings,
             changed=changed,
             clock=lambda: self._clock() * self._pace,
             wall=lambda: broker.stream.server_ms(self._clock()) / 1000,
             nonce=lambda: f"{self._random.getrandbits(64):016x}",
+            roster=broker.roster_of(self),
         )
         made.pace = self._pace
         return made
@@ -206,6 +212,7 @@ class CohortMemberSource(ScriptedSource):
             partitions=len(broker.partitions),
             plans=True,
             remembers=True,
+            consumer_target=self.membership.settings.consumer_target,
         )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:

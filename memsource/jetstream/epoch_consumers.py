@@ -133,7 +133,9 @@ class EpochStream(Watched):
         return record
 
     def skip(self, count: int) -> None:
-        """Leave a gap of ``count`` sequences, as deleted messages do."""
+        """Leave a gap of ``count`` sequences, as deleted messages do. Raises ``ValueError`` for a count below 0."""
+        if count < 0:
+            raise ValueError(f"count={count}: must be 0 or more, because sequences only rise")
         self._end(self.topic.logs[0].end + count)
 
     # --- administrators
@@ -226,7 +228,7 @@ class EpochStream(Watched):
         return sorted(name for name in self._made if name.partition == partition)
 
     def left(self, partition: int) -> list[Record]:
-        """Return the unacknowledged messages of the newest durable of a partition; without a durable, all stored."""
+        """Return the unacknowledged messages of the newest durable; without a durable, all stored messages."""
         names = self.names(partition)
         log = self.topic.log(partition)
         if not names:

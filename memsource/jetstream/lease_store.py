@@ -4,7 +4,7 @@
 measurements:
 
 - A revision is a sequence of the bucket. Each write of any key has the next revision.
-- A write succeeds only at the expected revision of its key, or of another key, the fence. An expired key has no
+- A write succeeds only at the expected revision of its key, or of another key, the fence. An expired fence has no
   revision.
 - A time to live is in whole seconds. A key expires up to 0.25 s late.
 - After the loss of a bucket a member creates an empty bucket. A bucket can return to an earlier state with an earlier
@@ -110,6 +110,11 @@ class Bucket:
             for key, stored in sorted(self._keys.items())
             if stored.value is not None and key.startswith(prefix)
         }
+
+    def expires(self, key: str) -> float:
+        """Return the time at which a key expires; infinity = the key does not exist, or never expires."""
+        stored = self._keys.get(key)
+        return math.inf if stored is None else stored.expires
 
     # --- faults
 

@@ -47,10 +47,10 @@ class Link:
         clock: Function that returns the server's time in seconds.
         later: Function that schedules an action of the server.
         timeout: Seconds that the client waits for an answer.
-        before: Async function that the link awaits before and after each request, with True for a request that writes.
-            The result before a request is the fault of the request. None = no faults.
+        before: Async function that the link awaits before each request and after each answer, with True for a request
+            that writes. The result before a request is the fault of the request. None = no faults.
         latency: Seconds that each request takes.
-        cut: Whether all requests are lost.
+        cut: Whether all requests are lost. A late write of an earlier request still takes effect.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.
         reads: Number of reading requests.
         writes: Number of writing requests.
@@ -98,7 +98,7 @@ class Link:
             await anyio.sleep(self.latency)
         # Nothing suspends from here to the action of the server.
         self._alive()
-        if fault is not None and fault.kind == "late" and writes:
+        if fault is not None and fault.kind == "late" and writes and not self.cut:
             self.later(self.clock() + fault.seconds, lambda now: _unheard(act, now))
         elif fault is not None and fault.kind == "reply lost" and not self.cut:
             _unheard(act, self.clock())

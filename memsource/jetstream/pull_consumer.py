@@ -4,7 +4,7 @@ The consumer acts only when a method is called, and time is an argument. The rul
 by measurements:
 
 - The server delivers the queue of redeliveries strictly before new messages. Each run of the consumer's timer sorts the
-  expired messages by sequence and appends them to the queue. A nak appends its message at once.
+  expired messages by sequence and appends them to the queue. A nak without a delay appends its message at once.
 - An unacknowledged message of a dead process is redelivered after its ``ack_wait``. The server delivers new messages
   meanwhile.
 - An acknowledgement of any delivery counts while the message is unacknowledged, and removes the message from the queue.
@@ -127,7 +127,7 @@ class PullConsumer:
         self._timer = math.inf
 
     def __repr__(self) -> str:
-        return f"<PullConsumer: {len(self._pending)} unacknowledged, {len(self._queue)} to come again>"
+        return f"<PullConsumer: {len(self._pending)} unacknowledged, {len(self._queue)} to redeliver>"
 
     # --- deliveries and answers
 
@@ -232,7 +232,7 @@ class PullConsumer:
             self.configure(original, now)
 
     def configure(self, settings: ConsumerSettings, now: float) -> None:
-        """Change the settings. After a change of ``ack_wait`` the timer runs 0.1 s later."""
+        """Change the settings. If messages are unacknowledged, the timer runs 0.1 s after a change of ``ack_wait``."""
         if settings.ack_wait != self.settings.ack_wait and self._pending:
             self._timer = now + _LOOK_AFTER_CHANGE
         self.settings = settings
@@ -305,6 +305,34 @@ class PullConsumer:
     def unfinished(self) -> list[int]:
         """All unacknowledged sequences, delivered or not, rising."""
         return sorted({*self._pending, *self._dropped, *self._log.positions[self._at :]})
+
+    @property
+    def deliveries(self) -> int:
+        """Number of deliveries so far, repeats included; the number of the last delivery."""
+        return self._deliveries
+
+    @property
+    def highest(self) -> int:
+        """The highest sequence that was delivered; 0 = no sequence."""
+        return self._log.positions[self._at - 1] if self._at else 0
+
+    @property
+    def undelivered(self) -> int:
+        """Number of messages that were never delivered."""
+        return len(self._log.positions) - self._at
+
+    @property
+    def floor(self) -> tuple[int, int]:
+        """The number of the delivery and the sequence up to which all messages are acknowledged."""
+        if not self._pending:
+            return self._deliveries, self.highest
+        lowest = min(self._pending)
+        return min(each.token for each in self._pending.values()) - 1, lowest - 1
+
+    @property
+    def redelivered(self) -> int:
+        """Number of unacknowledged messages that were delivered more than once."""
+        return len(self._repeats.keys() & self._pending.keys())
 
     @property
     def waiting(self) -> int:

@@ -85,7 +85,7 @@ class JetStreamMemberSource(ScriptedSource):
             )
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Acknowledge messages, except those of a lost partition; see ``lanes.source.Source.settle``."""
+        """Acknowledge messages of owned partitions; see ``lanes.source.Source.settle``."""
         messages = [message for settlement in settlements for message in settlement.messages]
         async with self._meet(Call("settle", deliveries=tuple(map(delivery, messages)))):
             self._alive()
@@ -156,7 +156,9 @@ class JetStreamMemberSource(ScriptedSource):
                     self._silence(number)
                     events.append(Revoking(self._owned[number], timeout))
                 else:
-                    events.append(Lost(self._forget(number), "its lease has expired or was taken"))
+                    events.append(
+                        Lost(self._forget(number), "the member's lease has expired, or the cohort took the partition")
+                    )
         return events
 
     def _take(self, number: int, messages: int, size: int) -> Iterator[Delivered]:

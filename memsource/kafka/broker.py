@@ -2,8 +2,8 @@
 
 - **Commits.** The broker checks only the membership of the client and the size of the metadata. The member need not own
   the partition, and the position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095
-  UTF-16 units plus the client's NUL. A commit with larger metadata fails, and the former commit stays. If one partition
-  of a request fails, the broker commits the other partitions, and the whole request reports the error.
+  UTF-16 units (the default) plus the client's NUL. A commit with larger metadata fails, and the former commit stays. If
+  one partition of a request fails, the broker commits the other partitions, and the whole request reports the error.
 - **A loss is noticed late.** A crashed or frozen process sends no heartbeats. At the end of its session, its
   partitions go to other members, and the process learns of the loss at its next poll. After ``max_poll_interval``
   without a poll, a classic client leaves the group at once. A client of protocol 848 then keeps its partitions for
@@ -11,9 +11,14 @@
 - **Close.** Heartbeats stop when a close begins, although the drain of the last callback still runs.
 - **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is still paused.
 - **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion at the
-broker.
+  broker.
 - **Recreation.** If a topic is deleted and created again within a metadata refresh, a classic client reads on at the
-  old offset. Protocol 848 revokes and assigns, and accepts a commit of the old position for the new topic.
+  old offset. Protocol 848 revokes the partitions, assigns them again, and accepts a commit of the old position
+  for the new topic.
+- **Transactions.** A client reads only committed messages. While a transaction is open in a partition, no client reads
+  a message from the beginning of the transaction on, not even a message of another producer.
+- **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker looks
+  every few minutes, and deletes whole segments; this broker deletes at once, message by message.
 - **Commits without a broker.** A synchronous commit blocks (848), or fails after ``commit_timeout`` (classic).
 
 The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.
@@ -32,6 +37,7 @@ from lanes.core.offset_map import decode
 from lanes.core.types import NEVER, Partition, PartitionKey
 from memsource.kafka.client import Callback, Client, ClientPartition, Commit, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
+from memsource.kafka.log_sizes import LogSizes
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.group import Group
 from memsource.memory.topic import Record
@@ -58,8 +64,10 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     Attributes:
         topic: Name of the topic.
         settings: Settings of the broker and its clients.
+        hangs: Whether the broker accepts fetches and never answers them; see ``hang``.
         hands_over: Whether sources also commit the positions completed above the floor.
         coordinator: The coordinator of the group.
+        transactions: The position at which the open transaction of a partition has begun, by partition.
     """
 
     name: PersonalityName = "kafka"
@@ -77,9 +85,12 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.topic = topic
         self.settings = settings or KafkaSettings()
         self.hands_over = hands_over
+        self.hangs = False
         self.coordinator = Coordinator(partitions, topic, self.settings)
         self._commits: dict[int, Commit] = {}
         self._starts = [0] * partitions
+        self._sizes = [LogSizes() for _ in range(partitions)]
+        self.transactions: dict[int, int] = {}
         self._incarnation = 1
         self._clients: dict[str, Client] = {}
         self._waits: list[float] = []
@@ -104,11 +115,19 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` for a deleted topic."""
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted; call create_topic first")
-        return self.group.publish(value, key=key, headers=headers, partition=partition)
+        record = self.group.publish(value, key=key, headers=headers, partition=partition)
+        self._written(record.partition, record.size)
+        return record
 
-    def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` positions, as transaction markers and compaction do."""
+    def skip(self, count: int, *, partition: int = 0, size: int = 0) -> None:
+        """Leave a gap of ``count`` positions, as transaction markers, aborted transactions and compaction do.
+
+        The positions have ``size`` bytes together. Raises ``ValueError`` for a negative number.
+        """
+        if size < 0:
+            raise ValueError(f"size={size}: must be 0 or more bytes")
         self.group.skip(count, partition=partition)
+        self._written(partition, size)
 
     @property
     def partitions(self) -> range:
@@ -147,6 +166,12 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._at(client.clock())
         self.coordinator.freeze(client, until)
 
+    def isolate(self, member: str, until: float, now: float) -> None:
+        """Let no request of the newest process of this member arrive until a time. The process keeps running."""
+        self._at(now)
+        self.coordinator.isolate(self._client(member), until)
+        self._changed()
+
     def rebalance(self, now: float) -> bool:
         """Make a new plan, as if a member had joined and left. Return whether a partition is revoked."""
         self._at(now)
@@ -155,7 +180,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     def lose(self, partition: int, now: float) -> bool:
         """Take a partition from its owner; return False for a partition without an owner.
 
-        The owner continues until its next heartbeat. Without another member, the partition is assigned again after a
+        The owner continues until its next heartbeat. Without another member, the partition is assigned again within a
         session timeout.
         """
         self._at(now)
@@ -204,14 +229,37 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.start()
         self._changed()
 
+    def hang(self, now: float, *, on: bool) -> None:
+        """Accept fetches and answer none, or answer again. Commits, rebalances and prefetched messages continue.
+
+        Idempotent.
+        """
+        self._at(now)
+        self.hangs = on
+        self._changed()
+
     def delete_records(self, partition: int, before: int, now: float) -> None:
         """Delete the records below ``before`` (0 … the end of the log), as retention does. Idempotent."""
         self._at(now)
         log = self.group.topic.log(partition)
         if not 0 <= before <= log.end:
             raise ValueError(f"before={before}: must be 0 … {log.end}, the end of partition {partition}")
-        self._starts[partition] = max(before, self._starts[partition])
-        log.trim(before)
+        self._delete(partition, before)
+
+    def open_transaction(self, partition: int, now: float) -> None:
+        """Begin a transaction at the end of a partition. Idempotent.
+
+        Clients read the messages from this end on only after ``end_transaction``.
+        """
+        self._at(now)
+        self.transactions.setdefault(partition, self.group.topic.log(partition).end)
+
+    def end_transaction(self, partition: int, now: float) -> None:
+        """Commit the open transaction of a partition. Idempotent. ``skip`` leaves the gap of its marker."""
+        self._at(now)
+        if self.transactions.pop(partition, None) is not None:
+            self._delete_by_size(partition)
+            self._changed()
 
     def delete_topic(self, now: float) -> None:
         """Delete the topic with its messages and commits. Raises ``LookupError`` without a topic."""
@@ -221,6 +269,8 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._incarnation += 1
         self._commits.clear()
         self._starts = [0] * len(self.partitions)
+        self._sizes = [LogSizes() for _ in self.partitions]
+        self.transactions.clear()
         self.coordinator.delete_topic()
 
     def create_topic(self, now: float) -> None:
@@ -246,7 +296,23 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.group.topic.log(partition)
         return self._commits.get(partition)
 
+    def log_start(self, partition: int) -> int:
+        """The first position of a partition that is not deleted."""
+        return self._starts[partition]
+
     # --- for clients
+
+    def stable_end(self, partition: int) -> int:
+        """The end of the messages that clients read: the beginning of an open transaction, or the end of the log."""
+        return self.transactions.get(partition, self.group.topic.log(partition).end)
+
+    def written_bytes(self, partition: int) -> int:
+        """Number of bytes that were ever written to a partition; 0 without ``retention_bytes``."""
+        return self._sizes[partition].total
+
+    def newer_bytes(self, partition: int, position: int) -> int:
+        """Number of bytes above a position that is not deleted."""
+        return self._sizes[partition].above(position)
 
     @property
     def up(self) -> bool:
@@ -269,8 +335,12 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             raise KafkaFailure("_WAIT_COORD", f"the broker of {self.topic} is down")
         self.coordinator.join(client)
 
+    def lists(self, client: Client) -> bool:
+        """Whether the group lists a client as a member. A removed client may not have learned of it yet."""
+        return self.coordinator.knows(client)
+
     def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:
-        """Poll, and return the callbacks and errors in order. A newly assigned partition begins at its last commit."""
+        """Return the next callbacks and errors. A new partition begins at its commit, or by ``offset_reset``."""
         self._at(now)
         events = self.coordinator.poll(client)
         for event in events:
@@ -290,7 +360,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             return []
         if partition in client.paused:
             return []
-        if self.up and self.coordinator.exists:
+        if self.up and self.coordinator.exists and not self.hangs and client.isolated_since is None:
             self._fill(client, partition, owned, max(messages, self.settings.prefetch))
         return owned.take(messages, size)
 
@@ -362,7 +432,9 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         client = self._clients.get(member)
         if client is None:
             known = ", ".join(map(repr, self._clients)) or "none"
-            raise LookupError(f"member {member!r} has no source of {self.topic}; these have one: {known}")
+            raise LookupError(
+                f"member {member!r} has no source of {self.topic}: make its source, or use one of: {known}"
+            )
         return client
 
     def _begin(self, client: Client, partition: int) -> ClientPartition:
@@ -381,7 +453,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         if policy == "earliest":
             owned.fetched = self._starts[partition]
         elif policy == "latest":
-            owned.fetched = self.group.topic.log(partition).end
+            owned.fetched = self.stable_end(partition)
         else:
             owned.silent = True
             client.failures.append(
@@ -391,19 +463,38 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             )
 
     def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:
-        """Fetch until the client has ``messages`` prefetched messages."""
-        log = self.group.topic.log(partition)
+        """Fetch until the client has ``messages`` prefetched messages, or the readable messages end."""
+        log, end = self.group.topic.log(partition), self.stable_end(partition)
         if not self._reachable(partition, owned.fetched):
             self._reset(client, partition, owned)
             if owned.silent:
                 return
         records = log.read(owned.fetched, messages - len(owned.queue), _ALL)
+        records = [record for record in records if record.position < end]
         owned.queue.extend(records)
         if records:
             owned.fetched = records[-1].position + 1
-        if not log.read(owned.fetched, 1, 1):
+        following = log.read(owned.fetched, 1, 1)
+        if not following or following[0].position >= end:
             # Only a gap is left, and the client reads past the gap.
-            owned.fetched = log.end
+            owned.fetched = max(end, owned.fetched)
+
+    def _written(self, partition: int, size: int) -> None:
+        if self.settings.retention_bytes is not None:
+            self._sizes[partition].append(self.group.topic.log(partition).end, size)
+            self._delete_by_size(partition)
+
+    def _delete_by_size(self, partition: int) -> None:
+        limit = self.settings.retention_bytes
+        if limit is not None:
+            begin = self._sizes[partition].begin(limit, self.stable_end(partition))
+            if begin > self._starts[partition]:
+                self._delete(partition, begin)
+
+    def _delete(self, partition: int, before: int) -> None:
+        self._starts[partition] = max(before, self._starts[partition])
+        self._sizes[partition].trim(before)
+        self.group.topic.log(partition).trim(before)
 
     def _keep(self, client: Client, partition: int, commit: Commit) -> None:
         ahead = max(0, self.group.topic.log(partition).end - commit.offset)

@@ -22,7 +22,12 @@ OffsetReset = Literal["earliest", "latest", "error"]
 """Position at which a client reads if no position in the log is committed (``auto.offset.reset``)."""
 
 Code = Literal[
+    "GROUP_AUTHORIZATION_FAILED",
+    "ILLEGAL_GENERATION",
+    "LEADER_NOT_AVAILABLE",
+    "NOT_ENOUGH_REPLICAS",
     "OFFSET_METADATA_TOO_LARGE",
+    "TOPIC_AUTHORIZATION_FAILED",
     "UNKNOWN_MEMBER_ID",
     "UNKNOWN_TOPIC_OR_PART",
     "_AUTO_OFFSET_RESET",
@@ -84,7 +89,8 @@ class Callback(NamedTuple):
 
     Attributes:
         kind: Kind of the callback.
-        partitions: Numbers of the partitions. A callback ``lost`` leaves out partitions that are being revoked.
+        partitions: Numbers of the partitions. At the end of the membership, a callback ``lost`` leaves out partitions
+            that are being revoked.
     """
 
     kind: Literal["assign", "revoke", "lost"]
@@ -150,8 +156,10 @@ class Client:
         paused: Paused partitions, which stay paused when the ownership ends.
         polling: Whether a poll is waiting for messages.
         last_poll: Time of the last poll.
-        silent_since: Time of the last heartbeat; None = the client sends heartbeats.
+        silent_since: Time from which the session timeout counts; None = the client sends heartbeats.
         frozen_until: Time at which a frozen process runs again; None = the process is not frozen.
+        isolated_since: Time from which no request of the client reaches the broker; None = the requests arrive.
+        isolated_until: Time from which the requests arrive again.
         revoking_since: Time of the oldest revocation; None = nothing is revoked.
         hears_at: Time of the next heartbeat whose answer carries a decision of the coordinator.
         informed: Whether a heartbeat has brought a decision since the last poll.
@@ -164,7 +172,7 @@ class Client:
         fatal: The error that ended the client permanently; None = the client works.
         failures: Errors for the next polls.
         notices: Notices for which no callback has run yet.
-        releases: Partitions whose release waits for the broker.
+        releases: Partitions whose release waits until process and broker run.
     """
 
     name: str
@@ -178,6 +186,8 @@ class Client:
     last_poll: float = 0.0
     silent_since: float | None = None
     frozen_until: float | None = None
+    isolated_since: float | None = None
+    isolated_until: float = NEVER
     revoking_since: float | None = None
     hears_at: float = NEVER
     informed: bool = False

@@ -1,8 +1,9 @@
 """The coordinator of a Kafka group as data: sessions, heartbeats, and the removal of silent members.
 
-The coordinator adds time to ``Group``, which holds the owners. A client learns of a decision at its next heartbeat. A
-client that does not poll stops its heartbeats. The coordinator removes a client without heartbeats at the end of its
-session. The rules of each protocol come from measurements of a real broker.
+The coordinator adds time to ``Group``, which holds the owners. A client learns of most decisions at its next heartbeat.
+A client that does not poll within ``max_poll_interval`` leaves the group (classic) or stops its heartbeats (848). The
+coordinator removes a client without heartbeats at the end of its session. The rules of each protocol come from
+measurements of a real broker.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _METADATA_REFRESH: Final = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class KafkaSettings:
-    """Settings of a broker and its clients. Times are in seconds, above 0.
+    """Settings of a broker and its clients. Times are in seconds; only ``heartbeat_interval`` may be 0.
 
     Attributes:
         protocol: The rebalance protocol.
@@ -35,6 +36,12 @@ class KafkaSettings:
         metadata_limit: Maximum UTF-16 units of commit metadata, the client's NUL included.
         offset_reset: Position at which a partition without a valid commit begins.
         prefetch: Number of messages of a partition that a client prefetches.
+        backlogs: Whether sources report their backlog, so that consumers watch their intake.
+        confirms: Whether sources confirm their partitions, so that consumers start nothing after a long freeze before.
+        retention_bytes: Bytes of each partition that the broker keeps, above 0; it deletes the oldest messages while
+            the newer ones have as many bytes. Sources then report the retention of their messages. None = no limit.
+        deaf: Seconds for which no request of a client arrives after the client was removed during a freeze, as over a
+            connection that a router has dropped. The list of members, which another client asks for, is answered.
     """
 
     protocol: RebalanceProtocol = "cooperative"
@@ -45,6 +52,10 @@ class KafkaSettings:
     metadata_limit: int = 4_096
     offset_reset: OffsetReset = "earliest"
     prefetch: int = 100
+    backlogs: bool = False
+    confirms: bool = False
+    retention_bytes: int | None = None
+    deaf: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("session_timeout", "max_poll_interval", "commit_timeout"):
@@ -55,11 +66,15 @@ class KafkaSettings:
                 f"heartbeat_interval={self.heartbeat_interval!r}: must be 0 or more, and below session_timeout="
                 f"{self.session_timeout!r}"
             )
+        if not 0 <= self.deaf < NEVER:
+            raise ValueError(f"deaf={self.deaf!r}: must be a finite number of seconds, 0 or more")
         if self.metadata_limit < 1 or self.prefetch < 0:
             raise ValueError(
                 f"metadata_limit={self.metadata_limit}, prefetch={self.prefetch}: metadata_limit must be 1 or more, "
                 "and prefetch 0 or more"
             )
+        if self.retention_bytes is not None and self.retention_bytes < 1:
+            raise ValueError(f"retention_bytes={self.retention_bytes}: must be 1 or more, or None for no limit")
 
 
 class Coordinator:
@@ -74,7 +89,7 @@ class Coordinator:
         settings: Settings of the broker and its clients.
         group: Owners, members and messages.
         classic: Whether the group uses the classic protocol.
-        clients: Clients that have joined.
+        clients: Clients that have joined and not left.
         taken: Assignments that the broker took from members, with the names of these members.
         now: Current time; it never falls.
         up: Whether the broker runs.
@@ -86,6 +101,8 @@ class Coordinator:
         self.group = Group(partitions, name=topic, cooperative=settings.protocol != "eager", assignor=self._assignor)
         self.classic = settings.protocol != "848"
         self.clients: list[Client] = []
+        # Frozen or isolated clients, some of which have not joined yet.
+        self._stopped: list[Client] = []
         self.taken: list[tuple[str, Partition]] = []
         self.now = 0.0
         self.up = True
@@ -105,8 +122,9 @@ class Coordinator:
     def join(self, client: Client) -> None:
         """Add a client to the group. A static member replaces the former member with the same instance id.
 
-        If the former member has not left, the classic protocol ends the former member with ``_FATAL``. Protocol 848
-        ends the new member instead, unless the former member has crashed and its session has ended.
+        If the former member has neither closed nor crashed, the classic protocol ends the former member with
+        ``_FATAL``. Protocol 848 ends the new member instead, unless the former member has closed or its session has
+        ended.
         """
         former = next((each for each in self.clients if each is not client and self._same(each, client)), None)
         if former is not None and not self.classic and not former.closed:
@@ -132,7 +150,7 @@ class Coordinator:
             self.group.join(client.id)
 
     def poll(self, client: Client) -> list[Callback | KafkaFailure]:
-        """Return the next callback or error of a client. The partitions of an ``assign`` have no position yet."""
+        """Return the next callbacks and errors of a client. The partitions of an ``assign`` have no position yet."""
         if not client.running or client.closing:
             return []
         client.last_poll = self.now
@@ -140,9 +158,10 @@ class Coordinator:
             return [client.failures.popleft()]
         if client.fatal is not None:
             return []
-        if not client.rejoining and (client.exceeded or client.cut_off or not self.knows(client)):
+        removed = client.isolated_since is None and not self.knows(client)
+        if not client.rejoining and (client.exceeded or client.cut_off or removed):
             return [self._lost(client)]
-        if not self.up:
+        if not self.up or client.isolated_since is not None:
             return []
         if client.rejoining:
             if self.knows(client):
@@ -200,7 +219,9 @@ class Coordinator:
         """End the process of a client. Idempotent."""
         client.crashed = True
         client.polling = False
-        client.frozen_until = None
+        client.frozen_until = client.isolated_since = None
+        if client in self._stopped:
+            self._stopped.remove(client)
         self._fall_silent(client)
         if not self.knows(client) and client in self.clients:
             self.clients.remove(client)
@@ -209,7 +230,15 @@ class Coordinator:
         """Stop the process of a client until the time ``until``."""
         if until > self.now and not client.crashed:
             client.frozen_until = max(until, client.frozen_until or 0.0)
-            self._fall_silent(client)
+            self._stop(client)
+
+    def isolate(self, client: Client, until: float) -> None:
+        """Let no request of a client arrive, and no heartbeat, until the time ``until``. The process keeps running."""
+        if until > self.now and not client.crashed and not client.closed:
+            if client.isolated_since is None:
+                client.isolated_since, client.isolated_until = self.now, until
+            client.isolated_until = max(until, client.isolated_until)
+            self._stop(client)
 
     def rebalance(self) -> bool:
         """Make a new plan, as if a member had joined and left. Return whether a partition is revoked."""
@@ -272,18 +301,25 @@ class Coordinator:
         settings = self.settings
         yield self._retake_at, self._retake
         yield self._unnoticed_until, self._notice_deletion
-        for client in self.clients:
-            yield client.hears_at, partial(self._hear, client)
+        for client in self._stopped:
             if client.frozen_until is not None:
                 yield client.frozen_until, partial(self._thaw, client)
+            if client.isolated_since is not None:
+                yield client.isolated_until, partial(self._reconnect, client)
+        for client in self.clients:
+            yield client.hears_at, partial(self._hear, client)
             if not self.knows(client):
+                since = client.isolated_since
+                if since is not None and self.classic and client.running and not client.cut_off:
+                    yield since + settings.session_timeout, partial(self._cut_off, client)
                 continue
             if client.silent_since is not None and self.up:
                 yield client.silent_since + settings.session_timeout, partial(self._expel, client)
             if not client.running or client.closing or client.fatal is not None:
                 continue
-            if not self.up and self.classic and not client.cut_off:
-                yield self._down_since + settings.session_timeout, partial(self._cut_off, client)
+            since = self._down_since if not self.up else client.isolated_since
+            if since is not None and self.classic and not client.cut_off:
+                yield since + settings.session_timeout, partial(self._cut_off, client)
             if not client.polling and not client.exceeded:
                 yield client.last_poll + settings.max_poll_interval, partial(self._exceed, client)
             if client.revoking_since is not None and settings.protocol != "cooperative" and self.up:
@@ -294,7 +330,25 @@ class Coordinator:
 
     def _thaw(self, client: Client) -> None:
         client.frozen_until = None
-        if not client.closing and not (client.exceeded and not self.classic):
+        if not self.knows(client) and not client.rejoining:
+            self.isolate(client, self.now + self.settings.deaf)
+        self._speak(client)
+
+    def _reconnect(self, client: Client) -> None:
+        client.isolated_since, client.isolated_until = None, NEVER
+        self._speak(client)
+
+    def _stop(self, client: Client) -> None:
+        if client not in self._stopped:
+            self._stopped.append(client)
+        self._fall_silent(client)
+
+    def _speak(self, client: Client) -> None:
+        """Let the heartbeats of a client arrive again, if the client sends them."""
+        if client.frozen_until is None and client.isolated_since is None:
+            self._stopped.remove(client)
+        heard = client.running and client.isolated_since is None
+        if heard and not client.closing and not (client.exceeded and not self.classic):
             client.silent_since = None
         self._flush(client)
 
@@ -309,7 +363,7 @@ class Coordinator:
 
     def _exceed(self, client: Client) -> None:
         client.exceeded = True
-        if self.classic:
+        if self.classic and client.isolated_since is None:
             self._take(client.id)
             self.group.leave(client.id)
         else:
@@ -354,7 +408,7 @@ class Coordinator:
             client.silent_since = self.now
 
     def _flush(self, client: Client) -> None:
-        if client.running and self.up:
+        if client.running and self.up and client.isolated_since is None:
             for partition in sorted(client.releases):
                 client.releases.discard(partition)
                 if self.knows(client):

@@ -11,9 +11,10 @@ from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import LIMIT, decode, encode
-from lanes.core.types import Partition, PartitionId, Room, Settlement
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import SourceError
-from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
+from lanes.retention import Pace, by_newer
+from lanes.source import Assigned, Backlog, Lost, Retention, Revoking, SourceEvent, SourceTraits
 from memsource.kafka.broker import KafkaBroker
 from memsource.kafka.client import Callback, Client, Commit, KafkaFailure
 from memsource.memory.group import Group
@@ -34,8 +35,8 @@ class KafkaMemberSource(CommittingSource):
     A waiting ``receive`` polls all the time. Without a waiting ``receive`` the client does not poll. If a partition is
     not released within the ``timeout`` of its ``Revoking``, the source releases the partition and reports ``Lost``.
 
-    Calls of a frozen process wait. Calls of a crashed process raise ``SourceError`` and change nothing. Methods
-    outside the contract do not block.
+    ``receive``, ``settle`` and ``aclose`` of a frozen process wait. Calls of a crashed process, except ``aclose``,
+    raise ``SourceError`` and change nothing. Methods outside the contract do not block.
 
     Args:
         broker: The broker.
@@ -68,7 +69,18 @@ class KafkaMemberSource(CommittingSource):
         self.degraded = 0
         self._limit = LIMIT
         self._deadlines: dict[int, float] = {}  # of revoked partitions
+        self._paces: dict[int, Pace] = {}  # the bytes written to owned partitions
         self._failed: SourceError | None = None
+        self._removed = False
+        if broker.settings.backlogs:
+            # Without this attribute, the source is not ``lanes.source.Backlogged``.
+            self.backlog = self._backlog
+        if broker.settings.retention_bytes is not None:
+            # Without this attribute, the source is not ``lanes.source.Retaining``.
+            self.retention = self._retention
+        if broker.settings.confirms:
+            # Without these attributes, the source is not ``lanes.source.Confirming``.
+            self.freeze_limit, self.confirm = self._freeze_limit, self._confirm
         broker.introduce(self.client)
 
     def __repr__(self) -> str:
@@ -141,6 +153,51 @@ class KafkaMemberSource(CommittingSource):
             self.broker.end_close(client, client.clock())
             self._forget_all()
 
+    # --- lanes.source.Backlogged
+
+    def _backlog(self, partition: Partition) -> Backlog:
+        owned = self.client.partitions.get(partition.id.number)
+        if owned is None or owned.partition is not partition:
+            return Backlog(None)
+        waiting = self.broker.stable_end(partition.id.number) - owned.position
+        return Backlog(max(0, waiting), "the broker does not answer" if self.broker.hangs else "")
+
+    # --- lanes.source.Retaining
+
+    def _retention(self, message: Message) -> Retention | None:
+        number, limit = message.partition.id.number, self.broker.settings.retention_bytes
+        pace = self._paces.get(number)
+        if limit is None or pace is None:
+            return None
+        start = self.broker.log_start(number)
+        if message.position < start:
+            return Retention(0.0, 1.0, f"its retention, because the log begins at offset {start}")
+        pace.note(self.broker.written_bytes(number), self.client.clock())
+        newer = self.broker.newer_bytes(number, message.position)
+        return by_newer(newer, limit, pace.per_second(), f"retention.bytes={limit}")
+
+    # --- lanes.source.Confirming
+
+    def _freeze_limit(self) -> float:
+        settings = self.broker.settings
+        return settings.session_timeout - settings.heartbeat_interval - 1.0
+
+    async def _confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
+        self._alive()
+        while not (self.client.running and self.broker.up):
+            await self._change()
+            self._alive()
+        owner, client = self.broker.group.owner, self.client
+        if not self.broker.lists(client):
+            self._removed = True
+            self._changed()
+            return []
+        return [
+            each
+            for each in partitions
+            if self._owned.get(each.id.number) is each and owner(each.id.number) == client.id
+        ]
+
     # --- events
 
     def _next(self, room: Room) -> list[SourceEvent]:
@@ -149,7 +206,13 @@ class KafkaMemberSource(CommittingSource):
             return []
         overdue = [number for number, at in self._deadlines.items() if at <= self.client.clock()]
         if overdue:
-            return [self._given_up(number, "it was not released in time") for number in overdue]
+            return [self._given_up(number, "the partition was not released in time") for number in overdue]
+        if self._removed:
+            # The client may learn of its removal much later. A member id that was removed never returns to the list, so
+            # the partitions come back only by an assignment.
+            self._removed = False
+            if self._owned:
+                return [Lost(self._forget(number), "the group removed this member") for number in list(self._owned)]
         while callbacks := self.broker.poll(self.client, self.client.clock()):
             # Poll without messages: no message may be delivered before the Assigned of its partition.
             events = [event for callback in callbacks for event in self._told(callback)]
@@ -170,12 +233,12 @@ class KafkaMemberSource(CommittingSource):
                 if number in self._owned:
                     # The release of the partition was cancelled, and meanwhile the partition was taken and assigned
                     # again.
-                    yield Lost(self._forget(number), "it was lost and assigned again")
+                    yield Lost(self._forget(number), "the partition was lost and assigned again")
                 yield self._assigned(number)
         elif callback.kind == "lost":
             # After the loss of the membership, the client gets no callback for revoked partitions.
             for number in list(self._owned) if self.client.rejoining else callback.partitions:
-                yield Lost(self._forget(number), "the group took it, or gave it to another member")
+                yield Lost(self._forget(number), "the group took the partition, or gave it to another member")
         else:
             yield from self._revoking(callback.partitions)
 
@@ -200,6 +263,8 @@ class KafkaMemberSource(CommittingSource):
             PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
         )
         self._owned[number] = self.client.partitions[number].partition = owned
+        self._paces[number] = Pace()
+        self._paces[number].note(broker.written_bytes(number), self.client.clock())
         self._turns.append(number)
         return Assigned(owned)
 
@@ -321,6 +386,7 @@ class KafkaMemberSource(CommittingSource):
 
     def _forget(self, number: int) -> Partition:
         self._deadlines.pop(number, None)
+        self._paces.pop(number, None)
         return super()._forget(number)
 
 

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio.lowlevel
 
+from lanes.arguments import check_seconds, kind_of
 from lanes.attempts import Attempt
-from lanes.config import check_seconds, kind_of
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.errors import ConfigError
 
@@ -21,7 +21,7 @@ class MemoryAttempts:
         call: Async function that simulates the network, such as ``World.io``; None = no network. The store awaits
             ``call`` with the name of the operation and ``seconds`` before each read or write. If ``call`` raises, the
             store changes nothing.
-        seconds: Seconds that each operation takes.
+        seconds: Seconds that the store passes to ``call``, 0 or more.
 
     Raises:
         ConfigError: An argument is of a wrong type or out of its range.

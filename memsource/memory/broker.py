@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from lanes.config import check_positive, check_whole
+from lanes.arguments import check_positive, check_whole
 from lanes.dead_letter import DeadLetter
 from memsource.memory.topic import Record, WatchedTopic
 
@@ -124,7 +124,8 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             now: The time, in seconds.
 
         Returns:
-            The deliveries in order; empty if no message waits. At ``max_unacked``, only requeued messages leave.
+            The deliveries in order; empty if no message waits. At ``max_unacked``, the broker delivers only requeued
+            messages.
         """
         log = self._log(partition)
         deliveries: list[Delivery] = []
@@ -215,7 +216,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         self.redeliver(self.unacked(partition), partition=partition)
 
     def expire(self, now: float) -> int:
-        """Requeue every delivery whose ``ack_wait`` is over, in the order of positions.
+        """Requeue every delivery whose ``ack_wait`` is over, by partition and position.
 
         Args:
             now: The time, in seconds.

@@ -23,14 +23,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-from lanes.config import check_flag, kind_of
+from lanes.arguments import check_flag, kind_of
 from lanes.errors import ConfigError
 from memsource.memory.topic import Record, Topic, TopicState, WatchedTopic
 
 _UNBOUNDED: Final = 1 << 62
 
 Assignor: TypeAlias = Callable[[Sequence[str | None], Sequence[str]], list[str | None]]
-"""A function of the present owners of all partitions (None = free) and the members that returns the new owners."""
+"""A function that maps the present owners of all partitions (None = free) and the members to the new owners."""
 
 
 class Committed(NamedTuple):
@@ -60,7 +60,7 @@ class _MemberPartition(NamedTuple):
 
 
 class GroupState(NamedTuple):
-    """The whole state of a group. Two groups with equal states behave alike. Hashable."""
+    """The state of a group. Two groups with equal settings and states behave alike. Hashable."""
 
     topic: TopicState
     committed: tuple[Committed, ...]
@@ -329,14 +329,14 @@ class Group(WatchedTopic):
     def lose(self, member: str, partition: int, *, give: bool = True) -> None:
         """Take a partition from its owner, as at the end of the owner's session or of its drain time.
 
-        Another member gets the partition at once, or at the end of a running eager rebalance. The former owner
-        continues to fetch and commit until its next ``poll``.
+        Another member gets the partition at once; a running eager rebalance assigns the partition at its end. The
+        former owner continues to fetch and commit until its next ``poll``.
 
         Args:
             member: Name of the owner.
             partition: Number of the partition.
-            give: Whether another member gets the partition. False leaves the partition free until the next rebalance,
-                and so does a group without another member.
+            give: Whether another member gets the partition at once. False, or a group without another member, leaves
+                the partition free until the group next assigns partitions.
 
         Raises:
             ValueError: The member is not the owner.
@@ -354,7 +354,8 @@ class Group(WatchedTopic):
         if others and (self.cooperative or not self._asked):
             loads = Counter(self._owners)
             self._give(partition, min(others, key=lambda other: loads[other]))
-        if rebalancing:
+        if rebalancing and not self.cooperative:
+            # The partition may have been the last one for which the rebalance waited.
             self._assign()
         self._changed()
 
@@ -394,7 +395,7 @@ class Group(WatchedTopic):
 
     @property
     def unfinished(self) -> int:
-        """The number of messages that no commit of their partition reports as finished."""
+        """The number of messages that the last commit of their partition does not report as finished."""
         return sum(
             position >= offset and not any(start <= position < end for start, end in completed)
             for log, (offset, completed) in zip(self.topic.logs, self._committed, strict=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lanes.config import check_flag, check_seconds, check_text, kind_of
+from lanes.arguments import check_flag, check_seconds, check_text, kind_of
 from lanes.core.types import Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
@@ -30,8 +30,8 @@ class GroupSource(CommittingSource):
         group: The group.
         member: Name of the member.
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
-        revoke_timeout: Seconds that ``Revoking`` grants for a drain. The group takes no partition until a test calls
-            ``lose``.
+        revoke_timeout: Seconds that ``Revoking`` grants for a drain. The group does not act on this time; a test may
+            call ``lose``.
         hands_over: Whether commits include the positions completed above the floor.
 
     Attributes:
@@ -129,7 +129,7 @@ class GroupSource(CommittingSource):
             elif kind == "revoking":
                 events.append(Revoking(self._owned[number], self._revoke_timeout))
             else:
-                events.append(Lost(self._forget(number), "the group gave it to another member"))
+                events.append(Lost(self._forget(number), "the group took the partition from this member"))
         return events
 
     @property

@@ -14,7 +14,7 @@ from typing import Final, Literal, NamedTuple
 import anyio
 import anyio.lowlevel
 
-from lanes.config import check_whole
+from lanes.arguments import check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ContractError
@@ -133,7 +133,7 @@ class Scripted:
 
 
 class ScriptedSource(Scripted):
-    """A source that divides the room of each ``receive`` among its partitions, starting with a different one each time.
+    """A source that divides the room of each ``receive`` among its partitions, and lets them begin in turn.
 
     A subclass maintains ``_owned``, and lists in ``_turns`` the owned partitions that may deliver.
     """
@@ -155,7 +155,7 @@ class ScriptedSource(Scripted):
 
     @property
     def owned(self) -> list[int]:
-        """The partitions that the source has announced and neither released nor reported as lost."""
+        """The numbers of the owned partitions, which include revoked partitions until their release or loss."""
         return list(self._owned)
 
     # --- for each kind of source
@@ -286,7 +286,7 @@ class CommittingSource(ScriptedSource):
 
 
 def delivered(partition: Partition, records: Iterable[tuple[Record, object]]) -> Delivered:
-    """Return a delivery of records, each with the token that settles it."""
+    """Return a delivery of records, each with the token that settles it; None = the source commits."""
     run = [Message(partition, record.position, record.key, record.size, record, token) for record, token in records]
     return Delivered(partition, run, sum(message.size for message in run))
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
+from lanes.arguments import check_flag, check_positive, check_text, kind_of, names_unknown_options
 from lanes.clock import Clock, monotonic
-from lanes.config import check_flag, check_positive, check_text, kind_of
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError
@@ -45,6 +45,7 @@ from memsource.memory.scripted import (
 __all__ = ["Call", "CallName", "MemoryDeadLetters", "MemorySource"]
 
 
+@names_unknown_options("MemorySource")
 class MemorySource(ScriptedSource):
     """A source of the messages of a broker. A later source over the same broker continues with the unfinished messages.
 
@@ -134,14 +135,18 @@ class MemorySource(ScriptedSource):
         """
         self._owned[partition].deadline = deadline
 
-    def plan(self, number: int, *, standby: bool = False) -> None:
+    def plan(
+        self, number: int, *, standby: bool = False, under_provisioned: bool = False, target_honoured: bool = False
+    ) -> None:
         """Report a plan of the group, as the event ``Generation``.
 
         Args:
             number: Number of the plan.
             standby: Whether the plan gives this member no partition.
+            under_provisioned: Whether the plan gives a member more partitions than its target.
+            target_honoured: Whether the rules of the plan use targets.
         """
-        self._tell(Generation(number, standby))
+        self._tell(Generation(number, standby, under_provisioned, target_honoured))
 
     def revoke(self, partition: int, timeout: float = 30.0) -> None:
         """Revoke a partition, which delivers no more messages.
@@ -265,6 +270,7 @@ def _numbers(assigned: object, broker: MemoryBroker) -> tuple[int, ...]:
     return numbers
 
 
+@names_unknown_options("MemoryDeadLetters")
 class MemoryDeadLetters(Scripted):
     """A writer of dead letters into ``broker.dead_letters``.
 

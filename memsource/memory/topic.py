@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lanes.config import check_text, check_whole
+from lanes.arguments import check_text, check_whole
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.memory.watchers import Watched
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Record:
-    """A published message. ``size`` is the number of bytes of value, key and headers."""
+    """A published message. ``size`` is the number of bytes of value, key and headers, whose names are UTF-8."""
 
     partition: int
     position: int
@@ -27,7 +27,7 @@ class Record:
     @property
     def size(self) -> int:
         size = len(self.value) + len(self.key or b"")
-        return size + sum(len(name) + len(value) for name, value in self.headers)
+        return size + sum(len(name.encode(errors="replace")) + len(value) for name, value in self.headers)
 
     def __repr__(self) -> str:
         return f"<Record {self.partition} position {self.position}, {self.size} bytes>"
@@ -106,7 +106,7 @@ class Log:
 
 
 class Topic:
-    """A topic whose partitions are numbered from 0. Only ``Log.trim`` removes messages. No method blocks."""
+    """A topic with partitions from 0. Only ``Log.trim`` and ``restore`` delete messages. No method blocks."""
 
     def __init__(self, partitions: int, name: str) -> None:
         check_whole("partitions", partitions, 1)
@@ -152,7 +152,7 @@ class Topic:
         return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` positions, as compaction and transaction markers do."""
+        """Leave a gap of ``count`` positions; see ``WatchedTopic.skip``."""
         if count < 0:
             raise ValueError(f"count={count}: must be 0 or more, because positions only rise")
         self.log(partition).end += count
@@ -177,7 +177,7 @@ class Topic:
 
 
 class WatchedTopic(Watched):
-    """A topic that calls its watchers after each message: the base of the brokers and groups in memory."""
+    """A topic that calls its watchers after each message and gap: the base of the brokers and groups in memory."""
 
     def __init__(self, partitions: int, name: str) -> None:
         super().__init__()
@@ -225,6 +225,10 @@ class WatchedTopic(Watched):
         Args:
             count: Number of positions, 0 or more.
             partition: Number of the partition.
+
+        Raises:
+            ValueError: ``count`` is below 0.
+            IndexError: The partition does not exist.
         """
         self.topic.skip(count, partition=partition)
         self._changed()

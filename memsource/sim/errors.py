@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -36,7 +37,7 @@ class Livelock(SimulationError):
 
 
 class NeverYields(Livelock):
-    """A step of a task does not end, because the task awaits nothing. The message names the task and its line."""
+    """A step takes too long, such as a loop that awaits nothing. The message names the line, and the task if any."""
 
 
 class Overtime(SimulationError):
@@ -51,7 +52,7 @@ class ImpossiblePlan(SimulationError):
 
 
 class TokenRefused(SimulationError):
-    """A replay token is damaged, or belongs to another version of lanes or another minor version of Python."""
+    """A replay token is invalid, damaged, or of another version of lanes or another minor version of Python."""
 
 
 class Nondeterministic(SimulationError):
@@ -98,10 +99,30 @@ def is_finding(error: BaseException) -> bool:
 
 
 def notable(error: BaseException) -> BaseException:
-    """Return the first exception of a group that is no finding. If all are findings, return the group itself."""
+    """Return the first exception of a group that is no finding; without such an exception, return ``error``."""
     if isinstance(error, BaseExceptionGroup):
         for each in error.exceptions:
             found = notable(each)
             if not isinstance(found, Exception) or not is_finding(found):
                 return found
     return error
+
+
+def cause_of(causes: Sequence[BaseException]) -> BaseException | None:
+    """Return the first of these exceptions for ``raise … from``, without the frames that ``users_frames`` leaves out.
+
+    Args:
+        causes: Exceptions that led to findings. The first one and its causes lose these frames.
+
+    Returns:
+        The exception; None without an exception.
+    """
+    waiting: list[BaseException | None] = [*causes[:1]]
+    seen: set[int] = set()
+    while waiting:
+        one = waiting.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = users_frames(one.__traceback__)
+            waiting += [one.__cause__, one.__context__]
+    return causes[0] if causes else None

@@ -1,8 +1,9 @@
 """Planted faults, called mutants: the tests that prove the promises must find each of them.
 
 A mutant replaces a piece of a module's source when the module is imported. ``table`` has the mutants for the campaigns,
-``table_kafka`` those for the adapter's tests, and ``table_demo`` those for the demo's reports. ``campaigns`` runs the
-campaigns of the first table. ``lease_machines`` has faulty lease machines as subclasses.
+``table_jetstream`` those for the campaign over the real JetStream sources, ``table_kafka`` those for the adapter's
+tests, ``table_processes`` those for the processes of handlers, and ``table_demo`` those for the demo's reports.
+``campaigns`` runs the campaigns of the first table. ``lease_machines`` has faulty lease machines as subclasses.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The campaigns that search for mutants: whole consumers in the simulator, and the engine against its naive models.
+"""The campaigns that search for mutants: whole consumers, the engine against its naive models, retry loops and leases.
 
 A campaign ends when a requested check has found a failure, or after a bounded number of runs. Its runs are
 deterministic. It does not shrink a failure, because only the name of the check matters.
@@ -16,17 +16,30 @@ from typing import Final
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
+from memsource.adapters.runs import AdapterSchedule, run_schedule
 from memsource.personality import PersonalityName
+from memsource.sim.runs.campaign import Campaign as Schedules
+from memsource.sim.runs.run import Conditions
+from tests.cohort.cases import AIMED
 from tests.cohort.slices import campaign as cohort_campaign
+from tests.core.cohort.campaign import walk
 from tests.core.test_engine_machine import EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
+from tests.core.test_partition_budgets_machine import BudgetMachine
 from tests.memsource.sim.slices import campaign
+from tests.simulated.slices import ADAPTERS, adapter_of
 
 RUNS: Final = 600
 """Runs of the simulator after which a fault counts as not found. A fault that needs more runs needs better cases."""
 
 RUNS_A_SEED: Final = 6
 """Few runs for each seed, so that there are many cases; each seed has one case."""
+
+ADAPTER_RUNS: Final = 400
+"""Runs of a real adapter after which a fault counts as not found."""
+
+WALKS: Final = 12_000
+"""Walks of lease machines after which a fault counts as not found."""
 
 EFFORT: Final = settings(
     max_examples=1_000,
@@ -56,9 +69,9 @@ Campaign = Callable[[Collection[str]], Found]
 """A function of the names of checks; it ends when one of these checks has found a failure."""
 
 
-def _simulated(found_by: Collection[str], *, personality: PersonalityName) -> Found:
+def _simulated(found_by: Collection[str], *, personality: PersonalityName, first: int = 0) -> Found:
     found = Found()
-    for seed in count():
+    for seed in count(first):
         for run in campaign(personality, seed, runs=RUNS_A_SEED).each():
             found.runs += 1
             found.checks = run.findings | found.checks
@@ -79,9 +92,9 @@ def _machine(_: Collection[str], *, machine: type[RuleBasedStateMachine]) -> Fou
     return Found()
 
 
-def _cohort(found_by: Collection[str]) -> Found:
+def _cohort(found_by: Collection[str], *, first: int = 0) -> Found:
     found = Found()
-    for seed in count():
+    for seed in count(first):
         for run in cohort_campaign(seed).each():
             found.runs += 1
             found.checks = run.findings | found.checks
@@ -90,10 +103,75 @@ def _cohort(found_by: Collection[str]) -> Found:
     raise AssertionError("there are seeds for ever")
 
 
+def _walks(found_by: Collection[str]) -> Found:
+    found = Found()
+    for number in range(WALKS):
+        found.runs += 1
+        try:
+            walk(number).run()
+        except AssertionError as error:
+            # The text of a broken promise begins with its letter.
+            promise, _, what = str(error).partition(" ")
+            found.checks.setdefault(promise, f"walk {number}: {what}")
+            if promise in found_by:
+                break
+    return found
+
+
+def _adapter(found_by: Collection[str], *, name: str) -> Found:
+    found = Found()
+    adapter = adapter_of(name)
+    for seed in range(ADAPTER_RUNS):
+        found.runs += 1
+        found.checks = run_schedule(AdapterSchedule(name, seed), adapter).run.findings | found.checks
+        if found.checks.keys() & set(found_by):
+            break
+    return found
+
+
+def _kept_attempts(found_by: Collection[str]) -> Found:
+    from tests.memsource.sim.kept_attempts import MOVES, OUTAGE, blocked_and_parked
+
+    found = Found()
+    conditions = Conditions(test=blocked_and_parked, settles=True)
+    for seed in count():
+        budget = (OUTAGE, MOVES)[seed // 3 % 2]
+        for run in Schedules(conditions, runs=RUNS_A_SEED, budget=budget, seed=seed).each():
+            found.runs += 1
+            found.checks = run.findings | found.checks
+            if found.checks.keys() & set(found_by) or found.runs >= RUNS:
+                return found
+    raise AssertionError("there are seeds for ever")
+
+
+def _retry_loops(found_by: Collection[str]) -> Found:
+    from tests.retries.harness import LOOPS, faults_of
+    from tests.retries.stubs import STUBBED, stubbed_faults_of
+
+    found = Found()
+    played = [(loop.name, partial(faults_of, loop)) for loop in LOOPS]
+    for name, play in played + [(kind.__name__, partial(stubbed_faults_of, kind)) for kind in STUBBED]:
+        found.runs += 1
+        if faults := play():
+            # The check is the retry loop.
+            found.checks[name] = faults[0]
+        if found.checks.keys() & set(found_by):
+            break
+    return found
+
+
 CAMPAIGNS: Final[dict[str, Campaign]] = {
+    **{f"{name}_adapter": partial(_adapter, name=name) for name in ADAPTERS},
     "jetstream": partial(_simulated, personality="jetstream"),
+    # In earlier seeds, a message without an end of attempts makes a run of many seconds.
+    "jetstream_2": partial(_simulated, personality="jetstream", first=2),
     "kafka": partial(_simulated, personality="kafka"),
     "cohort": _cohort,
+    "lease_walks": _walks,
+    "cohort_targets": partial(_cohort, first=AIMED),
+    "kept_attempts": _kept_attempts,
+    "retry_loops": _retry_loops,
     "engine": partial(_machine, machine=EngineMachine),
     "modes": partial(_machine, machine=ModesMachine),
+    "budgets": partial(_machine, machine=BudgetMachine),
 }

@@ -7,23 +7,25 @@ findings of the state machine that must find the mutant too.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import json
 import logging
 import os
 import sys
 from collections.abc import Sequence
-
-# Packages that every search needs, and that no mutant changes, are imported once.
-import anyio  # noqa: F401
-import blake3  # noqa: F401
-import hypothesis  # noqa: F401
-import opentelemetry  # noqa: F401
-import pytest  # noqa: F401
-import trio.testing  # noqa: F401
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from tests.mutants import install
 from tests.mutants.hunted import ending
+from tests.mutants.in_place import Imported, forget, imported
 from tests.mutants.table import MUTANTS
+
+if TYPE_CHECKING:
+    from tests.mutants.campaigns import Campaign
+
+CAMPAIGNS: Final = "tests.mutants.campaigns"
+"""Module of the campaigns. It is imported by `imported`, which notes the calls of the import."""
 
 
 def main(names: Sequence[str]) -> int:
@@ -32,11 +34,17 @@ def main(names: Sequence[str]) -> int:
     logging.disable(logging.CRITICAL)
     # Without the fault handler, a process that a signal kills leaves no traceback.
     faulthandler.enable()
+    ready = imported(CAMPAIGNS)
+    # A campaign collects garbage often; it need not visit the imported modules. State machines make much that lives for
+    # long, and few cycles.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
     failed = False
     for name in names:
         child = os.fork()
         if child == 0:
-            hunt(name)
+            hunt(name, ready)
             sys.stdout.flush()
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -46,14 +54,18 @@ def main(names: Sequence[str]) -> int:
     return int(failed)
 
 
-def hunt(name: str) -> None:
-    """Search for a mutant, and print the result. No module of ``lanes`` may be imported before the call."""
-    mutant = MUTANTS[name]
-    install(mutant)
-    from tests.mutants.campaigns import CAMPAIGNS
+def hunt(name: str, ready: Imported) -> None:
+    """Search for a mutant, and print the result.
 
-    found = CAMPAIGNS[mutant.campaign](mutant.found_by)
-    beside = CAMPAIGNS[mutant.machine[0]](mutant.machine[1:]).checks if mutant.machine else {}
+    The campaigns are imported already; a mutant that cannot be planted in them is planted before another import.
+    """
+    mutant = MUTANTS[name]
+    if not ready.plant(mutant):
+        forget()
+        install(mutant)
+    campaigns: dict[str, Campaign] = import_module(CAMPAIGNS).CAMPAIGNS
+    found = campaigns[mutant.campaign](mutant.found_by)
+    beside = campaigns[mutant.machine[0]](mutant.machine[1:]).checks if mutant.machine else {}
     print(json.dumps([name, found.checks, found.runs, beside]))
 
 

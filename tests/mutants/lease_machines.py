@@ -8,7 +8,7 @@ from typing import Any
 from lanes.core.cohort import phases
 from lanes.core.cohort.actions import Action, Found, Unknown, Write
 from lanes.core.cohort.held_lease import REST
-from lanes.core.cohort.lease_machine import Handler, LeaseMachine
+from lanes.core.cohort.lease_machine import Handler, LeaseMachine, _identities
 from lanes.core.cohort.ledger import NOTHING, Done
 from lanes.core.cohort.records import Lease, State, encode
 
@@ -115,6 +115,10 @@ class NoGrace(LeaseMachine):
     def _checked(self, result: Any, now: float, sent: float) -> None:
         self._waited = True
         super()._checked(result, now, sent)
+
+    def _found(self, result: Any, now: float, sent: float) -> None:
+        self._survey = _identities(result)
+        super()._found(result, now, sent)
 
 
 class TakesWhatIsHeld(LeaseMachine):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants import Mutant
+from tests.mutants.table_adapters import ADAPTERS
 from tests.mutants.table_cohort import COHORT
+from tests.mutants.table_combined import COMBINED
 from tests.mutants.table_runtime import RUNTIME
 
 _ORDER: Final = (
@@ -100,7 +102,7 @@ _RETRY: Final = (
         "                message.attempt += 1\n                over",
         "                over",
         "a message that always fails is retried without end",
-        "jetstream",
+        "jetstream_2",
         ("AttemptsCount",),
     ),
     Mutant(
@@ -237,6 +239,55 @@ _BOUNDS: Final = (
         ("BoundedInFlight",),
     ),
     Mutant(
+        "partitions_take_no_turns",
+        "lanes.core.fair_queue",
+        "            self._turns.remove(name)\n            self._turns.append(name)\n",
+        "            pass\n",
+        "with bounds per partition, a partition with many heads starves the others",
+        "jetstream",
+        ("PartitionTurns",),
+        machine=("budgets", "no_partition_waits_for_two_calls_of_another"),
+    ),
+    Mutant(
+        "no_room_of_a_partition",
+        "lanes.core.partition_budgets",
+        "        left = min([self._bound, *map(self._left, open_to)])",
+        "        left = self._bound",
+        "messages of a partition in flight do not reduce the room for its deliveries",
+        "kafka",
+        ("PartitionBudgets",),
+        machine=("budgets", "the_room_keeps_the_bound"),
+    ),
+    Mutant(
+        "handlers_of_a_partition_unbounded",
+        "lanes.core.fair_queue",
+        "self._limit - self.running.get(name, 0)",
+        "self._limit",
+        "a partition runs more handlers than concurrency_per_partition",
+        "jetstream",
+        ("PartitionBudgets",),
+        machine=("budgets", "everything_holds", "take"),
+    ),
+    Mutant(
+        "stuck_lane_stops_intake",
+        "lanes.core.engine",
+        "        if not (self.flow.stopped_early and self._has_idle_handler()):\n",
+        "        if True:\n",
+        "messages that wait for a blocked message stop the intake of all others below the bound",
+        "jetstream",
+        ("CaughtUp",),
+    ),
+    Mutant(
+        "full_partition_never_resumes",
+        "lanes.core.partition_budgets",
+        "            self.full.remove(partition)\n",
+        "",
+        "a partition that was full delivers no message any more",
+        "kafka",
+        ("CaughtUp",),
+        machine=("budgets", "the_room_keeps_the_bound"),
+    ),
+    Mutant(
         "no_max_ahead",
         "lanes.core.commits",
         "        return self._policy.max_ahead - ",
@@ -266,8 +317,8 @@ _BOUNDS: Final = (
     Mutant(
         "pause_forgotten",
         "lanes.core.flow",
-        "            self.taking = True\n",
-        "            self.taking = True\n            self.paused = False\n",
+        "        self.taking = True\n",
+        "        self.taking = True\n        self.paused = False\n",
         "the user's pause ends when the bound is left",
         "jetstream",
         ("PauseTakesNothing",),
@@ -306,8 +357,8 @@ _OWNERSHIP: Final = (
     Mutant(
         "no_drain",
         "lanes.runtime.handover",
-        "            await ended.wait()\n",
-        "            ended.set()\n",
+        "            await begun.ended.wait()\n",
+        "            begun.ended.set()\n",
         "a partition is handed over while its handlers run",
         "kafka",
         ("NoOverlap",),
@@ -315,7 +366,7 @@ _OWNERSHIP: Final = (
     Mutant(
         "queued_dropped",
         "lanes.runtime.handover",
-        "close_prefix=self._close_prefix)",
+        "close_prefix=self._close_prefix and not held)",
         "close_prefix=False)",
         "without a handed-over completed set, messages finished above a queued message are repeated",
         "kafka",
@@ -333,5 +384,6 @@ _OWNERSHIP: Final = (
 )
 
 MUTANTS: Final = {
-    mutant.name: mutant for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COHORT
+    mutant.name: mutant
+    for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COMBINED + COHORT + ADAPTERS
 }

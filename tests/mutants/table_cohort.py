@@ -13,6 +13,10 @@ def _mutant(
     return Mutant(name, module, old, new, breaks, "cohort", found_by, also=also)
 
 
+def _walked(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
+    return Mutant(name, module, old, new, breaks, "lease_walks", found_by)
+
+
 _MACHINE: Final = "lanes.core.cohort.lease_machine"
 _OWNED: Final = "lanes.cohort.owned"
 
@@ -153,5 +157,72 @@ COHORT: Final = (
         "            for key, entry in self._note(living).items()\n",
         "a member with an old list of members writes a plan without the newer members",
         "PlansSettle",
+    ),
+    Mutant(
+        "own_plan_rules",
+        "lanes.cohort.roster",
+        "        rules = min(PLAN_RULES, *(each.rules for each in heartbeats.values()))\n",
+        "        rules = PLAN_RULES\n",
+        "members with newer code plan by their own rules, and members with the former code change each plan back",
+        "cohort_targets",
+        ("PlansSettle", "Converges"),
+    ),
+    Mutant(
+        "target_of_the_newest",
+        "lanes.cohort.roster",
+        "        default = newest.default_consumer_target\n",
+        "        default = newest.consumer_target\n",
+        "the target of the member that joined last limits each member without a target",
+        "cohort_targets",
+        ("LeastExcess",),
+    ),
+    _mutant(
+        "heartbeat_on_old_revision",
+        "lanes.cohort.roster",
+        "            self._revision = entry.revision\n            raise\n",
+        "            if entry.value:\n                self._revision = entry.revision\n            raise\n",
+        "after its heartbeat has expired or its bucket was lost, a member never writes another heartbeat",
+        "StopEnds",
+        "Converges",
+    ),
+    _walked(
+        "lost_renewal_counts",
+        "lanes.core.cohort.held_lease",
+        "        if revision != self.revision and self._unsure is not None:\n",
+        "        if self._unsure is not None:\n",
+        "a renewal whose request was lost counts as applied, and another member acquires the lease meanwhile",
+        "(a)",
+    ),
+    _walked(
+        "second_loss_unnoticed",
+        _MACHINE,
+        "            if self._state is _NO_STATE and _identities(found) != self._survey:\n",
+        "            if False:\n",
+        "after two losses of the bucket, a member that waited after the first one takes the partition from its owner",
+        "(a)",
+    ),
+    _walked(
+        "own_lease_outlasted",
+        _MACHINE,
+        "        longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])\n",
+        "        longest = max(self._ttl, found.lease)\n",
+        "after the loss of a bucket, a member does not wait for the longer lease of another member",
+        "(a)",
+    ),
+    _walked(
+        "lost_save_counts",
+        _MACHINE,
+        '        if self._is_written(result):\n            self._step("written")',
+        '        if self._is_written(result) or result is Unknown:\n            self._step("written")',
+        "a lease is released although the request to write the ledger was lost",
+        "(j)",
+    ),
+    _walked(
+        "release_on_old_revision",
+        _MACHINE,
+        "        self._release_revision = None\n        if result is not Unknown",
+        "        if result is not Unknown",
+        "the retry of a release does not read the lease again, so a release whose reply was lost is refused for ever",
+        "(g)",
     ),
 )

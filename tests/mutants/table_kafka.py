@@ -1,4 +1,4 @@
-"""The mutants of the Kafka adapter: mistakes in the use of a client, each with the tests that must find it."""
+"""Mutants with the tests that must find them: mistakes in the use of a Kafka client, and in the waking of workers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from tests.mutants import Mutant
 
 _ASSIGNMENTS: Final = "tests/kafka/test_assignments.py::test_"
 _COMMIT_ANSWERS: Final = "tests/kafka/test_commit_answers.py::test_"
+_MEMBERSHIP: Final = "tests/kafka/test_membership.py::test_"
 _OUT_OF_RANGE: Final = "tests/kafka/test_out_of_range.py::test_"
 _PREFETCH: Final = "tests/kafka/test_prefetch.py::test_"
 _SHUTDOWN: Final = "tests/kafka/test_shutdown.py::test_"
 _START_POSITIONS: Final = "tests/kafka/test_start_positions.py::test_"
 _START_TIMES: Final = "tests/kafka/test_start_times.py::test_"
+_WAKE_LIMIT: Final = "tests/workers/test_wake_limit.py::test_"
 _TOPIC_IDS: Final = "tests/kafka/test_topic_ids.py::test_"
 _CONTRACT: Final = "tests/memsource/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
 
@@ -57,7 +59,7 @@ _COMMITTING: Final = (
     _mutant(
         "commit_in_lost",
         "client.group",
-        '        self._lose(self._leaving(partitions), "the group gave it up, or gave it to another member")\n',
+        "        self._lose(self._leaving(partitions), reason)\n",
         "        self.on_revoke(client, partitions)\n",
         "a lost partition is drained and committed, although another member owns it",
         _ASSIGNMENTS + "a_lost_partition_is_neither_revoked_nor_committed",
@@ -65,8 +67,8 @@ _COMMITTING: Final = (
     _mutant(
         "sync_commit_on_the_thread",
         "client.mailbox",
-        "            except Empty:\n                return\n            self._perform(command, until=None)\n",
-        "            except Empty:\n                return\n            self._perform(command, until=1e12)\n",
+        "                return served\n            self._perform(command, until=None)\n",
+        "                return served\n            self._perform(command, until=1e12)\n",
         "every commit blocks the source until the broker has answered",
         _COMMIT_ANSWERS + "only_callbacks_commit_synchronously",
     ),
@@ -87,6 +89,15 @@ _COMMITTING: Final = (
         "a member that the broker has removed starts handlers",
         _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-awaited]",
         _COMMIT_ANSWERS + "commit_errors_are_classified[lost-25-sent]",
+    ),
+    _mutant(
+        "a_removed_member_is_not_doubted",
+        "client.membership",
+        "                self.group.doubt()\n            elif not self._waiting:\n",
+        "                pass\n            elif not self._waiting:\n",
+        "a member that the group has removed starts handlers again, because its client still believes to own them",
+        _MEMBERSHIP + "a_member_that_is_not_listed_has_lost_its_partitions",
+        _MEMBERSHIP + "a_removed_member_starts_nothing_although_its_client_believes_in_its_partitions[eager]",
     ),
     _mutant(
         "presumed_lost_is_not_fenced",
@@ -177,8 +188,8 @@ _ASSIGNING: Final = (
     _mutant(
         "completed_forgotten",
         "client.offsets",
-        '            completed = decode(text or "", floor, _ANY_DISTANCE) or []\n',
-        "            completed: Runs = []\n",
+        '        completed = decode(text or "", floor, _ANY_DISTANCE) or []\n',
+        "        completed: Runs = []\n",
         "messages in the completed set of the former owner are repeated",
         _contract("completed_is_handed_over"),
     ),
@@ -236,4 +247,28 @@ _READING: Final = (
     ),
 )
 
-KAFKA: Final = {mutant.name: mutant for mutant in (*_COMMITTING, *_ASSIGNING, *_READING)}
+_WAKING: Final = (
+    Mutant(
+        "few_workers_for_ever",
+        "lanes.workers.wake_limit",
+        "        self.share += (1.0 - self.share) * _WEIGHT\n",
+        "        pass\n",
+        "most handlers are idle while their lanes are ready, because eight workers are woken in a turn",
+        "kafka",
+        (
+            _WAKE_LIMIT + "all_handlers_that_wait_start_within_few_turns_of_the_loop[asyncio]",
+            _WAKE_LIMIT + "a_burst_wakes_a_worker_for_each_message_after_handlers_have_suspended[asyncio]",
+        ),
+    ),
+    Mutant(
+        "a_worker_for_each_lane",
+        "lanes.workers.wake_limit",
+        "        return max(FEW, min(math.ceil(self.share * ready), self.fits))\n",
+        "        return max(FEW, ready)\n",
+        "a worker is woken for each ready lane, although handlers never suspend and the first worker handles all lanes",
+        "kafka",
+        (_WAKE_LIMIT + "handlers_that_never_suspend_wake_few_workers[asyncio]",),
+    ),
+)
+
+KAFKA: Final = {mutant.name: mutant for mutant in (*_COMMITTING, *_ASSIGNING, *_READING, *_WAKING)}

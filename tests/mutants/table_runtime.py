@@ -8,6 +8,69 @@ from tests.mutants import Mutant
 
 RUNTIME: Final = (
     Mutant(
+        "alarm_after_the_deletion",
+        "lanes.observe.retention",
+        "retention.left <= retention.span * SHARE + _MARGIN",
+        "retention.left <= 0.0",
+        "the alarm about an unfinished message comes when the broker may have deleted it already",
+        "jetstream",
+        ("DeletionTold",),
+    ),
+    Mutant(
+        "alarm_about_the_newest_message",
+        "lanes.observe.retention",
+        "    return min(old, key=lambda message: message.position, default=None)",
+        "    return max(old, key=lambda message: message.position, default=None)",
+        "an old message hides behind a newer message that has enough time",
+        "jetstream",
+        ("DeletionTold",),
+    ),
+    Mutant(
+        "alarm_at_once",
+        "lanes.observe.retention",
+        "_MARGIN: Final = 2 * PERIOD",
+        "_MARGIN: Final = 20 * PERIOD",
+        "a message that the broker keeps for a long time raises an alarm",
+        "kafka",
+        ("DeletionIsNear",),
+    ),
+    Mutant(
+        "one_delivery_ends_the_watch",
+        "lanes.observe.intake",
+        "        self._looked, self._delivered = now, set()",
+        "        self._looked = now",
+        "a partition that has delivered once is never silent again",
+        "kafka",
+        ("SilenceTold",),
+    ),
+    Mutant(
+        "paused_counts_as_silent",
+        "lanes.observe.intake",
+        "if partition in delivered or partition in room.paused",
+        "if partition in delivered",
+        "a partition that the user or max_ahead pauses is unhealthy, because it receives nothing",
+        "kafka",
+        ("SilenceIsReal",),
+    ),
+    Mutant(
+        "open_transaction_counts_as_waiting",
+        "memsource.kafka.source",
+        "        waiting = self.broker.stable_end(partition.id.number) - owned.position\n",
+        "        waiting = self.broker.group.topic.log(partition.id.number).end - owned.position\n",
+        "a partition with an open transaction is unhealthy, because no client reads its messages",
+        "kafka",
+        ("SilenceIsReal",),
+    ),
+    Mutant(
+        "newer_messages_use_no_room",
+        "lanes.retention",
+        "max(0.0, (limit - newer) / pace - age)",
+        "max(0.0, limit / pace - age)",
+        "an unfinished message that the broker deletes by size raises no alarm before its deletion",
+        "kafka",
+        ("DeletionTold",),
+    ),
+    Mutant(
         "second_dead_letter",
         "lanes.runtime.dead_lettering",
         "        if message in self._written:",
@@ -55,8 +118,8 @@ RUNTIME: Final = (
     Mutant(
         "stop_leaves_a_task",
         "lanes.runtime.run",
-        "            self._tasks.cancel_scope.cancel()",
-        "            self._receiving.cancel()",
+        "if self.stopping and not self.engine.partitions:\n            self._tasks.cancel_scope.cancel()",
+        "if self.stopping and not self.engine.partitions:\n            self._receiving.cancel()",
         "the consumer's tasks remain after the drain",
         "jetstream",
         ("StopEnds",),
@@ -133,5 +196,43 @@ RUNTIME: Final = (
         "messages are extended only after their ack_wait has passed",
         "jetstream",
         ("KeptAlive",),
+    ),
+    Mutant(
+        "starts_do_not_look_for_a_freeze",
+        "lanes.workers.freezes",
+        "        return self._watch.look(now)",
+        "        return self._watch.held",
+        "a worker that wakes before the watch starts handlers after a freeze, although the partitions may be lost",
+        "kafka",
+        ("NothingStartsInDoubt",),
+    ),
+    Mutant(
+        "handlers_start_without_a_confirmation",
+        "lanes.runtime.confirmation",
+        "            confirmed = set(await self._source.confirm(self._left(set())))",
+        "            confirmed = set(self._left(set()))",
+        "handlers start after a freeze before the broker has confirmed the partitions",
+        "kafka",
+        ("NothingStartsInDoubt",),
+    ),
+    Mutant(
+        "a_removed_member_believes_its_client",
+        "memsource.kafka.source",
+        "            if self._owned:\n"
+        '                return [Lost(self._forget(number), "the group removed this member") for number in '
+        "list(self._owned)]\n",
+        "            if self._owned:\n"
+        "                self.broker.wait_until(self.client.clock() + 5.0)\n"
+        "                self.back_at = self.client.clock() + 5.0\n"
+        '                return [Lost(self._forget(number), "stale") for number in list(self._owned)]\n'
+        "        if self.client.clock() >= getattr(self, 'back_at', 1e18):\n"
+        "            del self.back_at\n"
+        "            if stale := [number for number in self.client.partitions if number not in self._owned]:\n"
+        "                self.client.partitions |= {one: self.broker._begin(self.client, one) for one in stale}\n"
+        "                return [self._assigned(number) for number in stale]\n",
+        "a partition that was lost because the group has removed the member starts again, because the client still "
+        "believes in it",
+        "kafka",
+        ("NothingStartsInDoubt",),
     ),
 )

@@ -9,6 +9,8 @@ from tests.mutants import Mutant
 from tests.mutants.hunted import Hunted, hunted
 from tests.mutants.table import MUTANTS
 
+_SLOW = ("cohort", "jetstream_adapter", "kafka_adapter", "lease_walks")
+
 
 @pytest.fixture(scope="session")
 def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
@@ -22,9 +24,9 @@ def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
 
 
 def _cases() -> list[ParameterSet]:
-    """The test cases; those of the cohort are slow, because each takes hundreds of runs."""
+    """The test cases; those of the cohort and of real adapters are slow, because each takes many runs."""
     return [
-        pytest.param(mutant, id=name, marks=[pytest.mark.slow] if mutant.campaign == "cohort" else [])
+        pytest.param(mutant, id=name, marks=[pytest.mark.slow] if mutant.campaign in _SLOW else [])
         for name, mutant in MUTANTS.items()
     ]
 

@@ -60,7 +60,7 @@ def test_a_hunt_that_dies_says_of_what() -> None:
     script = (
         "import os, signal, sys\n"
         "from tests.mutants import hunt\n"
-        "hunt.hunt = lambda name: os.kill(os.getpid(), signal.SIGKILL if name == 'one' else signal.SIGSEGV)\n"
+        "hunt.hunt = lambda name, ready: os.kill(os.getpid(), signal.SIGKILL if name == 'one' else signal.SIGSEGV)\n"
         "sys.exit(hunt.main(['one', 'two']))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -32,8 +32,8 @@ from typing import Any, Final, TypeVar, TypeVarTuple
 
 from memsource.sim.errors import Deadlock, Livelock, NeverYields, Refused, SimulationError
 from memsource.sim.loop.choosers import Chooser
-from memsource.sim.loop.guards import LOOP_CALLS, THREADS, refusing
-from memsource.sim.loop.places import handlers, place_of_frame, place_of_task, title, waits
+from memsource.sim.loop.guards import LOOP_CALLS, REAL_CONSUMER, THREADS, refusing
+from memsource.sim.loop.places import handlers, place_of_frame, place_of_task, runs_a_real_consumer, title, waits
 from memsource.sim.loop.tasks import (
     GROUP,
     TASK_METHODS,
@@ -72,6 +72,9 @@ class SimLoop(asyncio.BaseEventLoop):
         chooser: Decides which ready task takes the next step.
         thread_time: Returns the virtual seconds that a function in a thread takes; None = threads are refused.
         turns_limit: The most turns without passing time, and the most turns to cancel the remaining tasks.
+
+    Attributes:
+        guests: Idents of threads that call the loop only while the thread of the loop waits for them.
     """
 
     _closed: bool
@@ -84,6 +87,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self.digest = 0
         self.failure: BaseException | None = None
+        self.guests: set[int] = set()
         self._ending = False
         self.scopes: Iterator[int] = itertools.count()
         self.hashed: Iterator[int] = itertools.count()
@@ -144,7 +148,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        if self._thread_id not in (None, threading.get_ident()):
+        ident = threading.get_ident()
+        if self._thread_id not in (None, ident) and ident not in self.guests:
             raise self.refuse("loop.call_soon_threadsafe from another thread", THREADS)
         return self.call_soon(callback, *args, context=context)
 
@@ -244,7 +249,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- time
 
     def _pass_time(self, turn: int) -> bool:
-        """Let time pass if no task or callback is ready, or if the chooser decides to jump.
+        """Let time pass if no task or callback is ready, after many turns of callbacks alone, or if the chooser jumps.
 
         Return False if the loop stops.
         """
@@ -383,6 +388,8 @@ class SimLoop(asyncio.BaseEventLoop):
         The run ends with this error in the next turn.
         """
         frame = sys._getframe(1)
+        if runs_a_real_consumer(frame, asyncio.all_tasks(self)):
+            remedy = REAL_CONSUMER
         return self.fail(Refused(f"{what}, called at {place_of_frame(frame)}, has no virtual time; {remedy}"))
 
     def thread_seconds(self, what: str) -> float:

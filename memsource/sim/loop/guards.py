@@ -56,6 +56,9 @@ class Refuser(Protocol):
 
 
 THREADS: Final = 'make it async, or pass threads="inline" for calls of anyio.to_thread and asyncio.to_thread'
+REAL_CONSUMER: Final = (
+    "start the consumer by world.workers(count, handler), which replaces the source by a simulated broker"
+)
 _SLEEP: Final = "await anyio.sleep, which takes virtual time"
 _NETWORK: Final = "give the handler a client that answers from memory"
 _LOOP: Final = "await on the loop of the simulation"

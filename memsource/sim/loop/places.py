@@ -22,6 +22,8 @@ _MACHINERY: Final = tuple(
 )
 """Folders of the standard library, anyio and this loop, which hold no line of the user."""
 _LIBRARY: Final = tuple(str(folder) + os.sep for folder in (Path(lanes.__file__).parent, Path(__file__).parents[2]))
+_REAL: Final = ("lanes_kafka.", "lanes_jetstream.", "lanes.process", "lanes.workers.loop_watch")
+"""Modules that run only in a consumer outside of the workers of a world."""
 _STEP: Final = "_run_once"
 """Name of the loop's method that takes all steps."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
@@ -31,9 +33,9 @@ _NAMED: Final = 10
 
 
 def place_of_frame(frame: FrameType | None) -> str:
-    """Return ``file:line in function`` of the innermost caller outside of asyncio, anyio and the simulator.
+    """Return ``file:line in function`` of the innermost caller outside of the standard library, anyio and this package.
 
-    Without such a caller, return the place of the innermost caller outside of the simulator.
+    Without such a caller, return the place of the innermost caller outside of this package.
     """
     innermost = None
     # Frames outside of the loop only started the loop.
@@ -44,6 +46,18 @@ def place_of_frame(frame: FrameType | None) -> str:
             innermost = frame
         frame = frame.f_back
     return "nowhere" if innermost is None else _place(innermost)
+
+
+def runs_a_real_consumer(frame: FrameType | None, tasks: Iterable[asyncio.Task[Any]]) -> bool:
+    """Return whether a frame, its callers on the loop or a suspended task belong to a consumer outside of the workers.
+
+    A client may connect in a task of its own, which only another task's frames tie to the adapter.
+    """
+    frames = [frame for task in tasks for frame in _frames(task)]
+    while frame is not None and frame.f_code.co_name != _STEP:
+        frames.append(frame)
+        frame = frame.f_back
+    return any(str(one.f_globals.get("__name__")).startswith(_REAL) for one in frames)
 
 
 def place_of_task(task: asyncio.Task[Any]) -> str:

@@ -33,7 +33,7 @@ def in_group(group: str | None) -> Iterator[None]:
 
 
 TASK_METHODS: Final = frozenset(dir(asyncio.Task))
-"""Public methods of a task, which a user may schedule (``call_later(1, task.cancel)``). No step is among them."""
+"""Methods of a task that a user may schedule (``call_later(1, task.cancel)``). No step is among them."""
 
 
 class SimTask(asyncio.Task[Any]):
@@ -106,7 +106,7 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
 
 
 async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """Call a function that was meant for a thread on the loop, after some virtual seconds."""
+    """After some virtual seconds, call on the loop a function that was meant for a thread."""
     await asyncio.sleep(seconds)
     return func(*args)
 

@@ -114,7 +114,13 @@ def _by_thread(loop: SimLoop, limit: float) -> Iterator[None]:
     try:
         yield
     finally:
-        over.set()
-        thread.join()
-        # Cancel an interrupt that the thread has not received yet, because its step has ended.
-        interrupt(here, None)
+        received = False
+        while not received:
+            # An interrupt that is on its way arrives here, because its step has ended. Python 3.11 keeps a cancelled
+            # interrupt pending for ever, and then hangs in the first function that is called under ``sys.settrace``.
+            try:
+                over.set()
+                thread.join()
+                received = not thread.is_alive()
+            except Interrupted:
+                continue

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
+from lanes.arguments import but_not, names_unknown_options
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan
 from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Fault, FaultKind
@@ -36,6 +37,7 @@ _NEAR_BOUNDARIES: Final = 3
 _TARGETS: Final = 8
 
 
+@names_unknown_options("memsource.faults", ImpossiblePlan)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultBudget:
     """The most faults of each kind in a run, each 0 … 1,000.
@@ -54,7 +56,7 @@ class FaultBudget:
         restart: The server dies and restarts at once, without its last acknowledgements. Happens only on JetStream.
 
     Raises:
-        ImpossiblePlan: A number is out of its range.
+        ImpossiblePlan: A number is out of its range, or no kind of fault has the name of an argument.
     """
 
     crash: int = 0
@@ -73,7 +75,9 @@ class FaultBudget:
         for each in fields(self):
             count = getattr(self, each.name)
             if type(count) is not int or not 0 <= count <= FAULTS_MAX:
-                raise ImpossiblePlan(f"{each.name}={count!r}: must be a whole number of faults in 0 … {FAULTS_MAX}")
+                raise ImpossiblePlan(
+                    f"{each.name}={count!r}: must be a whole number of faults in 0 … {FAULTS_MAX}{but_not(count)}"
+                )
 
     def __len__(self) -> int:
         return sum(self.of(kind) for kind in FAULT_KINDS)
@@ -108,7 +112,8 @@ class FaultBudget:
             personalities: One or more brokers.
 
         Raises:
-            ImpossiblePlan: The budget allows a kind that never happens on these brokers, or a personality is unknown.
+            ImpossiblePlan: The budget allows a kind that never happens on these brokers, or ``personalities`` is
+                invalid.
         """
         if isinstance(personalities, str) or not isinstance(personalities, Sequence):
             raise ImpossiblePlan(

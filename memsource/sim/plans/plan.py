@@ -48,14 +48,16 @@ class Fault:
     """One fault, at one boundary.
 
     Boundaries are counted over all workers, in order of time. Each call of the broker has two boundaries: one before
-    the call, and one between the broker's action and its answer. Each call of ``World.io`` has two boundaries too.
+    the call, and one between the broker's action and its answer. Each call of ``World.io`` by a worker has two
+    boundaries too.
 
     Attributes:
         at: Number of the boundary, 0 or more.
         kind: Kind of fault; see ``FaultBudget``.
         target: Number of the worker or partition, modulo their count. Workers count from the worker at the boundary,
             number 0.
-        amount: Seconds. For ``commit_fails``, 1 or more fails the settlement after its write, and less before.
+        amount: Seconds. For ``commit_fails``, the settlement fails after its write if the amount is 1 or more,
+            otherwise before.
 
     Raises:
         ImpossiblePlan: A field is out of its range.

@@ -1,7 +1,7 @@
 """Shrinking of a failing plan: fewer and simpler faults, fewer deviations, fewer messages.
 
 Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
-Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``_ddmin`` never tests
+Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``ddmin`` never tests
 a part alone, because one part seldom has all points that a failure needs. Numbers shrink by steps of halving size.
 """
 
@@ -29,7 +29,7 @@ class Shrunk:
     Attributes:
         plan: The smallest failing plan.
         attempts: Number of runs of the search.
-        complete: Whether the search tried all its smaller plans.
+        complete: Whether the search finished; False = its attempts were used up.
     """
 
     plan: Plan
@@ -40,13 +40,13 @@ class Shrunk:
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
     """Search for the smallest failing plan. Blocks during the runs.
 
-    The search changes neither personality nor seed. A ``complete`` result fails only with each of its faults,
-    deviations and jumps. Shrinking the plan of a ``complete`` result returns the same plan.
+    The search changes neither personality nor seed. A ``complete`` result no longer fails if one of its faults,
+    deviations or jumps is removed. Shrinking the plan of a ``complete`` result returns the same plan.
 
     Args:
         plan: A failing plan.
         fails: Runs a plan, and returns whether the plan fails as ``plan`` does. ``fails`` must return the same answer
-            for the same plan; the search calls it once for each plan.
+            for the same plan; the search calls ``fails`` at most once for each plan.
         attempts: The most calls of ``fails``, 1 or more.
 
     Returns:
@@ -104,11 +104,11 @@ def _less_schedule(search: _Search) -> None:
     """Remove deviations and jumps, the last turns first, because the last turns may be after the failure."""
     schedule = search.best.schedule
     points = sorted([*schedule.deviations, *((turn, 0) for turn in schedule.jumps)])
-    _ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
+    ddmin(points, lambda kept: search.smaller(replace(search.best, schedule=_schedule(kept))))
 
 
 def _fewer_faults(search: _Search) -> None:
-    _ddmin(search.best.faults, lambda kept: search.smaller(replace(search.best, faults=tuple(kept))))
+    ddmin(search.best.faults, lambda kept: search.smaller(replace(search.best, faults=tuple(kept))))
 
 
 def _less_traffic(search: _Search) -> None:
@@ -166,7 +166,7 @@ def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
     return Schedule(tuple(point for point in points if point[1]), tuple(turn for turn, index in points if index == 0))
 
 
-def _ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
+def ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
     """Remove items without which the plan still fails: first all items, then halves, smaller parts and single items.
 
     An item that became unnecessary by a later removal remains; the next call removes it.

@@ -70,7 +70,7 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
 def fault_plans(
     budget: FaultBudget, *, personality: PersonalityName = "kafka", boundaries: int = 200
 ) -> st.SearchStrategy[tuple[Fault, ...]]:
-    """Draw faults of a budget, only of kinds that can happen on one broker.
+    """Draw the faults of a budget for one broker.
 
     Args:
         budget: The most faults of each kind.
@@ -95,7 +95,7 @@ def plans(
     max_turn: int = 500,
     max_deviations: int = 8,
 ) -> st.SearchStrategy[Plan]:
-    """Draw whole plans: a broker, a schedule, and faults of the budget that can happen on this broker.
+    """Draw plans: a broker, a seed, a schedule, and faults of the budget that can happen on this broker.
 
     Args:
         budget: The most faults of each kind. Default: no faults.

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
 
+from lanes.arguments import but_not
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.sim.errors import ImpossiblePlan
 
@@ -46,7 +47,8 @@ class Traffic:
     Attributes:
         n: Number of messages, 0 or more.
         keys: Number of keys, or the keys themselves.
-        skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
+        skew: Exponent of Zipf's law, 0 … 10: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal
+            shares.
         hot: Share of the first key; the other keys share the remaining messages by ``skew``. 0 = no hot key.
         keyless: Share of messages without a key.
         gaps: Share of messages after a gap.
@@ -66,7 +68,7 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if type(self.n) is not int or self.n < 0:
-            raise ImpossiblePlan(f"n={self.n!r}: must be a whole number of messages, 0 or more")
+            raise ImpossiblePlan(f"n={self.n!r}: must be a whole number of messages, 0 or more{but_not(self.n)}")
         if isinstance(self.keys, str | bytes) or not isinstance(self.keys, int | Sequence):
             raise ImpossiblePlan(
                 f"keys={self.keys!r}: must be a count or a sequence of keys; write [{self.keys!r}] for one key"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
+from lanes.arguments import but_not
 from memsource.history.rows import EVENTS
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, Nondeterministic, Overtime
@@ -33,7 +34,7 @@ FEW_ATTEMPTS: Final = 30
 DEVIATIONS: Final = 4
 
 GARBAGE: Final = 50
-"""Number of runs between two collections of garbage. Garbage is never collected during a run."""
+"""Number of runs between two full collections of garbage. Garbage is never collected during a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +59,11 @@ class CampaignReport:
     """The figures of a campaign.
 
     Attributes:
-        runs: Number of runs.
+        runs: Number of the planned runs that were made. Repeated and shrinking runs do not count.
         rechecked: Number of runs that the campaign repeated and compared.
-        crashes: Number of workers that crashed.
-        turns: Turns of all loops.
-        seconds: Virtual seconds of all runs.
+        crashes: Number of workers that crashed in these runs.
+        turns: Turns of the loops of these runs.
+        seconds: Virtual seconds of these runs.
         happened: Number of occurrences, by event of the history and by ``fault: kind``.
         failure: The failure; None = no run has failed.
     """
@@ -149,7 +150,9 @@ class Campaign:
         Raises:
             Nondeterministic: Two runs of one plan differed.
             Refused: The test used something without virtual time.
-            ImpossiblePlan: An event or fault of ``sometimes`` never happened.
+            ImpossiblePlan: An event or fault of ``sometimes`` never happened, or the test passed an impossible
+                argument.
+            NeverYields: A step does not end.
         """
         for number in range(self._runs):
             if number % GARBAGE == 0:
@@ -187,7 +190,7 @@ class Campaign:
             chooser: Chooser of the steps; None = the plan's schedule chooses.
 
         Returns:
-            The run with the faults.
+            The run of ``plan``.
         """
         run = run_plan(plan, self._conditions, chooser)
         if plan.faults or len(run.plan.schedule):
@@ -224,13 +227,18 @@ class Campaign:
         for number, (found, expected) in enumerate(zip(run.states, clean.states, strict=False)):
             if found != expected:
                 which = f" of check {number + 1}" if len(clean.states) > 1 else ""
-                run.findings.setdefault(
-                    "FaultDifferential",
-                    f"the final state{which} differs from the state without faults: {apart(found, expected)}",
+                # Without faults only the order of the steps differs, and no order is the right one.
+                told = (
+                    f"the state without faults: {apart(found, expected)}"
+                    if plan.faults
+                    else "the state after another order of steps, both without faults, so either state may be wrong: "
+                    + apart(found, expected, "the other order")
                 )
+                run.findings.setdefault("FaultDifferential", f"the final state{which} differs from {told}")
         if len(run.states) != len(clean.states) and not run.findings:
             run.findings["FaultDifferential"] = (
-                f"World.check(state=…) was called {len(run.states)} times, and {len(clean.states)} without faults: "
+                f"World.check(state=…) was called {len(run.states)} times, and {len(clean.states)} "
+                f"{'without faults' if plan.faults else 'after another order of steps'}: "
                 "call World.check equally often in every run"
             )
 
@@ -309,9 +317,9 @@ def _difference(first: Run, second: Run) -> str:
 def _check(runs: object, seed: object, sometimes: object) -> None:
     """Raise ``ImpossiblePlan`` for a wrong value of ``runs``, ``seed`` or ``sometimes``."""
     if type(runs) is not int or runs < 1:
-        raise ImpossiblePlan(f"runs={runs!r}: must be a whole number, 1 or more")
+        raise ImpossiblePlan(f"runs={runs!r}: must be a whole number, 1 or more{but_not(runs)}")
     if type(seed) is not int or not 0 <= seed < NUMBERS_END:
-        raise ImpossiblePlan(f"seed={seed!r}: must be a whole number in 0 … 2**64-1")
+        raise ImpossiblePlan(f"seed={seed!r}: must be a whole number in 0 … 2**64-1{but_not(seed)}")
     if isinstance(sometimes, str) or not isinstance(sometimes, Sequence):
         raise ImpossiblePlan(f"sometimes={sometimes!r}: must be a sequence of names, such as [{sometimes!r}]")
     for name in sometimes:

@@ -17,7 +17,7 @@ import anyio.lowlevel
 
 from lanes.handlers import Handler
 from memsource.personality import PersonalityName
-from memsource.sim.errors import SimulationFailed
+from memsource.sim.errors import SimulationFailed, cause_of
 from memsource.sim.loop.choosers import Recording, Sparse
 from memsource.sim.loop.event_loop import SimLoop, Threads
 from memsource.sim.loop.guards import installed
@@ -75,7 +75,7 @@ class SimulationMachine(RuleBasedStateMachine):
     """Number of workers at the beginning, 1 or more."""
     topic: ClassVar[str] = "orders"
     threads: ClassVar[Threads] = "refuse"
-    """``"inline"`` runs plain handlers, and functions for a thread, on the loop; ``"refuse"`` refuses them."""
+    """``"inline"`` runs plain handlers, and functions for a thread, on the loop; ``"refuse"`` refuses threads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class SimulationMachine(RuleBasedStateMachine):
         self.at_rest()
         self.drive(self.world.stop())
         self.call(self.world.end)
-        # After a jump of time every process may be late, so no checker judges a deadline.
+        # The plan tells ``judged`` of jumps of time, after which no checker judges a deadline.
         plan = replace(self._plan, schedule=self._chooser.schedule)
         _raise(judged(plan, self._conditions, self.world, self._loop.turns, self._loop.time()))
 
@@ -321,4 +321,4 @@ async def _no_test(world: World) -> None:
 
 def _raise(of: World | Run) -> None:
     if of.findings:
-        raise SimulationFailed(found(of.findings, of.plan.personality)) from next(iter(of.causes), None)
+        raise SimulationFailed(found(of.findings, of.plan.personality)) from cause_of(of.causes)

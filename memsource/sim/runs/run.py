@@ -17,6 +17,7 @@ from typing import Final, Literal, get_args
 import anyio
 from blake3 import blake3
 
+from lanes.arguments import but_not
 from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
 from memsource.checkers.deadlines import SILENT
 from memsource.history.reader import Segment, read_bytes
@@ -56,7 +57,9 @@ class Conditions:
         setup: Function that is called before each run; None = no function.
         time_limit: Maximum duration of the test, in virtual seconds. A longer test is the finding ``Overtime``.
         checkers: Checkers that judge the history.
+        settles: Whether a test that has published messages must have called ``World.settled``.
         broker: Makes the broker of a run; None = the default broker of the personality.
+        world: Makes the world of a run, with the arguments of ``World``.
 
     Raises:
         ImpossiblePlan: A value is out of its range.
@@ -68,11 +71,15 @@ class Conditions:
     setup: Callable[[], object] | None = None
     time_limit: float = TIME_LIMIT
     checkers: Sequence[MakeChecker] = CHECKERS
+    settles: bool = False
     broker: Callable[[Plan], Personality] | None = None
+    world: Callable[..., World] = World
 
     def __post_init__(self) -> None:
         if type(self.partitions) is not int or self.partitions < 1:
-            raise ImpossiblePlan(f"partitions={self.partitions!r}: must be a whole number, 1 or more")
+            raise ImpossiblePlan(
+                f"partitions={self.partitions!r}: must be a whole number, 1 or more{but_not(self.partitions)}"
+            )
         if self.threads not in get_args(Threads):
             raise ImpossiblePlan(f"threads={self.threads!r}: use one of {', '.join(get_args(Threads))}")
         if self.setup is not None and (not callable(self.setup) or inspect.iscoroutinefunction(self.setup)):
@@ -155,7 +162,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
     async def main() -> None:
         loops.append(current())
         async with anyio.create_task_group() as tasks:
-            world = World(plan, broker_of(plan, conditions), loops[0], tasks, threads=conditions.threads)
+            world = conditions.world(plan, broker_of(plan, conditions), loops[0], tasks, threads=conditions.threads)
             worlds.append(world)
             tasks.start_soon(world.turn_time)
             try:
@@ -163,7 +170,7 @@ def run_plan(plan: Plan, conditions: Conditions, chooser: Chooser | None = None)
                 if world.interrupted is None:
                     await world.stop()
             finally:
-                # Frozen workers could not be cancelled.
+                # Otherwise the frozen workers could not be cancelled.
                 world.end()
             tasks.cancel_scope.cancel()
 
@@ -216,6 +223,15 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
             world.find(type(cause).__name__, f"the test raised an exception: {cause}", cause)
         else:
             world.interrupt(cause)
+    else:
+        published = len(world.broker.records)
+        if conditions.settles and published and not world.settles:
+            world.interrupt(
+                ImpossiblePlan(
+                    f"the test published {published} messages and ended without world.settled(), so nothing waited for "
+                    "their handlers; write await world.settled() after the last produce() or publish()"
+                )
+            )
     finally:
         late.cancel()
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import linecache
+import re
 import shlex
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Literal, Protocol, cast, overload
 
 from memsource.personality import PERSONALITIES, PersonalityName
-from memsource.sim.errors import ImpossiblePlan, SimulationError, SimulationFailed, users_frames
+from memsource.sim.errors import ImpossiblePlan, SimulationError, SimulationFailed, cause_of, users_frames
 from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.token import decode
@@ -41,18 +45,19 @@ OPTIONS = Options()
 
 
 class Simulation(Protocol):
-    """A simulated test, made by ``simulate``. A call of the test runs the campaign.
+    """A simulated test, made by ``simulate``. A call of the test runs the campaign, or the run of ``--lanes-replay``.
 
     Attributes:
         lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
-        report: Figures of the last campaign, also after a failure; None = no campaign was run.
+        report: Figures of the last campaign, also after a failure. A call and ``campaign`` both set the figures. None =
+            no campaign began, or the last call ran the run of ``--lanes-replay``.
     """
 
     lanes_simulation: bool
     report: CampaignReport | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run the campaign, and raise ``SimulationFailed`` for a failure.
+        """Run the campaign or the replayed run, and raise ``SimulationFailed`` for a failure.
 
         The test receives the arguments after its world.
         """
@@ -65,7 +70,7 @@ class Simulation(Protocol):
             **kwargs: Keyword arguments of the test.
 
         Returns:
-            The report, also after a failure.
+            The report, also after a failure. ``report`` has the same object.
         """
 
     def replay(self, token: str, *args: Any, **kwargs: Any) -> Run:
@@ -80,7 +85,7 @@ class Simulation(Protocol):
             The run that the token describes.
 
         Raises:
-            TokenRefused: The token is damaged, or belongs to another version of lanes or minor version of Python.
+            TokenRefused: The token is invalid, damaged, or of another version of lanes or minor version of Python.
         """
 
 
@@ -129,9 +134,10 @@ def simulate(
     on.
 
     A run fails by an exception of the test or a worker, a finding of a checker, an unfinished message, a deadlock, a
-    livelock, or a test beyond ``time_limit``. A run also fails if a state (``World.check``) differs from the state of
-    the run without faults. Ctrl-C and ``pytest.skip`` end the test as usual. The campaign makes the first failing run
-    small, and raises ``SimulationFailed`` with a picture and the token of the small run.
+    livelock, or a test beyond ``time_limit``. A run also fails if a worker does not stop, or if a state
+    (``World.check``) differs from the state of the run without faults. Ctrl-C and ``pytest.skip`` end the test as
+    usual. A call of the test shrinks the first failing run, and raises ``SimulationFailed`` with a picture and the
+    token of the smallest failing run.
 
     Args:
         test: The test; options are passed by name.
@@ -140,7 +146,7 @@ def simulate(
         personalities: The brokers; the runs use them in turn.
         partitions: Number of partitions of the topic.
         threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
-            ``"refuse"`` refuses them.
+            ``"refuse"`` refuses threads.
         setup: Plain function that is called before each run, to reset state that outlives a run.
         seed: Seed of all draws.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
@@ -150,7 +156,8 @@ def simulate(
         The simulated test; without ``test``, a decorator that makes the test.
 
     Raises:
-        ImpossiblePlan: An argument is out of its range, or the test cannot be simulated.
+        ImpossiblePlan: An argument is out of its range, or the test cannot be simulated. A call of the test also raises
+            this error if the test publishes messages and does not await ``World.settled``.
     """
     __tracebackhide__ = True  # pytest shows the refused argument, not this frame
 
@@ -158,10 +165,16 @@ def simulate(
         __tracebackhide__ = True
         try:
             if not inspect.iscoroutinefunction(test):
-                raise ImpossiblePlan(f"simulate({test!r}): must be an async function of a world; pass options by name")
+                named = getattr(test, "__name__", test)
+                raise ImpossiblePlan(f"simulate({named}): must be an async function of a world; pass options by name")
             place = _place_of_world(test)
             conditions = Conditions(
-                test=test, partitions=partitions, threads=threads, setup=setup, time_limit=time_limit
+                test=test,
+                partitions=partitions,
+                threads=threads,
+                setup=setup,
+                time_limit=time_limit,
+                settles=True,
             )
             make = functools.partial(Campaign, budget=faults, personalities=personalities, seed=seed)
             # Refuse impossible arguments before the first run.
@@ -175,6 +188,12 @@ def simulate(
             whole = replace(conditions, test=lambda world: test(*args[:place], world, *args[place:], **kwargs))
             return make(whole, runs=OPTIONS.runs or runs, sometimes=() if OPTIONS.runs else sometimes)
 
+        def go(*args: Any, **kwargs: Any) -> CampaignReport:
+            made.report = None
+            whole = campaign(*args, **kwargs)
+            made.report = whole.report
+            return whole.go()
+
         def again(token: str, *args: Any, **kwargs: Any) -> Run:
             return campaign(*args, **kwargs).judged(decode(token))
 
@@ -185,27 +204,26 @@ def simulate(
             run: Run | None = None
             failure: Failure | None = None
             try:
+                _check_caller(test, sys._getframe(1))
                 if OPTIONS.replay is not None:
                     run = again(OPTIONS.replay, *args, **kwargs)
                 else:
-                    whole = campaign(*args, **kwargs)
-                    made.report = whole.report
-                    failure = whole.go().failure
+                    failure = go(*args, **kwargs).failure
             except SimulationError as error:
                 raise error.with_traceback(users_frames(error.__traceback__))  # noqa: B904 - the same exception
             if failure is not None:
                 explained = _explained(failure, _replayed_by(test, failure.token))
-                raise SimulationFailed(explained) from next(iter(failure.run.causes), None)
+                raise SimulationFailed(explained) from cause_of(failure.run.causes)
             if run is not None and run.findings:
                 shown = _shown(run, _replayed_by(test, str(OPTIONS.replay)))
-                raise SimulationFailed(shown) from next(iter(run.causes), None)
+                raise SimulationFailed(shown) from cause_of(run.causes)
 
         # A test runner treats parameters as fixtures, but the world is no fixture.
         parameters = list(inspect.signature(test).parameters.values())
         made: Any = simulated
         del made.__wrapped__
         made.__signature__ = inspect.Signature(parameters[:place] + parameters[place + 1 :])
-        made.campaign = lambda *args, **kwargs: campaign(*args, **kwargs).go()
+        made.campaign = go
         made.replay = again
         made.report = None
         made.lanes_simulation = True
@@ -233,6 +251,21 @@ def _place_of_world(test: Simulated) -> int:
             "fixtures after the world"
         )
     return place
+
+
+def _check_caller(test: Simulated, caller: FrameType) -> None:
+    """Raise ``ImpossiblePlan`` if the caller's line passes the result of the call to ``asyncio.run`` or the like.
+
+    The call makes all runs and returns None, so ``asyncio.run`` would fail after the runs.
+    """
+    name = getattr(test, "__name__", "")
+    line = linecache.getline(caller.f_code.co_filename, caller.f_lineno)
+    found = re.search(rf"\b((?:asyncio|anyio|trio)\.run)\(\s*(?:[\w.()]*\.)?{re.escape(name)}\(", line)
+    if name and found is not None:
+        raise ImpossiblePlan(
+            f"{name} is a simulated test, whose call makes the runs and returns no coroutine: write {name}() without "
+            f"{found[1]}"
+        )
 
 
 def _is_world(parameter: inspect.Parameter) -> bool:

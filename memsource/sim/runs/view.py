@@ -98,7 +98,7 @@ class LaneView:
         tracks: Lines of the lane; more than one if handlers of the lane ran at the same time.
         positions: Number of the track of each message, by position.
         ran: Positions whose handler has started.
-        odd: Whether a message of the lane had any other event than one successful run.
+        odd: Whether a message of the lane had an unusual event, such as a failure or a second start.
     """
 
     partition: str
@@ -308,7 +308,8 @@ def _listed(partitions: Sequence[str]) -> str:
 def render(run: Run, width: int = 100) -> str:
     """Draw the lanes of a run over virtual time, as plain text of at most ``LINES`` lines. Pure; O(rows).
 
-    If the run is large, the view shows only lanes that a finding names, or lanes with unusual events.
+    If the run is large, the view omits lanes. It shows the lanes that a finding names, else lanes with unusual events
+    first.
 
     Args:
         run: The run.

@@ -37,7 +37,7 @@ class Injection:
         faults: Faults of the plan.
 
     Attributes:
-        performed: Faults that have acted or were armed.
+        performed: Faults that have acted, were armed, or had no effect.
         moments: Faults that have happened.
     """
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lanes.core.types import Settlement
-from lanes.observe.status import Status
+from lanes.observe.status import PartitionStatus, Status
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 
@@ -84,5 +84,15 @@ def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool
         for name, owned in status.partitions.items()
         if name.rpartition("/")[2] == str(partition)
     ]
-    full = any(owned.ahead_reached or not status.taking for status, owned in owners)
-    return full or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)
+    stopped = any(owned.ahead_reached or _is_full(owned) or _is_at_a_bound(status) for status, owned in owners)
+    return stopped or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)
+
+
+def _is_full(owned: PartitionStatus) -> bool:
+    """Return whether a partition is full, with more than half of its ``max_in_flight_per_partition`` in flight."""
+    return owned.full and owned.in_flight > owned.capacity.max_in_flight // 2
+
+
+def _is_at_a_bound(status: Status) -> bool:
+    """Return whether a consumer has no room. Below its bounds, its intake starts again when a handler is idle."""
+    return status.in_flight >= status.max_in_flight or status.in_flight_bytes >= status.max_in_flight_bytes

@@ -52,25 +52,36 @@ def copied(state: Callable[[], object]) -> object:
     return kept
 
 
-def apart(found: object, expected: object) -> str:
-    """Return a line about the first difference of two states, with its path in nested values."""
+def apart(found: object, expected: object, other: str = "") -> str:
+    """Return a line about the first difference of two states, with its path in nested values.
+
+    Args:
+        found: A state.
+        expected: The state to compare with.
+        other: Name of the run with the state ``expected``, if that state may be the wrong one; "" = it is right.
+
+    Returns:
+        The line.
+    """
+    has, lacks = _has(other), f"{other} lacks it" if other else "not expected at all"
     if isinstance(found, dict) and isinstance(expected, dict):
         for key in [*expected, *(key for key in found if key not in expected)]:
             if key not in found:
-                return f"{reprlib.repr(key)} is missing, expected {reprlib.repr(expected[key])}"
+                return f"{reprlib.repr(key)} is missing, {has} {reprlib.repr(expected[key])}"
             if key not in expected:
-                return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, not expected at all"
+                return f"{reprlib.repr(key)} is {reprlib.repr(found[key])}, {lacks}"
             if _differ(found[key], expected[key]):
-                return _within(reprlib.repr(key), found[key], expected[key])
+                return _within(reprlib.repr(key), found[key], expected[key], other)
     if isinstance(found, list | tuple) and isinstance(expected, list | tuple):
-        for number, (one, other) in enumerate(zip(found, expected, strict=False)):
-            if _differ(one, other):
-                return _within(f"item {number}", one, other)
-        return f"{len(found)} items, expected {len(expected)}"
+        for number, (one, wanted) in enumerate(zip(found, expected, strict=False)):
+            if _differ(one, wanted):
+                return _within(f"item {number}", one, wanted, other)
+        return f"{len(found)} items, {has} {len(expected)}"
     if isinstance(found, set | frozenset) and isinstance(expected, set | frozenset):
         missing, more = _some(expected - found), _some(found - expected)
-        return "; ".join([*(f"{one} is missing" for one in missing), *(f"{one} was not expected" for one in more)])
-    return f"{reprlib.repr(found)}, expected {reprlib.repr(expected)}"
+        extra = f"was found, {lacks}" if other else "was not expected"
+        return "; ".join([*(f"{one} is missing" for one in missing), *(f"{one} {extra}" for one in more)])
+    return f"{reprlib.repr(found)}, {has} {reprlib.repr(expected)}"
 
 
 def _differ(one: object, other: object) -> bool:
@@ -78,11 +89,15 @@ def _differ(one: object, other: object) -> bool:
     return one is not other and one != other
 
 
-def _within(where: str, found: object, expected: object) -> str:
+def _within(where: str, found: object, expected: object, other: str) -> str:
     kinds = dict, list, tuple, set, frozenset
     if any(isinstance(found, kind) and isinstance(expected, kind) for kind in kinds):
-        return f"in {where}: {apart(found, expected)}"
-    return f"{where} is {reprlib.repr(found)}, expected {reprlib.repr(expected)}"
+        return f"in {where}: {apart(found, expected, other)}"
+    return f"{where} is {reprlib.repr(found)}, {_has(other)} {reprlib.repr(expected)}"
+
+
+def _has(other: str) -> str:
+    return f"{other} has" if other else "expected"
 
 
 def _some(items: Collection[object]) -> list[str]:

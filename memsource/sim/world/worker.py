@@ -12,17 +12,18 @@ from typing import Final, Protocol, TypeVar
 
 import anyio
 
+from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.attempts import Attempts
 from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
-from lanes.errors import SourceError
-from lanes.handlers import Decode, Handler, is_async
+from lanes.errors import HandlerHalted, SourceError
+from lanes.handlers import Decode, Handler, handler_name, is_async
 from lanes.history.recorder import Recorder, history_of
 from lanes.history.writer import GivenUp, SegmentFile
-from lanes.source import Source, SourceEvent, SourceTraits
+from lanes.source import Backlogged, Confirming, DeadLetters, Retaining, Source, SourceEvent, SourceTraits
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, Refused, is_finding, notable
 from memsource.sim.loop.tasks import Threads, in_group
@@ -35,6 +36,9 @@ T = TypeVar("T")
 _BLOCKING: Final = ("block", "block_and_dlq")
 
 _KEPT: Final = GivenUp(0, False)
+
+_SIMULATED_TARGET: Final = ". In a simulated test, pass App(…, dead_letters=True), and read world.dead_letters"
+"""The remedy of ``HandlerHalted`` in a simulation."""
 
 
 class _MemorySegment(SegmentFile):
@@ -98,6 +102,7 @@ class MemoryRecorder(Recorder):
         return self._kept
 
 
+@names_unknown_options("memsource.App", ImpossiblePlan)
 @dataclass(frozen=True, kw_only=True)
 class App:
     """The consumer of each worker: the user's ``handler`` with the user's ``settings``.
@@ -108,8 +113,12 @@ class App:
         handler: The user's handler.
         settings: Settings of the consumer; None = the defaults.
         decode: See ``lanes.Consumer``.
-        dead_letters: Whether the consumer has a dead-letter destination, which is ``World.dead_letters``.
+        dead_letters: Whether the consumer writes dead letters. All workers write them to the simulated broker, and
+            the test reads them in ``World.dead_letters``. A real target, such as ``KafkaDeadLetters``, is refused.
         attempts: Store of attempts, such as a ``MemoryAttempts``. All apps must share one store; None = no store.
+
+    Raises:
+        ImpossiblePlan: ``settings`` is no ``Settings``, ``dead_letters`` is no bool, or an option is unknown.
     """
 
     handler: Handler
@@ -117,6 +126,16 @@ class App:
     decode: Decode | None = None
     dead_letters: bool = False
     attempts: Attempts | None = None
+
+    def __post_init__(self) -> None:
+        settings: object = self.settings
+        if settings is not None and not isinstance(settings, Settings):
+            raise ImpossiblePlan(f"App: settings is {kind_of(settings)}: pass a lanes.Settings(…), or None")
+        if not isinstance(self.dead_letters, bool):
+            raise ImpossiblePlan(
+                f"App: dead_letters={shown_value(self.dead_letters)}: must be True or False. A simulation replaces the "
+                "target of the dead letters: pass dead_letters=True, and read world.dead_letters"
+            )
 
 
 def checked_app(app: object, what: str) -> App:
@@ -142,13 +161,29 @@ def checked_app(app: object, what: str) -> App:
 
 
 def _settings_of(app: App, threads: Threads) -> Settings:
-    """Return the settings of an app. With ``threads="inline"`` the settings let a plain handler run on the loop."""
-    settings = app.settings or Settings()
+    """Return the settings of an app, which lets the end of a world cancel its workers at once.
+
+    With ``threads="inline"`` the settings let a plain handler run on the loop. A handler for processes always runs on
+    the loop, at most ``processes`` at once, and takes no virtual time, so its timeout never passes.
+    """
+    settings = dataclasses.replace(app.settings or Settings(), on_cancel="stop")
+    if settings.sync_handlers == "processes":
+        return dataclasses.replace(
+            settings,
+            sync_handlers="inline",
+            concurrency=settings.running_limit,
+            concurrency_per_partition=None
+            if settings.concurrency_per_partition is None
+            else min(settings.concurrency_per_partition, settings.running_limit),
+            processes=None,
+            process_setup=None,
+            timeout=None,
+        )
     if is_async(app.handler) or settings.sync_handlers == "inline":
         return settings
     if threads != "inline":
         raise Refused(
-            f"the handler {app.handler!r} is a plain function, which runs in threads, and threads have no "
+            f"the handler {handler_name(app.handler)} is a plain function, which runs in threads, and threads have no "
             'virtual time: pass threads="inline", or sync_handlers="inline" in its settings'
         )
     return dataclasses.replace(settings, sync_handlers="inline")
@@ -178,6 +213,16 @@ class WorkerHost(Protocol):
     def interrupt(self, error: BaseException) -> None:
         """End the run at once with an error that is no finding."""
 
+    def dead_letter_writer(self, member: str) -> DeadLetters | None:
+        """Make the writer through which a member writes dead letters to the broker.
+
+        Args:
+            member: Name of the member.
+
+        Returns:
+            The writer; None = no further writer.
+        """
+
     def boundary(self, worker: Worker) -> None:
         """Perform the faults that the plan has for the boundary that a worker reaches now."""
 
@@ -204,6 +249,9 @@ class Worker:
         self.name = name
         self.app = app
         self._settings = _settings_of(app, world.threads)
+        if app.settings is not None and app.settings.process_setup is not None:
+            # The processes of this worker are part of the simulated process.
+            app.settings.process_setup()
         self.blocks = self._settings.poison in _BLOCKING
         self.make = make
         self.gone = False
@@ -246,7 +294,10 @@ class Worker:
             if self.gone:
                 return
             if is_finding(cause):
-                self.world.find(type(cause).__name__, f"{self.name} ended with an exception: {cause}", cause)
+                what = f"{self.name} ended with an exception: {cause}"
+                if isinstance(cause, HandlerHalted) and cause.place and not self.app.dead_letters:
+                    what += _SIMULATED_TARGET
+                self.world.find(type(cause).__name__, what, cause)
             else:
                 self.world.interrupt(cause)
         finally:
@@ -272,12 +323,20 @@ class Worker:
 class _Link:
     """The source of a worker, which delegates to the broker's source; see ``lanes.source.Source``.
 
-    Each call can be slow, fail, or end by a crash.
+    Each call can be slow or end by a crash, and ``settle`` can fail.
     """
 
     def __init__(self, worker: Worker, inner: Source) -> None:
         self._worker = worker
         self._inner = inner
+        reporting: object = inner
+        if isinstance(reporting, Backlogged):
+            self.backlog = reporting.backlog
+        if isinstance(reporting, Confirming):
+            self._confirming = reporting
+            self.freeze_limit, self.confirm = reporting.freeze_limit, self._confirm
+        if isinstance(reporting, Retaining):
+            self.retention = reporting.retention
 
     def __repr__(self) -> str:
         return f"<link of {self._worker.name}>"
@@ -321,6 +380,9 @@ class _Link:
     async def extend(self, messages: Sequence[Message]) -> None:
         await self._call(self._inner.extend, messages)
 
+    async def _confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
+        return await self._call(self._confirming.confirm, partitions)
+
     async def release(self, partition: Partition) -> None:
         await self._call(self._inner.release, partition, at_once=self._worker.world.broker.takes_in_at_once)
 
@@ -333,9 +395,12 @@ class _WorkerDeadLetters:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._writer = worker.world.dead_letter_writer(worker.name)
 
     async def open(self) -> None:
         await self._worker.reach()
+        if self._writer is not None:
+            await self._writer.open()
 
     async def put(self, dead_letter: DeadLetter) -> None:
         world = self._worker.world
@@ -343,8 +408,12 @@ class _WorkerDeadLetters:
         await anyio.lowlevel.checkpoint()
         if world.strikes("letter_fails", self._worker.name):
             raise OSError("injected: the dead letter was not confirmed")
+        if self._writer is not None:
+            await self._writer.put(dead_letter)
         world.broker.write_dead_letter(dead_letter)
         await self._worker.reach()
 
     async def aclose(self) -> None:
+        if self._writer is not None:
+            await self._writer.aclose()
         await self._worker.reach()

@@ -15,9 +15,11 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
+from lanes.arguments import kind_of
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
+from lanes.source import DeadLetters
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, SimulationError
@@ -53,10 +55,10 @@ class World:
         broker: The broker of the run.
         loop: The loop of the run.
         tasks: Task group of the workers.
-        threads: ``"inline"`` runs plain handlers on the loop; ``"refuse"`` refuses plain handlers.
+        threads: ``"inline"`` runs plain handlers on the loop; ``"refuse"`` refuses handlers that need threads.
 
     Attributes:
-        findings: First finding of each of the world's own checks, by the name of the check.
+        findings: First finding of each check, by the name of the check.
         interrupted: Error that ended the run and is no finding; None = no error.
         progress: The finished messages.
         injection: The faults.
@@ -119,7 +121,8 @@ class World:
             topic: Topic of the world; the first call names it.
             n: Number of messages, 0 or more.
             keys: Number of keys, or the keys themselves.
-            skew: Exponent of Zipf's law: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal shares.
+            skew: Exponent of Zipf's law, 0 … 10: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal
+                shares.
             hot: Share of the first key; 0 = no hot key.
             keyless: Share of messages without a key.
             gaps: Share of messages after a gap.
@@ -129,11 +132,17 @@ class World:
             The published records.
 
         Raises:
-            ImpossiblePlan: A number is out of its range, or the world has another topic.
+            ImpossiblePlan: A number is out of its range, ``value`` is no function or returns no payload, or the world
+                has another topic.
         """
         if self._topic not in (None, topic):
             raise ImpossiblePlan(
                 f"topic {topic!r}: this world has the topic {self._topic!r} already; publish to one topic only"
+            )
+        if value is not None and not callable(value):
+            raise ImpossiblePlan(
+                f"value={value!r:.200}: must be a function of the message's number and key; write "
+                "value=lambda number, key: payload"
             )
         self._topic = topic
         if self.plan.limit is not None:
@@ -143,6 +152,11 @@ class World:
         for item in drawn.items(self.plan.seed + self._drawn, len(self.broker.partitions)):
             key = None if item.key is None else key_bytes(item.key)
             payload = f"{topic} {item.index}" if value is None else value(item.index, key)
+            if not isinstance(payload, bytes | str):
+                raise ImpossiblePlan(
+                    f"value= returned {kind_of(payload)} for message {item.index}: must return bytes or a text, such "
+                    "as json.dumps(…)"
+                )
             if item.gap:
                 self.broker.skip(item.gap, partition=item.partition)
             records.append(self.publish(payload, key=item.key, partition=item.partition))
@@ -159,7 +173,8 @@ class World:
     ) -> Record:
         """Publish one message. Does not block.
 
-        Faults that ``settled`` has stopped happen again from this call on, unless a handler makes the call.
+        Faults that ``settled`` has stopped happen again from this call on, unless a handler makes the call or
+        ``settled`` is running.
 
         Args:
             value: Payload; a text is encoded as UTF-8.
@@ -198,7 +213,8 @@ class World:
             ConfigError: The settings contradict each other.
         """
         if type(count) is not int or count < 1:
-            raise ImpossiblePlan(f"workers({count!r}): must start 1 or more workers")
+            given = "a function" if callable(count) else repr(count)
+            raise ImpossiblePlan(f"workers({given}): must start 1 or more workers; pass their number first")
         if (app is None) == (make is None):
             given = "neither" if app is None else "both"
             raise ImpossiblePlan(
@@ -211,7 +227,7 @@ class World:
         return [self._start(make) for _ in range(count)]
 
     async def settled(self, timeout: float = TAIL) -> None:
-        """Wait until the faults of the plan have happened, and then until all messages are finished.
+        """Wait for the faults of the plan while messages are unfinished, then wait until all messages are finished.
 
         Cancel-safe. During the second wait, no fault except a crash happens. A lane that a poison policy has blocked
         counts as finished. Messages that are unfinished after ``timeout`` are the finding ``CaughtUp``. After you
@@ -229,7 +245,7 @@ class World:
             self._settling = False
         if not caught_up:
             left = self.progress.left()
-            what = f"{len(left)} messages are unfinished after {timeout:g} s without a fault: {listed(left)}"
+            what = f"{len(left)} message(s) unfinished after {timeout:g} s without a fault: {listed(left)}"
             self.find("CaughtUp", "\n".join([what, *self._hindrances()]))
 
     async def io(self, name: str = "io", seconds: float = 0.0) -> None:
@@ -262,8 +278,8 @@ class World:
             state: Plain function that returns the state, which is copied; None = no state.
 
         Raises:
-            ImpossiblePlan: The state cannot be copied and compared, or faults still happen because the test has not
-                called ``settled``.
+            ImpossiblePlan: ``state`` is async, its value cannot be copied and compared, or the test has not called
+                ``settled`` since its last message.
         """
         if state is None:
             return
@@ -274,9 +290,25 @@ class World:
             )
         self.states.append(copied(state))
 
+    def dead_letter_writer(self, member: str) -> DeadLetters | None:
+        """Make the writer through which a member writes dead letters to the broker.
+
+        Args:
+            member: Name of the member.
+
+        Returns:
+            The writer; None = no further writer.
+        """
+        return None
+
     @property
     def dead_letters(self) -> list[DeadLetter]:
-        """The dead letters, in order."""
+        """The dead letters that the workers have written, in the order of their first writes.
+
+        A worker writes dead letters with ``App(dead_letters=True)``. Each message has at most one dead letter here,
+        because a second write of a dead letter changes nothing. The list is final after ``settled``. The property
+        returns a new list at each call.
+        """
         return self.broker.dead_letters
 
     @property
@@ -405,7 +437,7 @@ class World:
         return worker
 
     def _calm(self) -> None:
-        """Stop all faults except crashes, and disarm armed faults. A frozen worker wakes at the time of its fault."""
+        """Stop all faults except crashes, and disarm armed faults. A frozen worker wakes when its freeze ends."""
         self._faulty = False
         self.injection.disarm()
         for worker in self.members:

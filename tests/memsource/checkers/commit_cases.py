@@ -15,6 +15,7 @@ from memsource.checkers import (
     MaxAhead,
     NoCommitAfterRevoke,
     OneCommitAtATime,
+    PartitionBudgets,
     PauseAtBounds,
     StallNamed,
     UnknownCommitRepeated,
@@ -207,6 +208,9 @@ COMMITTING: list[Case] = [
     ),
 ]
 
+TWO = [delivered(0, "a"), delivered(1, "b")]
+AGAIN = {"assignment": 2}
+
 BOUNDED: list[Case] = [
     Case(
         make=PauseAtBounds,
@@ -216,6 +220,23 @@ BOUNDED: list[Case] = [
         breaks=[flow("paused", 20), flow("resumed", 16, 500)],
         witness="intake restarted with 16 of 20 messages and 500 of 1000 bytes in flight",
         checked=2,
+    ),
+    Case(
+        make=PauseAtBounds,
+        what="goes on above the low water mark after a while, if there is room",
+        more={"max_in_flight": 20},
+        keeps=[*at(1.0, flow("paused", 20)), *at(1.5, flow("resumed", 19, 999))],
+        breaks=[*at(1.0, flow("paused", 20)), *at(1.5, flow("resumed", 20, 500))],
+        witness="intake restarted with 20 of 20 messages and 500 of 1000 bytes in flight",
+    ),
+    Case(
+        make=PauseAtBounds,
+        what="goes on at a higher mark with a bound per partition",
+        more={"max_in_flight": 20},
+        rules={"max_in_flight_per_partition": 15},
+        keeps=[flow("paused", 20), flow("resumed", 19, 500)],
+        breaks=[flow("paused", 20), flow("resumed", 20, 500)],
+        witness="intake restarted with 20 of 20 messages and 500 of 1000 bytes in flight",
     ),
     Case(
         make=PauseAtBounds,
@@ -271,6 +292,45 @@ BOUNDED: list[Case] = [
         keeps=[delivered(0, size=5000), ran(0), ack(0), delivered(1, size=5000)],
         breaks=[delivered(0, size=5000), ran(0), delivered(1, size=5000)],
         witness="received while 5000 bytes were in flight, max_in_flight_bytes is 1000",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="messages of a partition",
+        rules={"max_in_flight_per_partition": 2},
+        keeps=[TWO, delivered(2, "c", partition="S/1"), ran(0, "a"), ack(0, "a"), delivered(3, "d"), ran(3, "d")],
+        breaks=[TWO, delivered(3, "d"), ran(0, "a"), ack(0, "a")],
+        witness="3 of a partition in flight, max_in_flight_per_partition is 2",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="handlers of a partition",
+        rules={"concurrency_per_partition": 1},
+        keeps=[TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(2, "c", partition="S/1")],
+        breaks=[TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(1, "b")],
+        witness="2 handlers of its partition run, concurrency_per_partition is 1",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="also a handler that runs after its assignment",
+        rules={"concurrency_per_partition": 1},
+        keeps=[
+            TWO,
+            started(0, "a"),
+            owned("lost"),
+            ended(0, "a"),
+            delivered(1, "b", **AGAIN),
+            started(1, "b", **AGAIN),
+        ],
+        breaks=[TWO, started(0, "a"), owned("lost"), delivered(1, "b", **AGAIN), started(1, "b", **AGAIN)],
+        witness="2 handlers of its partition run, concurrency_per_partition is 1",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="a batch is one call",
+        rules={"concurrency_per_partition": 1, "batch": 2},
+        keeps=[TWO, delivered(2, "c"), started(0, "a"), started(1, "b")],
+        breaks=[TWO, delivered(2, "c"), started(0, "a"), started(1, "b"), started(2, "c")],
+        witness="3 handlers of its partition run, concurrency_per_partition is 1, with batches of 2",
     ),
 ]
 

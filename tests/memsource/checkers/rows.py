@@ -62,6 +62,8 @@ RULES = {
     "extend_interval": 0,
     "exclusive": True,
     "attempts_kept": False,
+    "concurrency_per_partition": 0,
+    "max_in_flight_per_partition": 0,
 }
 assert RULES.keys() == {field.name for field in dataclasses.fields(Rules)}
 

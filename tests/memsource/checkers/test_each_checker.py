@@ -86,7 +86,7 @@ def test_every_checker_has_its_cases() -> None:
 def test_the_catalogue_names_every_checker_and_every_invariant() -> None:
     rows = [line.split("|")[1:3] for line in CATALOGUE.read_text().splitlines() if re.match(r"\| *\d", line)]
     numbers = [int(number) for cell, _ in rows for number in re.findall(r"\d+", cell)]
-    assert numbers == list(range(1, 63)), "each invariant once, in order"
+    assert numbers == list(range(1, 65)), "each invariant once, in order"
     named = {name for _, cell in rows for name in re.findall(r"`([A-Z]\w+)`", cell)}
     assert named == {make.name for make in CHECKERS}  # type: ignore[attr-defined]
 
@@ -117,6 +117,20 @@ def test_only_the_end_of_the_run_cancels_handlers_of_kept_partitions() -> None:
     assert judged(KeptWorkGoesOn, segment(*run)).status == "passed"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1))).status == "violated"
     assert judged(KeptWorkGoesOn, segment(*run, delivered(1), rules={"batch": 9})).status == "passed"
+
+
+def test_a_handler_that_a_freeze_kept_from_its_call_is_recalled() -> None:
+    def status(begun: float, silent: float, recalled: float) -> str:
+        run = [
+            *at(begun, delivered(0), started(0)),
+            *at(silent, delivered(2), started(2)),
+            *at(recalled, ended(0, result="cancelled"), delivered(1)),
+        ]
+        return judged(KeptWorkGoesOn, segment(*run)).status
+
+    assert status(102.0, 102.1, 107.0) == "passed"
+    assert status(102.0, 102.1, 102.6) == "violated"
+    assert status(102.0, 103.0, 107.0) == "violated"
 
 
 def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:

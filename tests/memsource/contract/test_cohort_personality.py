@@ -88,7 +88,7 @@ class CohortHarness:
         owners = tuple("another" if n == partition.id.number else owner for n, owner in enumerate(plan.owners))
         count = owners.count("another")
         # A weight this large moves no other partition, and none back.
-        beat = encode(Heartbeat(nonce="x", weight=count, target=None, session=0))
+        beat = encode(Heartbeat(nonce="x", weight=count, active_members=None, session=0))
         if count == len(owners):
             bucket.write(drain_key(self._newest.member), encode(DrainRequest(since=0)), self.now, revision=0)
         bucket.write(key, beat, self.now, revision=bucket.read(key, self.now).revision, ttl=LEASE)

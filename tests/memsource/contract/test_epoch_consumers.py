@@ -55,6 +55,16 @@ def _never(at: float, act: Callable[[float], None]) -> None:
     raise AssertionError(f"nothing is to be done later, at {at}: {act}")
 
 
+def test_a_gap_of_sequences_is_never_negative() -> None:
+    stream = EpochStream(2)
+    stream.publish(partition=0)
+    stream.skip(0)
+    stream.skip(3)
+    with pytest.raises(ValueError, match=r"count=-1: must be 0 or more, because sequences only rise"):
+        stream.skip(-1)
+    assert stream.publish(partition=1).position == 5
+
+
 @pytest.mark.anyio
 @pytest.mark.parametrize("retention", RETENTIONS)
 @pytest.mark.parametrize("check", EPOCH_CHECKS, ids=lambda check: check.__name__)

@@ -14,6 +14,7 @@ from nats.js.api import StreamConfig
 
 from lanes.core.types import Partition
 from lanes.errors import SourceError
+from lanes.queues.partitioned import PartitionedQueue
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, header
 from lanes_jetstream.wire.connection import Connection
@@ -69,12 +70,33 @@ class JetStreamHarness:
         raise NotImplementedError("a stream has no end")
 
 
+class QueueHarness(JetStreamHarness):
+    """A partitioned queue of two partitions in the stream; all messages are in the last one."""
+
+    @property
+    def _queue(self) -> PartitionedQueue:
+        return PartitionedQueue.of(self._name, [f"{self._name}.other", f"{self._name}.message"])
+
+    def source(self) -> Source:
+        return JetStreamSource(
+            self._url,
+            stream=self._name,
+            durable="contract",
+            key=header("Key"),
+            ack_wait=self.ack_wait,
+            queue=self._queue,
+        )
+
+    async def unsettled(self) -> int:
+        return (await self._context.consumer_info(self._name, "contract__p1")).num_ack_pending or 0
+
+
 @pytest.fixture
 async def harness(nats_server: NatsServer) -> AsyncIterator[JetStreamHarness]:
     name = f"contract-{uuid.uuid4().hex[:12]}"
     client = await nats.connect(nats_server.url)
     context = client.jetstream()
-    await context.add_stream(StreamConfig(name=name, subjects=[f"{name}.>"]))
+    await context.add_stream(StreamConfig(name=name, subjects=[f"{name}.message", f"{name}.other"]))
     try:
         yield JetStreamHarness(context, nats_server.url, name)
     finally:
@@ -89,6 +111,17 @@ async def test_the_jetstream_source_keeps_the_contract(check: Check, harness: Je
     if check in WAITING:
         harness.ack_wait = 1.0  # the least a source allows
     await check(harness)
+
+
+@pytest.mark.long
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+@pytest.mark.parametrize("check", checks(ABILITIES), ids=lambda check: check.__name__.removeprefix("check_"))
+async def test_the_source_of_a_queue_keeps_the_contract(check: Check, harness: JetStreamHarness) -> None:
+    queued = QueueHarness(harness._context, harness._url, harness._name)
+    if check in WAITING:
+        queued.ack_wait = 1.0
+    await check(queued)
 
 
 @pytest.mark.process

@@ -88,7 +88,7 @@ class CohortHarness:
     async def revoke(self, partition: Partition) -> None:
         """Start a second member, and drain the first one by its own plan."""
         await self._write(drain_key(self._newest), DrainRequest(since=0))
-        await self._write(member_key("another"), Heartbeat(nonce="x", weight=1, target=None, session=0))
+        await self._write(member_key("another"), Heartbeat(nonce="x", weight=1, active_members=None, session=0))
 
     async def lose(self, partition: Partition) -> None:
         await self._write(lease_key(0), Lease("somebody", "else"))

@@ -218,6 +218,7 @@ MakeHarness = Callable[..., KafkaHarness]
 
 
 @pytest.mark.process
+@pytest.mark.usefixtures("kafka_prepared")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("check", "protocol", "partitions", "can", "anyio_backend"), list(cases(slow=False)))
 async def test_the_kafka_source_keeps_the_contract(
@@ -228,6 +229,7 @@ async def test_the_kafka_source_keeps_the_contract(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
+@pytest.mark.usefixtures("kafka_prepared")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("check", "protocol", "partitions", "can", "anyio_backend"), list(cases(slow=True)))
 async def test_the_kafka_source_keeps_the_contract_in_every_protocol(

@@ -172,11 +172,11 @@ def in_flight_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
 def token_not_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Engine._redelivered
 
-    def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
+    def redelivered(engine: Engine, ledger: AckLedger, message: Message, now: float) -> bool:
         known = ledger.unsettled.get(message.position)
         if known is not None:
             message.token = known.token
-        return real(engine, partition, ledger, message, now)
+        return real(engine, ledger, message, now)
 
     monkeypatch.setattr(Engine, "_redelivered", redelivered)
 
@@ -184,11 +184,11 @@ def token_not_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
 def held_runs_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     real = Engine._redelivered
 
-    def redelivered(engine: Engine, partition: Partition, ledger: AckLedger, message: Message, now: float) -> bool:
+    def redelivered(engine: Engine, ledger: AckLedger, message: Message, now: float) -> bool:
         held = ledger.unsettled.get(message.position)
         if held is not None and held.state == QUEUED:
             engine._ready.append(held)
-        return real(engine, partition, ledger, message, now)
+        return real(engine, ledger, message, now)
 
     monkeypatch.setattr(Engine, "_redelivered", redelivered)
 

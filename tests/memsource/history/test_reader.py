@@ -348,6 +348,7 @@ _OF_ONE = ["redelivered", "started", "ended", "retry", "dlq_sent", "dlq_confirme
 _EVENTS = st.sampled_from(_OF_A_PARTITION + _OF_A_COMMIT + _OF_THE_FLOW + _OF_MANY + _OF_ONE)
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(_EVENTS, _TIMES, _KEYS, _POSITIONS, _NAMES, st.booleans()), max_size=30))
 def test_written_rows_are_read(
     tmp_path_factory: pytest.TempPathFactory, calls: list[tuple[str, float, bytes | None, int, str, bool]]

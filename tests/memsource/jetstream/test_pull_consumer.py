@@ -186,7 +186,7 @@ def pulled(consumer: PullConsumer, now: float, messages: int = 100, size: int = 
 def test_the_message_that_reaches_the_size_is_the_last() -> None:
     consumer = filled(4)
     assert [pulled(consumer, 0.0, size=size) for size in (0, 1, 6)] == [[], [(1, 1)], [(2, 1), (3, 1)]]
-    assert repr(consumer) == "<PullConsumer: 3 unacknowledged, 0 to come again>"
+    assert repr(consumer) == "<PullConsumer: 3 unacknowledged, 0 to redeliver>"
 
 
 def test_a_killed_server_forgets_changes_after_its_last_write() -> None:

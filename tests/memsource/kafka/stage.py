@@ -12,7 +12,7 @@ from memsource.kafka.client import OffsetReset, RebalanceProtocol
 NEW_MESSAGES: Final = 30
 """Number of messages of a recreated topic."""
 
-LIMIT: Final = 20.0
+LIMIT: Final = 60.0
 """Seconds within which an awaited event happens."""
 
 PROTOCOLS: Final = get_args(RebalanceProtocol)

@@ -107,6 +107,6 @@ def test_invalid_settings_are_refused(setting: str, value: float) -> None:
 def test_an_unknown_member_is_named() -> None:
     stand = Stand()
     stand.client("one")
-    with pytest.raises(LookupError, match="member 'two' has no source of T; these have one: 'one'"):
+    with pytest.raises(LookupError, match="member 'two' has no source of T: make its source, or use one of: 'one'"):
         stand.broker.crash("two", 0.0)
     assert repr(stand.broker) == "<KafkaBroker T: 1 partitions, cooperative, 1 members>"

@@ -28,6 +28,20 @@ def test_a_partition_lost_without_give_stays_free() -> None:
     assert group.owner(0) is not None
 
 
+def test_a_partition_lost_without_give_stays_free_in_a_rebalance_of_others() -> None:
+    group = Group(4, cooperative=True)
+    group.join("a")
+    group.join("b")
+    # The rebalance waits for the partitions that move from one member to the other.
+    assert group.rebalancing
+    group.lose("a", 0, give=False)
+    assert (group.owner(0), group.rebalancing) == (None, True)
+    group.poll("a")
+    for partition in (2, 3):
+        group.release("a", partition)
+    assert (group.owner(0) is not None, group.rebalancing) == (True, False)
+
+
 def test_a_recreated_topic_is_empty_and_has_no_commits() -> None:
     group = Group(2)
     group.publish()

@@ -11,7 +11,20 @@ import pytest
 
 from lanes.core.types import Partition, Room, Settlement
 from lanes.errors import ConfigError, ContractError, SourceError
-from lanes.source import Assigned, Delivered, Exhausted, Lost, Progressed, Revoking, SourceEvent
+from lanes.source import (
+    Assigned,
+    Backlog,
+    Backlogged,
+    Confirming,
+    Delivered,
+    Exhausted,
+    Lost,
+    Progressed,
+    Retaining,
+    Retention,
+    Revoking,
+    SourceEvent,
+)
 from memsource.kafka.client import Commit
 from memsource.kafka.source import KafkaMemberSource
 from tests.fakes.cut_short import cut_short
@@ -93,6 +106,41 @@ async def test_without_hand_over_the_floor_alone_is_committed() -> None:
     assert stand.broker.committed(0) == Commit(3)
     with pytest.raises(ContractError, match="partition 0 has no floor"):
         await source.settle([Settlement(event.partition, [])])
+
+
+async def test_the_backlog_ends_at_an_open_transaction() -> None:
+    stand = Stand(1, 2, backlogs=True)
+    source, (partition,) = await opened(stand)
+    assert isinstance(source, Backlogged)
+    assert source.backlog(partition) == Backlog(2)
+    assert positions(await source.receive(ROOM)) == [0, 1]
+    stand.broker.open_transaction(0, stand.now)
+    stand.publish(3)
+    assert source.backlog(partition) == Backlog(0)
+    stand.broker.end_transaction(0, stand.now)
+    assert source.backlog(partition) == Backlog(3)
+    assert positions(await source.receive(ROOM)) == [2, 3, 4]
+
+
+async def test_a_limit_of_size_tells_the_retention_of_a_message() -> None:
+    stand = Stand(1, retention_bytes=1_000)
+    source, (partition,) = await opened(stand)
+    assert isinstance(source, Retaining)
+    stand.publish(1)
+    (event,) = await source.receive(ROOM)
+    assert isinstance(event, Delivered)
+    (message,) = event.run
+    # Nothing was written yet.
+    assert source.retention(message) is None
+    for second in range(1, 10):
+        stand.to(float(second))
+        stand.broker.skip(1, size=100)
+        assert source.retention(message) == Retention((1_000 - 100 * second) / 100, 10.0, "retention.bytes=1000")
+    stand.broker.skip(1, size=100)
+    assert source.retention(message) == Retention(0.0, 1.0, "its retention, because the log begins at offset 1")
+    await source.release(partition)
+    assert source.retention(message) is None
+    assert not isinstance(KafkaMemberSource(Stand().broker, "one"), Retaining | Backlogged)
 
 
 async def test_a_completed_set_above_the_metadata_limit_loses_its_highest_offsets() -> None:
@@ -222,7 +270,7 @@ async def test_a_partition_that_is_not_released_in_time_is_lost(protocol: str) -
         await settled()
         assert told == []
         stand.to(8.5)
-    assert told == [Lost(partition, "it was not released in time")]
+    assert told == [Lost(partition, "the partition was not released in time")]
     await source.release(partition)
     stand.to(9.0)
     assert [type(event) for event in await source.receive(ROOM)] == [Assigned]
@@ -409,3 +457,63 @@ async def test_a_commit_that_waits_while_its_partition_is_lost_is_not_made() -> 
         source.unblock("settle")
     assert told == ["retryable=True: T/one: partition 0 was released or lost, so the source commits it no more"]
     assert stand.broker.committed(0) is None
+
+
+@pytest.mark.parametrize(("asleep", "confirmed"), [(5.0, True), (7.0, False)], ids=["within the session", "past it"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_process_that_wakes_is_confirmed_while_it_is_a_member(
+    protocol: str, asleep: float, confirmed: bool
+) -> None:
+    stand = Stand(2, 3, protocol=protocol, confirms=True, heartbeat_interval=0.5)
+    source, partitions = await opened(stand)
+    assert isinstance(source, Confirming)
+    assert source.freeze_limit() == 4.5
+    stand.broker.freeze("one", asleep)
+    answers: list[Sequence[Partition]] = []
+
+    async def confirm(source: Confirming) -> None:
+        answers.append(await source.confirm(partitions))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(confirm, source)
+        await settled()
+        assert answers == []
+        stand.to(asleep)
+    assert answers == [partitions if confirmed else []]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+async def test_a_removed_client_that_hears_nothing_loses_its_partitions_by_the_list(protocol: str) -> None:
+    stand = Stand(1, 3, protocol=protocol, confirms=True, heartbeat_interval=0.5, deaf=20.0)
+    source, partitions = await opened(stand)
+    assert isinstance(source, Confirming)
+    stand.broker.freeze("one", 7.0)
+    stand.to(7.0)
+    assert await source.confirm(partitions) == []
+    (lost,) = await source.receive(Room(0, 0))
+    assert isinstance(lost, Lost) and lost.partition is partitions[0]
+    assert list(source.client.partitions) == [0], "the client still believes in it"
+    stand.to(26.9)
+    with anyio.move_on_after(0.05) as scope:
+        await source.receive(Room(0, 0))
+    assert scope.cancelled_caught
+    stand.to(27.0)
+    (again,) = await source.receive(Room(0, 0))
+    assert isinstance(again, Assigned)
+
+
+async def test_without_an_answer_of_the_broker_nothing_is_confirmed() -> None:
+    stand = Stand(1, 3, confirms=True)
+    source, partitions = await opened(stand)
+    assert isinstance(source, Confirming)
+    stand.broker.stop_broker(0.0)
+    with anyio.move_on_after(0.05) as scope:
+        await source.confirm(partitions)
+    assert scope.cancelled_caught
+    stand.broker.start_broker(1.0)
+    assert await source.confirm(partitions) == partitions
+
+
+async def test_without_the_setting_a_source_confirms_nothing() -> None:
+    source, _ = await opened(Stand(1, 3))
+    assert not isinstance(source, Confirming)

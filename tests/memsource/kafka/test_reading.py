@@ -45,6 +45,19 @@ def test_deleted_messages_are_delivered_from_the_prefetch_unless_a_pause_drops_i
     assert stand.fetch(one) == [8, 9]
 
 
+def test_a_broker_that_hangs_delivers_only_the_prefetch() -> None:
+    stand = Stand(1, 10, prefetch=6)
+    one = stand.client("one")
+    stand.poll(one)
+    assert stand.fetch(one, messages=2) == [0, 1]
+    stand.broker.hang(stand.now, on=True)
+    assert stand.fetch(one) == [2, 3, 4, 5]
+    assert stand.fetch(one) == []
+    assert stand.commit(one, 3) is None
+    stand.broker.hang(stand.now, on=False)
+    assert stand.fetch(one) == [6, 7, 8, 9]
+
+
 def test_prefetched_messages_are_not_delivered_in_the_next_assignment() -> None:
     stand = Stand(1, 10)
     one = stand.client("one")
@@ -68,6 +81,101 @@ def test_positions_pass_markers_and_gaps() -> None:
     assert stand.broker.unfinished == []
     stand.broker.skip(2)
     assert (stand.fetch(one), one.partitions[0].position) == ([], 12)
+
+
+def test_no_message_is_read_from_an_open_transaction_on() -> None:
+    stand = Stand(2, 2)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.broker.open_transaction(0, stand.now)
+    stand.publish(2)
+    # A second beginning changes nothing, and other partitions are read.
+    stand.broker.open_transaction(0, stand.now)
+    assert (stand.fetch(one), stand.fetch(one, 1)) == ([0, 1], [0, 1, 2, 3])
+    assert (one.partitions[0].position, stand.broker.stable_end(0), stand.broker.stable_end(1)) == (2, 2, 4)
+    stand.broker.skip(3)
+    stand.publish(1)
+    assert stand.fetch(one) == []
+    for _ in range(2):
+        stand.broker.end_transaction(0, stand.now)
+    stand.broker.skip(1)
+    assert (stand.fetch(one), one.partitions[0].position) == ([2, 3, 7], 9)
+    assert stand.broker.stable_end(0) == 9
+
+
+def test_a_gap_before_an_open_transaction_is_passed() -> None:
+    stand = Stand(1, 1)
+    stand.broker.skip(4)
+    stand.broker.open_transaction(0, stand.now)
+    stand.publish(1)
+    one = stand.client("one")
+    stand.poll(one)
+    assert (stand.fetch(one), one.partitions[0].position) == ([0], 5)
+
+
+def test_the_latest_position_is_the_beginning_of_an_open_transaction() -> None:
+    stand = Stand(1, 3, offset_reset="latest")
+    stand.broker.open_transaction(0, stand.now)
+    stand.publish(2)
+    one = stand.client("one")
+    stand.poll(one)
+    stand.broker.end_transaction(0, stand.now)
+    assert stand.fetch(one) == [3, 4]
+
+
+def test_a_deleted_topic_has_no_transaction() -> None:
+    stand = Stand(1, 3)
+    stand.broker.open_transaction(0, stand.now)
+    stand.broker.delete_topic(stand.now)
+    stand.broker.create_topic(stand.now)
+    stand.publish(1)
+    assert stand.broker.stable_end(0) == stand.broker.group.topic.log(0).end
+
+
+def test_retention_by_size_deletes_the_oldest_messages() -> None:
+    stand = Stand(1, retention_bytes=10)
+    for size in (4, 3, 3, 4):
+        stand.broker.publish(b"x" * size)
+    # Three bytes less, and the log has fewer than it keeps.
+    assert (stand.broker.log_start(0), [each.position for each in stand.broker.records]) == (1, [1, 2, 3])
+    assert [stand.broker.newer_bytes(0, position) for position in (1, 2, 3)] == [7, 4, 0]
+    # A gap may have bytes, such as those of an aborted transaction.
+    stand.broker.skip(2, size=5)
+    assert (stand.broker.log_start(0), stand.broker.newer_bytes(0, 3)) == (2, 5)
+    assert stand.broker.written_bytes(0) == 19
+    # The newest message stays, whatever its size.
+    stand.broker.publish(b"x" * 50)
+    assert (stand.broker.log_start(0), [each.position for each in stand.broker.records]) == (6, [6])
+    one = stand.client("one")
+    stand.poll(one)
+    assert stand.fetch(one) == [6]
+    with pytest.raises(ValueError, match="size=-1: must be 0 or more bytes"):
+        stand.broker.skip(1, size=-1)
+    with pytest.raises(ValueError, match="retention_bytes=0: must be 1 or more, or None"):
+        Stand(1, retention_bytes=0)
+
+
+def test_retention_by_size_deletes_nothing_of_an_open_transaction() -> None:
+    stand = Stand(1, retention_bytes=10)
+    stand.broker.publish(b"x" * 4)
+    stand.broker.open_transaction(0, stand.now)
+    for _ in range(4):
+        stand.broker.publish(b"x" * 8)
+    assert stand.broker.log_start(0) == 1
+    stand.broker.end_transaction(0, stand.now)
+    assert stand.broker.log_start(0) == 3
+    stand.broker.delete_records(0, 4, stand.now)
+    stand.broker.publish(b"x" * 8)
+    assert (stand.broker.log_start(0), stand.broker.newer_bytes(0, 4)) == (4, 8)
+
+
+def test_an_empty_message_has_its_place_in_the_log() -> None:
+    stand = Stand(1, retention_bytes=10)
+    for value in (b"", b"xxxx", b"", b"xxxx"):
+        stand.broker.publish(value)
+    assert [stand.broker.newer_bytes(0, position) for position in range(4)] == [8, 4, 4, 0]
+    stand.broker.publish(b"xxxx")
+    assert stand.broker.log_start(0) == 1
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memsource.kafka.client import Client
 from tests.memsource.kafka.stand import Stand
 
 PROTOCOLS = ("eager", "cooperative", "848")
@@ -265,3 +266,50 @@ def test_a_release_while_the_broker_is_down_is_sent_later() -> None:
     assert stand.told(two) == []
     stand.broker.start_broker(2.0)
     assert stand.told(two) == [("assign", asked)]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_member_without_a_connection_loses_its_session_and_runs_on(protocol: str) -> None:
+    stand = two_members(protocol)
+    one, two = stand.broker.coordinator.clients
+    stand.to(1.0)
+    stand.fetch(one, messages=1)
+    stand.broker.isolate("one", 10.0, 1.0)
+    stand.broker.publish(partition=0)
+    assert stand.fetch(one) == [1, 2, 3, 4]  # prefetched messages
+    stand.to(6.9)
+    assert (stand.told(one), stand.told(two)) == ([], [])
+    stand.to(7.5)
+    assert stand.told(two) == [("assign", (0,))]
+    # A classic client counts the time without an answer itself.
+    assert stand.told(one) == ([] if protocol == "848" else [("lost", (0,))])
+    stand.to(10.0)
+    assert stand.told(one) == ([("lost", (0,))] if protocol == "848" else [])
+    stand.to(12.0)
+    assert len([owner for owner in stand.owners() if owner is not None]) == 1
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_connection_that_comes_back_in_time_keeps_the_session(protocol: str) -> None:
+    stand = two_members(protocol)
+    one, two = stand.broker.coordinator.clients
+    stand.to(1.0)
+    stand.broker.isolate("one", 3.0, 1.0)
+    stand.broker.isolate("one", 6.5, 2.0)  # the later end counts
+    stand.to(20.0)
+    assert (stand.told(one), stand.told(two), stand.owners()) == ([], [], ["one"])
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_process_that_stops_before_it_has_joined_runs_again(protocol: str) -> None:
+    stand = Stand(1, 5, protocol=protocol)
+    client = Client("one", lambda: stand.now)
+    stand.broker.introduce(client)
+    stand.broker.freeze("one", 3.0)
+    stand.broker.isolate("one", 4.0, 0.0)
+    stand.to(3.5)
+    assert (client.running, client.isolated_since) == (True, 0.0)
+    stand.to(4.0)
+    assert client.isolated_since is None
+    stand.broker.join(client, stand.now)
+    assert stand.told(client) == [("assign", (0,))]

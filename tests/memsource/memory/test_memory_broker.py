@@ -55,6 +55,7 @@ def test_a_record_shows_its_size_and_not_its_bytes() -> None:
     assert (record.value, record.key, record.subject) == ("päyload".encode(), b"k", "orders")
     assert record.size == 8 + 1 + 9
     assert repr(record) == "<Record 0 position 0, 18 bytes>"
+    assert MemoryBroker().publish(headers=[("größe", b""), ("\ud800", b"z")]).size == 7 + 2
 
 
 def test_the_message_that_reaches_the_size_is_the_last() -> None:

@@ -17,15 +17,17 @@ from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.jetstream.source import JetStreamPersonality
 from memsource.kafka.broker import KafkaSettings
 from memsource.kafka.source import KafkaPersonality
-from memsource.personality import Personality
+from memsource.personality import Personality, PersonalityName
 from memsource.sim.loop.event_loop import GROUP
 from memsource.sim.plans.plan import Plan
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.worker import App, Worker
 from memsource.sim.world.world import TAIL, World
+from tests.memsource.sim.intake import AFTER, IntakeOpinion
+from tests.memsource.sim.retention import RetentionOpinion, SizeOpinion
 from tests.memsource.sim.watched import Watching, watching
 
-__all__ = ["Case", "app", "broker", "case_of", "staying"]
+__all__ = ["Case", "app", "broker", "case_for", "case_of", "staying", "unfilled"]
 
 QUICK, STEPS, SLOW, IO, FAILS_ONCE, TERMINAL, FAILS, VERY_SLOW, STUBBORN, HELD = range(10)
 """The outcomes of messages; the value of a message names its outcome."""
@@ -45,7 +47,11 @@ _ACTIONS: Final = ("pause", "resume", "unblock", "park", "stop", "join", "publis
 class Case:
     """The case of a seed. ``calm``: no event of the case makes a consumer repeat a message.
 
-    ``tail``: number of positions skipped after the last message of each partition, as by transaction markers."""
+    ``tail``: number of positions skipped after the last message of each partition, as by transaction markers.
+    ``hang``: begin and length of the time in which a Kafka broker answers no fetch; None = it always answers.
+    ``span``: seconds after which the broker would delete a message; None = it keeps all messages.
+    ``transaction``: begin and length of a time in which each partition of a Kafka broker has an open transaction.
+    ``keeps``: bytes that a Kafka broker keeps of each partition; a case with this limit has one member that stays."""
 
     calm: bool
     partitions: int
@@ -66,6 +72,10 @@ class Case:
     lease: float
     revoke_timeout: float
     tail: int
+    hang: tuple[float, float] | None = None
+    span: float | None = None
+    transaction: tuple[float, float] | None = None
+    keeps: int | None = None
 
     @property
     def degrades(self) -> bool:
@@ -144,12 +154,58 @@ def case_of(seed: int) -> Case:
         kinds_drawn = list(case.kinds)
         kinds_drawn[rng.randrange(n)] = HELD
         case = replace(case, kinds=tuple(kinds_drawn))
-    return replace(case, kafka=kafka, settings=settings)
+    if rng.random() < 0.2:
+        calls, messages = rng.choice([(1, 0), (1, 2), (2, 4), (0, 3), (2, 0)])
+        settings = replace(
+            settings,
+            concurrency_per_partition=min(calls, concurrency) or None,
+            max_in_flight_per_partition=min(messages, bound) or None,
+        )
+    case = replace(case, kafka=kafka, settings=settings)
+    if rng.random() < 0.2:
+        hang = rng.choice([0.0, 0.5, 3.0]), rng.choice([2.0, 9.0, 20.0])
+        settings, kafka = replace(settings, unhealthy_after=AFTER), replace(kafka, backlogs=True)
+        # The messages that arrive in the hang precede other messages or follow them, so a gap at the end of each
+        # publication would leave the positions to the schedule.
+        case = replace(case, hang=hang, settings=settings, kafka=kafka, tail=0)
+    if rng.random() < 0.2:
+        case = replace(case, span=rng.choice([8.0, 25.0, 40.0]))
+    if rng.random() < 0.3:
+        case = replace(case, kafka=replace(case.kafka, confirms=True, deaf=20.0))
+    if rng.random() < 0.15:
+        case = replace(case, transaction=(rng.choice([0.0, 0.5, 3.0]), rng.choice([20.0, 60.0])))
+    if rng.random() < 0.15:
+        case = replace(case, keeps=rng.choice([3_200, 6_000]))
+    return case
+
+
+def case_for(personality: PersonalityName, seed: int) -> Case:
+    """The case of a seed, for one personality."""
+    case = case_of(seed)
+    if personality != "kafka":
+        return replace(case, transaction=None, keeps=None)
+    if case.transaction is not None:
+        # The messages that arrive in the transaction leave no gap to the schedule, as those in a hang.
+        settings, kafka = replace(case.settings, unhealthy_after=AFTER), replace(case.kafka, backlogs=True)
+        case = replace(case, settings=settings, kafka=kafka, tail=0)
+    if case.keeps is not None:
+        # The last message waits until the broker has deleted it. No other member needs it then.
+        retry = replace(case.settings.retry, attempts=max(2, case.settings.retry.attempts))
+        case = replace(
+            case,
+            members=1,
+            actions=tuple(one for one in case.actions if one[1] not in ("stop", "join")),
+            settings=replace(case.settings, retry=retry),
+            kafka=replace(case.kafka, retention_bytes=case.keeps),
+            kinds=(*case.kinds[:-1], HELD),
+            span=None,
+        )
+    return case
 
 
 def broker(plan: Plan) -> Personality:
     """The broker of a plan's case, with checks of its calls."""
-    case = case_of(plan.seed)
+    case = case_for(plan.personality, plan.seed)
     made: Personality
     if plan.personality == "kafka":
         made = KafkaPersonality(case.partitions, settings=case.kafka, hands_over=case.hands_over)
@@ -157,26 +213,34 @@ def broker(plan: Plan) -> Personality:
         made = JetStreamPersonality(
             case.partitions, settings=case.jetstream, lease=case.lease, revoke_timeout=case.revoke_timeout
         )
-    return watching(made, {})
+    return watching(made, {}, case.span)
 
 
 async def app(world: World) -> None:
     """Run all actions concurrently; at the end every message is handled."""
-    await _Application(world, case_of(world.plan.seed)).run()
+    await _Application(world, case_for(world.plan.personality, world.plan.seed)).run()
+
+
+async def unfilled(world: World) -> None:
+    """Like ``app``, but no partition is filled: the boundaries of a run are then those of the same run with a crash."""
+    await _Application(world, case_for(world.plan.personality, world.plan.seed), fills=False).run()
 
 
 class _Application:
-    def __init__(self, world: World, case: Case) -> None:
+    def __init__(self, world: World, case: Case, *, fills: bool = True) -> None:
         self.world = world
         self.case = case
+        self.fills = fills
         self.clean = not world.plan.faults and not len(world.plan.schedule)
         self.ended: set[tuple[str, Partition, int]] = set()
         self.handled: Counter[tuple[int, int]] = Counter()
         self.positions: dict[tuple[int, bytes], list[int]] = defaultdict(list)
         self.kinds: dict[tuple[int, int], int] = {}
+        self.indices: dict[tuple[int, int], int] = {}
         self.leaving: set[str] = set()
         self.alone = case.members == 1 and all(action not in ("stop", "join") for _, action, _ in case.actions)
         self.published = 0
+        self.transaction = anyio.Event()
         self.app = App(
             handler=self.handle if case.settings.batch is None else self.handle_batch,
             settings=case.settings,
@@ -193,9 +257,41 @@ class _Application:
         world, case = self.world, self.case
         self.publish(max(1, len(self.items) * 2 // 3))
         world.workers(case.members, self.app)
+        watching = world.broker
+        assert isinstance(watching, Watching)
+        hangs = case.hang is not None and watching.name == "kafka"
+        if not hangs and case.span is None and case.transaction is None and case.keeps is None:
+            # Other cases have no further tasks, so their schedules stay the same.
+            await self.act_and_settle()
+        else:
+            async with anyio.create_task_group() as tasks:
+                if hangs and case.hang is not None:
+                    tasks.start_soon(self.hang, watching, *case.hang)
+                if case.transaction is not None:
+                    tasks.start_soon(self.transact, watching, *case.transaction)
+                if hangs or case.transaction is not None:
+                    tasks.start_soon(self.watch_intake, watching)
+                if case.span is not None:
+                    tasks.start_soon(self.watch_retention, watching)
+                if case.keeps is not None and self.fills and self.items:
+                    tasks.start_soon(self.fill, watching, case.keeps, self.items[-1].partition)
+                await self.act_and_settle()
+                tasks.cancel_scope.cancel()
+        await self.nothing_in_flight()
+        for check, what in watching.found.items():
+            if _UNSAID.get(check) not in {fault.kind for fault in world.plan.faults}:
+                world.find(check, what)
+        world.check(state=self.state)
+
+    async def act_and_settle(self) -> None:
+        """Run all actions, and then handle every message."""
+        world, case = self.world, self.case
         for delay, action, number in case.actions:
             await anyio.sleep(delay)
             self.act(action, number)
+        if case.transaction is not None:
+            # The other messages arrive in the transaction.
+            await self.transaction.wait()
         self.publish(len(self.items))
         self.resume()
         await world.settled()
@@ -203,13 +299,54 @@ class _Application:
             if not self.unblock_all():
                 break
             await world.settled()
-        await self.nothing_in_flight()
-        watching = world.broker
-        assert isinstance(watching, Watching)
-        for check, what in watching.found.items():
-            if _UNSAID.get(check) not in {fault.kind for fault in world.plan.faults}:
-                world.find(check, what)
-        world.check(state=self.state)
+
+    async def hang(self, broker: Watching, begin: float, length: float) -> None:
+        """Let the broker answer no fetch for some time, in which messages arrive."""
+        await anyio.sleep(begin)
+        broker.hang(self.world.now, on=True)
+        self.publish(3)
+        await anyio.sleep(length)
+        broker.hang(self.world.now, on=False)
+
+    async def transact(self, broker: Watching, begin: float, length: float) -> None:
+        """Open a transaction in each partition for some time, in which messages arrive."""
+        await anyio.sleep(begin)
+        for partition in broker.partitions:
+            broker.open_transaction(partition, self.world.now)
+        self.publish(3)
+        self.transaction.set()
+        await anyio.sleep(length)
+        for partition in broker.partitions:
+            broker.end_transaction(partition, self.world.now)
+
+    async def fill(self, broker: Watching, keeps: int, partition: int) -> None:
+        """Fill a partition until the broker has deleted its first messages, and compare the status.
+
+        A member that loses the partition could not read them again, so a run with other faults than failing calls
+        leaves the partition as it is.
+        """
+        if {fault.kind for fault in self.world.plan.faults} - {"commit_fails", "letter_fails", "io_fails"}:
+            return
+        opinion = SizeOpinion(self.world, broker.kafka, keeps, partition)
+        while True:
+            await opinion.compare(staying(self.world, self.leaving), broker.sources)
+
+    @property
+    def late(self) -> bool:
+        """Whether a process does not run for a while, or waits for an answer, and so looks later than this test."""
+        return bool({fault.kind for fault in self.world.plan.faults} & {"freeze", "slow"})
+
+    async def watch_retention(self, broker: Watching) -> None:
+        """Compare the status of the consumers with the times of the messages."""
+        opinion = RetentionOpinion(self.world, broker)
+        while not self.late:
+            await opinion.compare(staying(self.world, self.leaving))
+
+    async def watch_intake(self, broker: Watching) -> None:
+        """Compare the health of the consumers with the positions of the broker."""
+        opinion = IntakeOpinion(self.world, broker.kafka)
+        while not self.late:
+            await opinion.compare(staying(self.world, self.leaving), broker.sources)
 
     def publish(self, count: int) -> None:
         for item in self.items[self.published : self.published + count]:
@@ -218,6 +355,9 @@ class _Application:
             kind = self.case.kinds[item.index]
             record = self.world.publish(bytes([kind]), key=item.key, partition=item.partition)
             self.kinds[record.partition, record.position] = kind
+            self.indices[record.partition, record.position] = item.index
+            if self.case.span is not None and isinstance(self.world.broker, Watching):
+                self.world.broker.written[record.partition, record.position] = self.world.now
             if record.key is not None:
                 self.positions[record.partition, record.key].append(record.position)
         self.published = min(len(self.items), self.published + count)
@@ -229,11 +369,15 @@ class _Application:
         """The finished work, without its owner and order."""
         parked = {(letter.partition, letter.position) for letter in self.world.dead_letters}
         done = parked | set(self.handled)
-        return {
-            "done": sorted(done),
-            "parked for good": sorted(place for place in parked if self.kinds[place] in (TERMINAL, FAILS)),
-            "never handled": sorted(place for place in self.handled if self.kinds[place] in (TERMINAL, FAILS)),
+        found = {
+            "done": done,
+            "parked for good": {place for place in parked if self.kinds[place] in (TERMINAL, FAILS)},
+            "never handled": {place for place in self.handled if self.kinds[place] in (TERMINAL, FAILS)},
         }
+        if self.case.keeps is not None:
+            # The positions depend on the time at which the partition is filled.
+            return {what: sorted(self.indices[place] for place in places) for what, places in found.items()}
+        return {what: sorted(places) for what, places in found.items()}
 
     # --- actions
 
@@ -289,6 +433,9 @@ class _Application:
         with anyio.move_on_after(TAIL):
             while any(taken.values()):
                 await anyio.sleep(1.0)
+                if self.case.keeps is not None:
+                    # For the broker a deleted message is finished, although its lane may be blocked later.
+                    self.unblock_all()
                 taken = self.taken()
         for name, count in taken.items():
             if count:
@@ -301,12 +448,26 @@ class _Application:
 
     # --- the handler
 
+    def in_doubt(self, message: Message) -> None:
+        """Assert that a handler starts only if no freeze has put the ownership of its partition in doubt."""
+        watching = self.world.broker
+        assert isinstance(watching, Watching)
+        source = watching.sources.get(self.member)
+        if source is not None and message.partition in source.doubtful:
+            self.world.find(
+                "NothingStartsInDoubt",
+                f"position {message.position} of {message.partition.id} started after a freeze, unconfirmed",
+            )
+
     async def handle(self, message: Message) -> None:
+        self.in_doubt(message)
         await self.behave(message, [message])
         self.done(message)
 
     async def handle_batch(self, batch: Sequence[Message]) -> list[Exception | None]:
         outcomes: list[Exception | None] = []
+        for message in batch:
+            self.in_doubt(message)
         for message in batch:
             try:
                 await self.behave(message, batch)

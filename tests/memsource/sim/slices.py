@@ -17,8 +17,8 @@ from memsource.sim.plans.faults import crash_sweep, faults
 from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Plan
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import RECHECKED, Campaign
-from memsource.sim.runs.run import Conditions, Run
-from tests.memsource.sim.app import app, broker, case_of
+from memsource.sim.runs.run import Conditions, Run, Test
+from tests.memsource.sim.app import app, broker, case_of, unfilled
 from tests.memsource.sim.watched import Watching
 
 __all__ = ["BUDGET", "CONDITIONS", "Kind", "Tally", "campaign", "slice_of", "tally"]
@@ -123,9 +123,10 @@ def campaign(
     *,
     runs: int = RUNS_A_SEED,
     made: Callable[[Plan], Personality] = broker,
+    test: Test = app,
 ) -> Campaign:
     """Run the campaign of one seed of traffic; ``made`` makes the brokers."""
-    conditions = replace(CONDITIONS, broker=made)
+    conditions = replace(CONDITIONS, test=test, broker=made)
     if personality == "kafka" and case_of(seed).degrades:
         # Messages of a completed set that was not handed over repeat.
         conditions = replace(conditions, checkers=[make for make in CHECKERS if make is not NoDuplicateCleanly])
@@ -145,7 +146,8 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
     for seed in range(begin, end):
         gc.collect()
         brokers: list[Watching] = []
-        made = campaign(personality, seed, runs=runs, made=partial(_kept, brokers))
+        test = app if kind == "schedules" else unfilled
+        made = campaign(personality, seed, runs=runs, made=partial(_kept, brokers), test=test)
         if kind == "schedules":
             for run in made.each():
                 if result.runs % RECHECKED == RECHECKED - 1:

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from memsource.personality import PERSONALITIES
@@ -28,9 +30,10 @@ def test_no_schedule_breaks_a_promise() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(1800)  # the campaign computes for minutes on both cores
-def test_no_schedule_of_twenty_thousand_breaks_a_promise() -> None:
+def test_no_schedule_of_twenty_thousand_breaks_a_promise(record_property: Callable[[str, object], None]) -> None:
     seeds = range(SCHEDULES // (RUNS_A_SEED * len(PERSONALITIES)))
     result = tally("schedules", seeds)
+    record_property("campaign", {"schedules": result.runs, "violations": len(result.found)})
     assert result.found == []
     assert result.runs >= SCHEDULES
     assert result.missing() == []

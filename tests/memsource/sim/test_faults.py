@@ -75,8 +75,9 @@ def unchecked(**wrong: Any) -> FaultBudget:
     [
         (lambda: unchecked(crash=-1), "crash=-1: must be a whole number of faults in 0 … 1000"),
         (lambda: unchecked(slow=1.5), "slow=1.5: must be a whole number"),
-        (lambda: unchecked(slow=True), "slow=True: must be a whole number"),
+        (lambda: unchecked(slow=True), "slow=True: must be a whole number of faults in 0 … 1000, not a bool"),
         (lambda: unchecked(freeze=FAULTS_MAX + 1), "freeze=1001"),
+        (lambda: unchecked(crsh=1), "memsource.faults has no option crsh=: did you mean crash=?"),
         (
             lambda: faults(redeliver=2).check(["kafka"]),
             "redeliver=2: never happens on kafka; leave out redeliver, or add 'jet",

@@ -29,11 +29,28 @@ MANY = dict.fromkeys(range(100), 1)
         ({*MANY, "x"}, {*MANY}, "'x' was not expected"),
         ({"b", "c"}, {"a", "b"}, "'a' is missing; 'c' was not expected"),
         ({"a": [1]}, {"a": {1}}, "'a' is [1], expected {1}"),
+        ({"a": [1]}, {"a": (1,)}, "'a' is [1], expected (1,)"),
     ],
 )
 def test_the_first_difference_is_named_with_its_path(found: object, expected: object, said: str) -> None:
     assert found != expected
     assert apart(found, expected) == said
+
+
+@pytest.mark.parametrize(
+    ("found", "other", "said"),
+    [
+        ({"a": 2}, {"a": 1}, "'a' is 2, B has 1"),
+        ({}, {"a": 1}, "'a' is missing, B has 1"),
+        ({"a": 1}, {}, "'a' is 1, B lacks it"),
+        ({"a": [1, 3]}, {"a": [1, 2]}, "in 'a': item 1 is 3, B has 2"),
+        ([1], [1, 2], "1 items, B has 2"),
+        ({"b", "c"}, {"a", "b"}, "'a' is missing; 'c' was found, B lacks it"),
+        (3, 2, "3, B has 2"),
+    ],
+)
+def test_two_states_are_compared_when_neither_is_known_to_be_right(found: object, other: object, said: str) -> None:
+    assert apart(found, other, "B") == said
 
 
 class WithoutEquals:

@@ -1,57 +1,37 @@
-"""Attempts in a store, through crashes, rebalances and failures of the store, are bounded and never lost."""
+"""Attempts in a store, through crashes, rebalances, outages, unblocks and parks, are bounded and never lost."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
 
-from lanes import Message, Retry, Settings
-from memsource import App, MemoryAttempts, World, faults, simulate
+from memsource import World, faults, simulate
+from memsource.sim.plans.faults import FaultBudget
 from memsource.sim.plans.plan import FAULT_KINDS
+from tests.memsource.sim.kept_attempts import ATTEMPTS, MOVES, OUTAGE, POISONED, Job
 
-ATTEMPTS = 4
 ALL = faults(**{kind: 2 if kind in ("crash", "rebalance", "redeliver", "io_fails") else 1 for kind in FAULT_KINDS})
 CRASHES = faults(crash=3, rebalance=2, commit_fails=1, letter_fails=1, slow=1)
-POISONED = 5
-"""Distance between the positions that always fail; the position after each fails a few times."""
-
-
-class Job:
-    """The handler, the store, and the attempts of each message until its success."""
-
-    def __init__(self, world: World, poison: str) -> None:
-        self.world = world
-        self.store = MemoryAttempts(world.io, seconds=0.02)
-        self.settings = Settings(retry=Retry(attempts=ATTEMPTS, backoff=0.1), poison=poison)  # type: ignore[arg-type]
-        self.letters = poison in ("skip", "block_and_dlq")
-        self.done: set[tuple[int, int]] = set()
-        self.calls: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-
-    def __call__(self) -> App:
-        return App(handler=self.handle, settings=self.settings, dead_letters=self.letters, attempts=self.store)
-
-    async def handle(self, message: Message) -> None:
-        place = message.partition.id.number, message.position
-        # An unsettled success may repeat (at least once).
-        if place not in self.done:
-            self.calls[place].append(message.attempt)
-        await self.world.io("work", 0.05)
-        rest = message.position % POISONED
-        if rest == 0 or (rest == 1 and message.attempt < ATTEMPTS):
-            raise ValueError("poison")
-        self.done.add(place)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("poison", ["skip", "block", "block_and_dlq"])
-def test_no_checker_finds_anything_with_kept_attempts(poison: str) -> None:
+def test_no_checker_finds_anything_with_kept_attempts(poison: Any) -> None:
     @simulate(runs=8, faults=ALL, seed=500, partitions=3)
     async def test(world: World) -> None:
-        world.produce("orders", n=40, keys=9, keyless=0.2, gaps=0.1)
-        world.workers(2, make=Job(world, poison))
-        await world.settled()
+        await Job(world, poison).run()
+
+    test()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("budget", [OUTAGE, MOVES], ids=["outage", "moves"])
+@pytest.mark.parametrize("poison", ["skip", "block", "block_and_dlq"])
+def test_attempts_continue_through_outages_of_the_dead_letters(poison: Any, budget: FaultBudget) -> None:
+    @simulate(runs=6, faults=budget, seed=900, partitions=3)
+    async def test(world: World) -> None:
+        await Job(world, poison).run()
 
     test()
 

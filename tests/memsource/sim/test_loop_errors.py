@@ -7,6 +7,8 @@ import gc
 import inspect
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -247,3 +249,32 @@ def test_a_task_of_another_factory_has_a_number_and_a_group() -> None:
 
     assert run(main, chooser=Fifo()).result
     assert run(frozen, chooser=Fifo()).result == 5
+
+
+WATCHED = """
+import contextlib, sys, threading
+from types import SimpleNamespace
+from memsource.sim.loop.watch import Interrupted, watching
+
+def simulate():
+    loop = SimpleNamespace(turns=0, overdue=lambda frame: None)
+    with watching(loop, 60.0):
+        pass
+    with contextlib.suppress(Interrupted), watching(loop, 0.02):
+        while True:
+            pass
+
+thread = threading.Thread(target=simulate)
+thread.start()
+thread.join()
+sys.settrace(lambda frame, event, argument: None)
+simulate.__str__()
+contextlib.suppress()
+print("traced")
+"""
+
+
+def test_a_debugger_works_after_a_simulation_in_a_thread() -> None:
+    """On Python 3.11 an interrupt that was cancelled hangs every later function under ``sys.settrace``."""
+    done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == ("traced\n", "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import signal
 import socket
 import subprocess
@@ -10,9 +12,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import pytest
 
+import lanes
+import memsource
 from lanes import Message
+from lanes_jetstream import JetStreamSource
+from lanes_kafka import KafkaDeadLetters, KafkaSource
 from memsource.sim.errors import ImpossiblePlan, NeverYields, Refused
 from memsource.sim.loop import virtual
 from memsource.sim.plans.faults import faults
@@ -54,6 +61,62 @@ def test_calls_without_virtual_time_are_refused(body: Callable[[], object], says
         simulated(body)()
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: KafkaSource({"bootstrap.servers": "127.0.0.1:9", "group.id": "g"}, topics=["orders"]),
+        lambda: JetStreamSource("nats://127.0.0.1:9", stream="ORDERS", durable="d", key=None),
+        lambda: memsource.MemorySource(memsource.MemoryBroker()),
+    ],
+    ids=["kafka", "jetstream", "memory"],
+)
+def test_a_consumer_that_the_test_itself_runs_is_refused_with_the_workers_of_the_world(
+    source: Callable[[], lanes.Source],
+) -> None:
+    @simulate(runs=2)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None: ...
+
+        await lanes.run(source(), handle)
+
+    with pytest.raises(Refused, match=r"has no virtual time; start the consumer by world\.workers\(count, handler\)"):
+        test()
+
+
+@pytest.mark.parametrize(
+    "start",
+    [lambda test_orders: asyncio.run(test_orders()), lambda test_orders: anyio.run(test_orders())],
+    ids=["asyncio", "anyio"],
+)
+def test_a_simulated_test_that_a_loop_shall_run_is_refused_before_the_runs(start: Callable[..., object]) -> None:
+    worlds: list[World] = []
+
+    @simulate(runs=2)
+    async def test_orders(world: World) -> None:
+        worlds.append(world)
+
+    with pytest.raises(ImpossiblePlan, match=r"returns no coroutine: write test_orders\(\) without \w+\.run$"):
+        start(test_orders)
+    assert worlds == []
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (b"{}", r"^value=b'\{\}': must be a function of the message's number and key; write value=lambda number, key"),
+        (lambda number, key: {"order": number}, r"^value= returned a dict for message 0: must return bytes or a text"),
+    ],
+    ids=["bytes", "dict"],
+)
+def test_a_payload_that_is_no_function_of_a_message_is_refused(value: Any, says: str) -> None:
+    @simulate(runs=2)
+    async def test(world: World) -> None:
+        world.produce("orders", 2, value=value)
+
+    with pytest.raises(ImpossiblePlan, match=says):
+        test()
+
+
 def test_a_refusal_cannot_be_swallowed() -> None:
     def swallows() -> None:
         try:
@@ -90,7 +153,7 @@ def test_a_plain_handler_is_refused_and_is_no_finding() -> None:
     async def test(world: World) -> None:
         world.workers(1, lambda message: None)
 
-    with pytest.raises(Refused, match="is a plain function, which runs in threads"):
+    with pytest.raises(Refused, match=r"^the handler <lambda> is a plain function, which runs in threads"):
         test()
 
 
@@ -107,6 +170,7 @@ def test_an_impossible_world_is_refused_and_is_no_finding() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"partitions": "2"}, r"^partitions='2': must be a whole number, 1 or more, not a str$"),
         ({"partitions": 0}, r"^partitions=0: must be a whole number, 1 or more$"),
         ({"partitions": 2.5}, r"^partitions=2\.5: must be a whole number"),
         ({"partitions": True}, r"^partitions=True: must be a whole number"),
@@ -118,7 +182,7 @@ def test_an_impossible_world_is_refused_and_is_no_finding() -> None:
         ({"faults": {"crash": 1}}, r"^faults=\{'crash': 1\}: must be made by memsource\.faults, as in faults=faults\("),
         ({"faults": 3}, r"^faults=3: must be made by memsource\.faults"),
         ({"faults": {}}, r"^faults=\{\}: must be made by memsource\.faults"),
-        ({"seed": "x"}, r"^seed='x': must be a whole number in 0 … 2\*\*64-1$"),
+        ({"seed": "x"}, r"^seed='x': must be a whole number in 0 … 2\*\*64-1, not a str$"),
         ({"seed": -1}, r"^seed=-1: must be a whole number in 0"),
         ({"sometimes": "retry"}, r"^sometimes='retry': must be a sequence of names, such as \['retry'\]$"),
         ({"sometimes": 3}, r"^sometimes=3: must be a sequence of names"),
@@ -131,6 +195,7 @@ def test_an_impossible_world_is_refused_and_is_no_finding() -> None:
             {"sometimes": ["retyr"]},
             r"'retyr'; use an event of the history \(.*, retry, .*\), or 'fault: '",
         ),
+        ({"runs": "5"}, r"^runs='5': must be a whole number, 1 or more, not a str$"),
         ({"runs": 0}, r"^runs=0: must be a whole number, 1 or more$"),
         ({"runs": 2.5}, r"^runs=2\.5: must be a whole number, 1 or more$"),
         ({"runs": True}, r"^runs=True: must be a whole number"),
@@ -204,6 +269,7 @@ async def behind_two(self: object, db: object, world: object) -> None: ...
         ),
         (behind_a_fixture_by_type, r"'db' precedes the world"),
         (behind_two, r"'db' precedes the world"),
+        (print, r"^simulate\(print\): must be an async function of a world; pass options by name$"),
         (500, r"^simulate\(500\): must be an async function of a world; pass options by name$"),
     ],
 )
@@ -260,3 +326,50 @@ def test_a_state_that_is_not_final_is_refused(produces: str) -> None:
         ImpossiblePlan, match=r"^check\(state=…\) while faults happen: .* after await world\.settled\(\)"
     ):
         test()
+
+
+@pytest.mark.parametrize("call", ["none", "without await"])
+@pytest.mark.filterwarnings("ignore:coroutine 'World.settled' was never awaited")
+def test_a_test_that_never_awaits_settled_is_refused(call: str) -> None:
+    @simulate(runs=2)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            raise KeyError("never noticed")
+
+        world.produce("orders", n=5)
+        world.workers(2, handle)
+        if call == "without await":
+            world.settled().close()
+
+    with pytest.raises(
+        ImpossiblePlan, match=r"published 5 messages and ended without world\.settled\(\).*await world\.settled\(\)"
+    ):
+        test()
+
+
+def test_a_test_without_messages_need_not_await_settled() -> None:
+    @simulate(runs=2)
+    async def test(world: World) -> None:
+        assert world.now == 0.0
+
+    test()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"dead_letters": KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:9"}, "given_up")},
+            "App: dead_letters=a KafkaDeadLetters: must be True or False. A simulation replaces the target",
+        ),
+        ({"dead_letters": memsource.MemoryDeadLetters(memsource.MemoryBroker())}, "dead_letters=a MemoryDeadLetters"),
+        ({"dead_letters": "given_up"}, "App: dead_letters='given_up': must be True or False"),
+        ({"dead_letters": None}, "of the dead letters: pass dead_letters=True, and read world.dead_letters"),
+        ({"settings": lanes.Retry()}, "App: settings is a Retry: pass a lanes.Settings(…), or None"),
+        ({"deadletters": True}, "memsource.App has no option deadletters=: did you mean dead_letters=?"),
+    ],
+    ids=["kafka", "memory", "text", "none", "settings", "misspelt"],
+)
+def test_an_app_refuses_a_wrong_argument(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ImpossiblePlan, match=re.escape(said)):
+        memsource.App(handler=print, **arguments)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +50,33 @@ def test_a_recorded_run_repeats(seed: int) -> None:
     assert recording.schedule.deviations
 
 
+@cache
 def interpreters() -> list[str]:
     """Every installed Python from 3.11 on, the running one first, one of each version."""
     installed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    found = [shutil.which(f"python3.{minor}") for minor in range(11, 20)]
-    candidates = [sys.executable, *filter(None, found), *map(str, sorted(installed.glob("3.*/bin/python3")))]
-    versions: dict[str, str] = {}
-    for program in candidates:
-        asked = [program, "-c", "import sys; print(sys.version_info[:2]); sys.exit(sys.version_info < (3, 11))"]
-        done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        if done.returncode == 0:
-            versions.setdefault(done.stdout.strip(), program)
+    versions = {sys.version_info.minor: sys.executable}
+    for minor in range(11, 20):
+        found = shutil.which(f"python3.{minor}")
+        # The commands of pyenv come last, because they are scripts, and each takes as long as ten starts of Python.
+        candidates = [*map(str, sorted(installed.glob(f"3.{minor}*/bin/python3"))), *([found] if found else [])]
+        for program in candidates:
+            if minor not in versions and _is_python(program, minor):
+                versions[minor] = program
     return list(versions.values())
+
+
+def _is_python(program: str, minor: int) -> bool:
+    """Whether a program runs, as a Python of this version."""
+    asked = [program, "-I", "-S", "-c", f"import sys; sys.exit(sys.version_info[:2] != (3, {minor}))"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def environment(hash_seed: str) -> dict[str, str]:
+    """The environment of a Python that imports this project, and compiles it once, into the project's cache."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    path = os.pathsep.join([str(ROOT), str(Path(anyio.__file__).parents[1])])
+    compiled = {"PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache")}
+    return {**compiled, **inherited, "PYTHONPATH": path, "PYTHONHASHSEED": hash_seed}
 
 
 SCRIPT = """
@@ -81,12 +97,10 @@ for seed in (1, 1, 2):
 @pytest.mark.process
 @pytest.mark.parametrize("python", interpreters())
 def test_every_python_repeats_a_run(python: str) -> None:
-    path = os.pathsep.join([str(ROOT), str(Path(anyio.__file__).parents[1])])
     said = set()
     for seed in "12":
-        environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed}
         command = [python, "-W", "error", "-c", SCRIPT]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment(seed))
         assert (done.returncode, done.stderr) == (0, "")
         first, again, other = done.stdout.splitlines()
         assert first == again != other

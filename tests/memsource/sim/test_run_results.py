@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import signal
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from lanes import Message
 from memsource.sim.errors import ImpossiblePlan, SimulationFailed
 from memsource.sim.plans.faults import faults
 from memsource.sim.plans.plan import Fault, Plan
-from memsource.sim.runs.run import Conditions, Run, run_plan
+from memsource.sim.runs.run import TIME_LIMIT, Conditions, Run, run_plan
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.world import World
 
@@ -188,8 +189,10 @@ def test_an_endless_wait_is_a_finding_that_names_its_place() -> None:
 
 @pytest.mark.long
 def test_the_default_time_limit_is_a_day() -> None:
-    with pytest.raises(SimulationFailed, match="Overtime: the test has not ended in 86400 virtual seconds"):
-        simulate(runs=2)(forever())()
+    assert inspect.signature(simulate).parameters["time_limit"].default == TIME_LIMIT == 86_400.0
+    run = run_plan(Plan(), Conditions(test=forever()))
+    assert "the test has not ended in 86400 virtual seconds" in run.findings["Overtime"]
+    assert run.seconds == 86_400.0
     with pytest.raises(SimulationFailed, match="Overtime: the test has not ended in 60 virtual seconds"):
         simulate(runs=2, time_limit=60.0)(forever())()
 

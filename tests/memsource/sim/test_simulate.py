@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
@@ -53,6 +54,7 @@ def test_a_right_handler_passes() -> None:
         world.check(state=accounts.snapshot)
 
     report = right.campaign()
+    assert right.report is report
     assert report.failure is None
     happened = report.happened
     assert (report.runs, report.rechecked) == (120, 3)
@@ -122,6 +124,32 @@ def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
     token = re.search(r"--lanes-replay (\S+)", str(raised.value))
     assert token is not None
     assert token[1] == failure.token
+
+
+def test_a_race_without_faults_blames_no_fault_and_calls_neither_state_right() -> None:
+    @simulate(runs=100)
+    async def test(world: World) -> None:
+        total = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal total
+            now = total
+            await world.io("database", 0.01)
+            total = now + 1
+
+        world.produce("orders", n=10, keys=5)
+        world.workers(1, handle)
+        await world.settled()
+        world.check(state=lambda: {"sum": total})
+
+    failure = test.campaign().failure
+    assert failure is not None
+    assert not failure.run.plan.faults
+    assert re.fullmatch(
+        r"the final state differs from the state after another order of steps, both without faults, so either state "
+        r"may be wrong: 'sum' is \d, the other order has \d",
+        failure.run.findings["FaultDifferential"],
+    )
 
 
 @pytest.mark.long
@@ -224,3 +252,26 @@ def test_shrinking_does_not_end_at_another_failure() -> None:
     assert failure.run.plan.limit is None or failure.run.plan.limit >= 30
     assert [fault.kind for fault in failure.run.plan.faults] == ["crash"] * len(failure.run.plan.faults)
     assert failure.run.plan.faults
+
+
+def test_the_cause_of_a_failure_shows_only_the_frames_of_the_user() -> None:
+    @simulate(runs=2)
+    async def test(world: World) -> None:
+        async def handle(message: Message) -> None:
+            raise KeyError("no such account")
+
+        world.produce("orders", n=3)
+        world.workers(1, App(handler=handle, settings=Settings(retry=Retry(attempts=1))))
+        await world.settled()
+
+    with pytest.raises(SimulationFailed) as failed:
+        test()
+    waiting, files, types = [failed.value.__cause__], set(), set()
+    while waiting:
+        error = waiting.pop()
+        if error is not None:
+            types.add(type(error))
+            files |= {frame.filename for frame in traceback.extract_tb(error.__traceback__)}
+            waiting += [error.__cause__, error.__context__]
+    assert KeyError in types
+    assert files == {__file__}

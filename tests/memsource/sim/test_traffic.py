@@ -110,6 +110,7 @@ def any_value(value: object) -> Any:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
+        ({"n": "9"}, "n='9': must be a whole number of messages, 0 or more, not a str"),
         ({"n": -1}, "n=-1: must be a whole number of messages, 0 or more"),
         ({"n": 1.5}, "n=1.5"),
         ({"keys": 0}, "keys=0: must be 1 or more; for messages without a key set keyless=1.0"),

@@ -190,7 +190,7 @@ def test_the_lanes_named_by_findings_are_shown() -> None:
     assert f"S/0 {key[:8]}" in text
     assert f"S/0 {first[:8]}" in text
     assert "58 lanes left out" in text
-    by_number = render_history(segments, about=["1 messages are unfinished: partition 0 position 61"])
+    by_number = render_history(segments, about=["1 message(s) unfinished: partition 0 position 61"])
     assert f"S/0 {first[:8]}" in by_number
     assert "59 lanes left out" in by_number
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, defaultdict
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
 
-from lanes import Message, Retry, Settings
+from lanes import Message, Retry, Settings, Term
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, Refused
 from memsource.sim.loop.choosers import RandomWalk
@@ -166,6 +166,27 @@ def test_io_fails_as_planned(personality: PersonalityName) -> None:
 
 
 @both
+@pytest.mark.parametrize("poison", [None, "exit"])
+def test_a_message_given_up_names_the_dead_letters_of_the_world(
+    personality: PersonalityName, poison: Literal["exit"] | None
+) -> None:
+    remedy = "In a simulated test, pass App(…, dead_letters=True), and read world.dead_letters"
+
+    async def handler(message: Message) -> None:
+        raise Term("no address")
+
+    async def test(world: World) -> None:
+        world.produce("orders", 1)
+        world.workers(1, App(handler=handler, settings=Settings(poison=poison), dead_letters=poison is not None))
+        await world.settled()
+
+    found = run_plan(Plan(personality), Conditions(test=test)).findings["HandlerHalted"]
+    assert found.startswith("w-1 ended with an exception: ")
+    # An app with dead letters has halted for another reason.
+    assert found.endswith(remedy) == (poison is None)
+
+
+@both
 def test_a_dead_letter_that_fails_is_written_later(personality: PersonalityName) -> None:
     async def handler(message: Message) -> None:
         raise ValueError("never")
@@ -202,7 +223,7 @@ def test_a_handler_that_never_ends_fails_the_settled_wait(personality: Personali
 
     run = run_plan(Plan(personality), Conditions(test=test))
     said, *waits = run.findings["CaughtUp"].splitlines()
-    assert said.startswith("2 messages are unfinished after 600 s without a fault: partition ")
+    assert said.startswith("2 message(s) unfinished after 600 s without a fault: partition ")
     # The error lists the handlers and no other task of the worker.
     line = handler.__code__.co_firstlineno + 1
     assert len(waits) == 2
@@ -263,8 +284,10 @@ def test_bad_use_is_refused() -> None:
         world.produce("a", 1)
         with pytest.raises(ImpossiblePlan, match="this world has the topic 'a' already"):
             world.produce("b", 1)
-        with pytest.raises(ImpossiblePlan, match=r"workers\(0\): must start 1 or more workers"):
+        with pytest.raises(ImpossiblePlan, match=r"workers\(0\): must start 1 or more workers; pass their number"):
             world.workers(0, plain)
+        with pytest.raises(ImpossiblePlan, match=r"workers\(a function\): must start 1 or more workers; pass their"):
+            world.workers(plain, 1)  # type: ignore[arg-type]
         with pytest.raises(Refused, match=r'is a plain function, which runs in threads.*pass threads="inline"'):
             world.workers(1, plain)
 

@@ -1,0 +1,42 @@
+"""The mutants of the processes of handlers: each is found by tests of ``tests/workers/test_process_ends.py``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants import Mutant
+
+_ENDS: Final = "tests/workers/test_process_ends.py::"
+
+PROCESSES: Final = {
+    mutant.name: mutant
+    for mutant in (
+        Mutant(
+            "late_answer",
+            "lanes.workers.processes",
+            '                self._drop(process, "its handler did not end within the timeout")\n',
+            "",
+            "the answer to a call whose timeout has passed settles the next message of the process",
+            "processes",
+            (f"{_ENDS}test_an_answer_after_the_timeout_is_no_answer_to_the_next_message[asyncio]",),
+        ),
+        Mutant(
+            "death_is_success",
+            "lanes.workers.processes",
+            "                if self.cancelled:\n                    raise Killed from None\n",
+            "                return None\n",
+            "a message whose process was killed is settled, and lost",
+            "processes",
+            (f"{_ENDS}test_a_process_that_is_killed_fails_its_message_alone[asyncio]",),
+        ),
+        Mutant(
+            "cancelled_calls_go_on",
+            "lanes.workers.processes",
+            '                    call._process.kill("its call is cancelled")',
+            "                    pass",
+            "a handler outlives its revoked partition",
+            "processes",
+            (f"{_ENDS}test_a_revoked_partition_kills_its_handlers_and_no_others[asyncio-None]",),
+        ),
+    )
+}

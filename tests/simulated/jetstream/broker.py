@@ -1,0 +1,543 @@
+"""The broker of a run: a simulated nats-server, its network, and the members with the real sources."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from random import Random
+from typing import Any, Final, Literal
+
+from lanes.clock import Clock, monotonic
+from lanes.cohort.leases import Conflict
+from lanes.core.cohort.records import LEASE_PREFIX, DrainRequest, Lease, decode, drain_key, encode, lease_key
+from lanes.core.types import Message, Partition, PartitionKey, Settlement, key_bytes
+from lanes.dead_letter import DeadLetter
+from lanes.errors import ConfigError
+from lanes_jetstream import Cohort
+from lanes_jetstream.cohort.epoch_consumers import EpochName
+from lanes_jetstream.cohort.lease_store import bucket_name
+from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
+from memsource.adapters.pairs import Impossible
+from memsource.adapters.world import AdapterWorld
+from memsource.jetstream.server.bucket import BucketStream
+from memsource.jetstream.server.protocol import Publish
+from memsource.jetstream.server.server import DELIVER, Fate, NatsServer, Session
+from memsource.jetstream.server.stream import StreamConsumer
+from memsource.memory.broker import KeepsDeadLetters
+from memsource.memory.topic import Record, Topic
+from memsource.personality import PersonalityName
+from tests.simulated.jetstream.member import STREAM, SimulatedMember, SimulatedWriter
+from tests.simulated.jetstream.network import Network
+
+COHORT: Final = Cohort("orders")
+NAMESPACE: Final = COHORT.namespace
+LETTERS: Final = "letters"
+"""Stream of the dead letters, and its subject."""
+
+BUCKET: Final = bucket_name(STREAM, NAMESPACE)
+KEPT: Final = f"KV_{BUCKET}"
+"""Stream of the bucket."""
+
+Use = Literal["cohort", "durable"]
+"""The members of a run: a cohort, or processes that take turns on one durable."""
+
+_LATENCIES: Final = (0.0, 0.001, 0.001, 0.02, 0.04)
+_CALM: Final = (0.0, 0.0, 0.5, 1.0, 3.0)
+"""Seconds at the begin of a run without faults."""
+
+_CALLS: Final = ("pull", "delivery", "ack", "extend", "put", "put lease", "create", "consumer", "get")
+"""Names of the requests. Each run draws those that can fail, because most requests of a cohort are reads."""
+
+_REACTIONS: Final[Mapping[Kind, Sequence[str]]] = {
+    "freeze": ("put lease", "create", "pull", "ack"),
+    "cut_off": ("put lease", "put", "ack", "pull", "delivery"),
+    "restart": ("consumer", "create", "pull", "ack", "delivery"),
+    "callback": ("create", "consumer", "pull", "delivery", "get"),
+}
+"""Requests that a member makes after a fault."""
+
+_FAILING: Final = (1, 1, 2, 4)
+"""Numbers of requests that can fail in a run. If few can, the few faults of a run meet rare requests too."""
+
+_EVENTS: Final = {
+    "disconnect": 1,
+    "redeliver": 1,
+    "stream leader": 3,
+    "bucket leader": 1,
+    "drain": 2,
+    "durable": 1,
+    "bucket": 1,
+    "requests": 1,
+    "delivery": 6,
+}
+"""Events at the server that change the work of a member, with their weights."""
+
+_LEADERLESS: Final = (0.2, 1.0, 3.0, 8.0)
+
+_LATE: Final = 0.3
+"""Seconds after the end of a lease within which its member reports the loss."""
+
+_ENDLESS: Final = 3600.0
+"""An ack_wait that no run outlasts. The server redelivers nothing in time, so a lost message must be noticed."""
+
+_SURELY: Final = 0.1
+"""Seconds before the end of a lease from which a loss needs no other reason."""
+
+_PULL: Final = "$JS.API.CONSUMER.MSG.NEXT."
+_CONSUMER: Final = "$JS.API.CONSUMER."
+_ACK: Final = "$JS.ACK."
+_KEY: Final = f"$KV.{BUCKET}."
+
+
+class JetStreamBroker(KeepsDeadLetters):
+    """A stream with real members, all of a cohort, or by turns on one durable.
+
+    Args:
+        rng: Source of all other settings.
+        use: Use of the stream.
+        requeues: Whether a process must be able to requeue more messages than it has room for.
+        wide: Whether the members write their dead letters by the real writer, and faults also strike members that wait
+            and members that take partitions over.
+    """
+
+    name: PersonalityName = "jetstream"
+    takes_in_at_once = True
+    impossible: Impossible = {}  # noqa: RUF012
+    phases: tuple[Phase, ...] = ("open", "steady", "drain", "lease", "commit", "takeover", "close")
+
+    def __init__(self, rng: Random, use: Use, *, requeues: bool, wide: bool) -> None:
+        super().__init__()
+        self._rng = rng
+        self._world: AdapterWorld | None = None
+        self._calm_until = rng.choice(_CALM)
+        calls = [*_CALLS, *("letter" for _ in range(3))] if wide else _CALLS
+        self._faulty = frozenset(rng.sample(calls, rng.choice(_FAILING)))
+        self.calls: tuple[str, ...] = _CALLS
+        self.reactions: dict[Kind, Sequence[str]] = {}
+        self.waits = self._writes = wide
+        if wide:
+            # A fault that is aimed at a request that cannot fail never happens.
+            self.calls = tuple(call for call in calls if call in self._faulty)
+            for kind, asked in _REACTIONS.items():
+                if found := [call for call in asked if call in self._faulty]:
+                    self.reactions[kind] = found
+        self._durable = use == "durable"
+        partitions = 1 if self._durable else rng.choice([1, 2, 3, 4])
+        retention = rng.choice(["limits", "limits", "workqueue"])
+        overdue: Literal["keep", "force"] = "force" if rng.random() < 0.3 else "keep"
+        self._cohort: dict[str, Any] = {
+            "lease": rng.choice([3.0, 3.0, 5.0, 10.0]),
+            "drain_within": rng.choice([1.0, 5.0]),
+            "overdue": overdue,
+            "consumer_target": rng.choice([None, None, None, 1]),
+        }
+        self._takeover = rng.choice(["auto", "auto", "auto" if requeues else "hold-back"])
+        self._acks = rng.choice(["confirmed", "confirmed-at-drain", "fire-and-forget"])
+        self._ack_wait = rng.choice([6.0, 30.0, _ENDLESS, _ENDLESS])
+        silent = "ack" in self._faulty and not (self._durable and self._acks == "confirmed")
+        if silent or (self._durable and self._takeover == "hold-back"):
+            # Only the end of ack_wait shows a lost acknowledgement, or brings the messages of an earlier process back.
+            self._ack_wait = rng.choice([6.0, 6.0, 30.0, 300.0])
+        lease = self._cohort["lease"]
+        self.deadlines: tuple[float, ...] = (lease, lease * 2 / 3, self._cohort["drain_within"], 1.5, 5.0, 6.0)
+        if self._durable:
+            self.deadlines = (0.4, 5.0, 6.0, min(self._ack_wait, 30.0))
+        self.topic = Topic(partitions, STREAM)
+        # The first version cannot reset a consumer.
+        version = rng.choice(["2.12.1", "2.14.0"])
+        self.server = NatsServer(self._fate, loses=self._loses, version=version, seed=rng.randrange(1 << 30))
+        self.network = Network(self.server, rng, tuple(rng.choice(_LATENCIES) for _ in range(4)))
+        dest = f"{STREAM}.{{{{partition({partitions},1)}}}}.{{{{wildcard(1)}}}}"
+        config: dict[str, object] = {"name": STREAM, "subjects": [f"{STREAM}.*"], "retention": retention}
+        if not self._durable:
+            config["subject_transform"] = {"src": f"{STREAM}.*", "dest": dest}
+        self.server.api.answer(f"STREAM.CREATE.{STREAM}", json.dumps(config).encode(), 0.0)
+        self._stream = self.server.api.streams[STREAM]
+        if self._writes:
+            stored = json.dumps({"name": LETTERS, "subjects": [LETTERS]}).encode()
+            self.server.api.answer(f"STREAM.CREATE.{LETTERS}", stored, 0.0)
+        self.members: list[SimulatedMember] = []
+        self._owned: dict[int, tuple[int, str]] = {}
+        self._drained: str | None = None
+        self._running: str | None = None
+        self._losses = 0
+        self._deleted: set[int] = set()
+        self._inbox = ""
+        self._free = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return f"<JetStreamBroker {self.server!r}>"
+
+    def bind(self, world: AdapterWorld) -> None:
+        self._world = world
+
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """All faults; none in the calm begin of some runs, so that the few faults of a run meet a group at work."""
+        calm = self._world is not None and self._world.now < self._calm_until
+        return frozenset() if calm else frozenset(KINDS)
+
+    # --- producers
+
+    def publish(
+        self,
+        value: bytes,
+        *,
+        key: PartitionKey | None,
+        headers: Iterable[tuple[str, bytes]] = (),
+        partition: int | None = None,
+    ) -> Record:
+        """Append one message, as another client would publish it."""
+        token = "none" if key is None else key_bytes(key).hex()
+        self._number_next()
+        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
+        stored = Record(
+            record.partition, record.position, record.key, value, (), f"{STREAM}.{record.partition}.{token}"
+        )
+        self.topic.log(record.partition).records[record.position] = stored
+        self.server.append(STREAM, stored, self._now)
+        self.network.schedule()
+        return stored
+
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of ``count`` sequences, but no gap at the begin of the stream, which would count as a purge."""
+        if self._stream.log.positions and self._stream.config["retention"] == "limits":
+            self._stream.log.end += count
+
+    def _number_next(self) -> None:
+        """Let the next message of any partition have the next sequence of the stream."""
+        for log in self.topic.logs:
+            log.end = self._stream.log.end
+
+    @property
+    def partitions(self) -> range:
+        return self.topic.partitions
+
+    @property
+    def records(self) -> list[Record]:
+        return [log.records[position] for log in self.topic.logs for position in log.positions]
+
+    @property
+    def unfinished(self) -> list[Record]:
+        """The unacknowledged messages of the newest durable of each partition; without one, the stored messages."""
+        left: list[Record] = []
+        for number in self.partitions:
+            records = self.topic.log(number).records
+            newest = self._newest(number)
+            positions = self._stream.stored if newest is None else newest.unfinished
+            left += [records[each] for each in positions if each in records]
+        return left
+
+    def _newest(self, partition: int) -> StreamConsumer | None:
+        subject = f"{STREAM}.{partition}.any"
+        found = [each for each in self._stream.consumers.values() if each.takes(subject)]
+        return found[-1] if found else None
+
+    # --- members
+
+    def source(self, member: str, clock: Clock = monotonic) -> SimulatedMember:
+        arguments: dict[str, Any] = {"ack_wait": self._ack_wait}
+        if self._durable:
+            arguments |= {"durable": "work", "takeover": self._takeover, "acks": self._acks}
+        else:
+            arguments["cohort"] = Cohort("orders", member=member, **self._cohort)
+        made = SimulatedMember(self, member, **arguments)
+        self.members.append(made)
+        return made
+
+    def dead_letter_writer(self, member: str) -> SimulatedWriter | None:
+        return SimulatedWriter(self, member, LETTERS) if self._writes else None
+
+    def confirmed(self, member: str, letter: DeadLetter) -> None:
+        """Judge the confirmation of a dead letter: the stream has the letter."""
+        log = self.server.api.streams[LETTERS].log
+        named = ("Nats-Msg-Id", letter.id.encode())
+        values = [each.value for each in log.records.values() if named in each.headers]
+        if letter.value not in values:
+            what = f"{member} confirms the dead letter {letter.id}, which the stream does not have"
+            self._find("LetterIsStored", what)
+
+    def assigned(self, member: SimulatedMember, partition: Partition) -> None:
+        """Record an assignment. A fencing token that is not above all earlier tokens is a finding."""
+        number, token = partition.id.number, partition.fencing_token
+        if token is None:
+            return
+        before, whose = self._owned.get(number, (0, ""))
+        if token <= before:
+            self._find("EpochsRise", f"partition {number}: {member.member} got {token}, and {whose} had {before}")
+        self._owned[number] = token, member.member
+        member.announced[number, token] = partition
+
+    def on_started(self, member: str, message: Message) -> None:
+        """Judge the start of a handler.
+
+        The server has the lease of the ownership, and no newer ownership has begun.
+        """
+        number = message.partition.id.number
+        bucket = self.server.api.buckets.get(KEPT)
+        if bucket is not None and number not in self._deleted and not self._holds(member, message.partition, bucket):
+            self._find("LeaseHolds", f"{member} starts a handler of {message.partition.id} without its lease")
+        newest, owner = self._owned.get(number, (0, ""))
+        if message.epoch is not None and message.epoch < newest:
+            what = f"{member} starts {message.partition.id} position {message.position} under epoch {message.epoch}"
+            self._find("NewestOwner", f"{what}, and {owner} owns the partition under epoch {newest}")
+
+    def _find(self, check: str, what: str) -> None:
+        assert self._world is not None, "bind comes first"
+        self._world.find(check, what)
+
+    def on_settled(self, settlements: Sequence[Settlement]) -> None:
+        """Do nothing, because a settlement does not promise that the server has received it."""
+
+    def relied(self, member: SimulatedMember) -> None:
+        """Judge the deadlines of a member: it relies on no lease after the server ends the lease."""
+        bucket = self.server.api.buckets.get(KEPT)
+        if bucket is None:
+            return
+        for (number, _), partition in member.announced.items():
+            late = partition.deadline - bucket.data.expires(lease_key(number))
+            if late > 0 and self._holds(member.member, partition, bucket):
+                what = f"{member.member} relies on its lease of {partition.id} for {late:g} s after its end"
+                self._find("LeaseCovers", what)
+
+    def lost(self, member: SimulatedMember, partition: Partition, reason: str) -> None:
+        """Judge a loss. Without a freeze, a member learns of the end of its lease in time, and keeps it until then."""
+        world = self._world
+        assert world is not None, "bind comes first"
+        worker = next(each for each in world.members if each.name == member.member)
+        late = self._now - max(partition.deadline, worker.frozen_until)
+        # The results of a drained partition count no more, so its loss is not urgent.
+        if late > _LATE and not worker.gone and partition.id.number not in member.leaving:
+            world.find("LossInTime", f"{member.member} learns {late:g} s late that {partition.id} is lost")
+        bucket, number, token = self.server.api.buckets.get(KEPT), partition.id.number, partition.fencing_token
+        if late < -_SURELY and bucket is not None and number not in self._deleted:
+            names = [EpochName.parse(NAMESPACE, name) for name in self._stream.consumers]
+            there = any(each is not None and each[:2] == (number, token) for each in names)
+            if there and self._holds(member.member, partition, bucket):
+                self._find("LossHasReason", f"{member.member} loses {partition.id}, whose lease it holds: {reason}")
+
+    def _holds(self, member: str, partition: Partition, bucket: BucketStream) -> bool:
+        """Return whether the server has the lease of an ownership."""
+        key = lease_key(partition.id.number)
+        value = bucket.data.read(key, self._now).value
+        if not value:
+            return False
+        lease = decode(Lease, key, value)
+        return (lease.member, lease.epoch, lease.released) == (member, partition.fencing_token, False)
+
+    def refused(self, member: SimulatedMember, error: ConfigError) -> None:
+        """Judge a refused start: a process that is alone on its durable is never refused."""
+        self._find("StartsAlone", f"{member.member} is refused, and no other process runs: {error}")
+
+    async def turn(self, member: str) -> None:
+        """Wait for the turn of a member, because a supervisor runs one process at a time on a durable."""
+        while self._durable and self._running not in (None, member):
+            self._free.clear()
+            await self._free.wait()
+        self._running = member
+
+    def dismiss(self, member: str) -> None:
+        """Let the next member start on a durable, because the process of a member has ended."""
+        if self._running == member:
+            self._running = None
+            self._free.set()
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        """The earlier assignments of reassigned partitions that the members neither released nor reported as lost."""
+        return [
+            (source.member, partition)
+            for source in self.members
+            for (number, token), partition in source.announced.items()
+            if token < self._owned[number][0] and not source.lacks(partition)
+        ]
+
+    def phase(self, member: str) -> Phase:
+        return next((each.phase for each in reversed(self.members) if each.member == member), "open")
+
+    # --- requests
+
+    def _fate(self, session: Session, command: Publish) -> Fate:
+        assert self._world is not None, "bind comes first"
+        call, phase = self._call(command)
+        if call not in self._faulty:
+            return DELIVER
+        state = self.phase(session.member)
+        choice = self._world.exchange(session.member, call, phase if state == "steady" else state)
+        if choice.kind == "drop_reply" and call == "pull" and self._durable:
+            return DELIVER
+        if choice.kind == "deliver" or (choice.kind == "duplicate" and call == "pull"):
+            # The server receives no request twice, and a second pull request would exceed the room.
+            return DELIVER
+        if choice.kind == "delay" and choice.target % 2 and command.reply and call != "pull":
+            return Fate("delay_reply", choice.amount)
+        assert choice.kind in ("delay", "drop_request", "drop_reply", "duplicate"), "the world performs other faults"
+        return Fate(choice.kind, choice.amount)
+
+    def _loses(self, member: str, reply: str) -> bool:
+        """Return whether a delivery to a member is lost. A delivery has no reply, and no delivery overtakes another.
+
+        A durable cannot notice that the first delivery to an inbox is lost, and takes a second lost delivery for
+        another process.
+        """
+        assert self._world is not None, "bind comes first"
+        inbox = reply.rpartition(".")[0]
+        first, self._inbox = inbox != self._inbox, inbox
+        if "delivery" not in self._faulty or (self._durable and (first or self._losses)):
+            return False
+        # A connection neither delays nor repeats a single delivery.
+        lost = self._world.exchange(member, "delivery", self.phase(member)).kind in OF_REQUESTS
+        self._losses += lost
+        return lost
+
+    def _call(self, command: Publish) -> tuple[str, Phase]:
+        """Return the name of a request, and the activity to which it belongs."""
+        subject = command.subject
+        if subject.startswith(_PULL):
+            return "pull", "steady"
+        if subject.startswith(_ACK):
+            return ("extend", "steady") if command.payload == b"+WPI" else ("ack", "commit")
+        if subject == LETTERS:
+            return "letter", "commit"
+        if subject.startswith(_KEY):
+            return ("put lease" if subject.startswith(f"{_KEY}{LEASE_PREFIX}") else "put"), "lease"
+        if subject.startswith(_CONSUMER):
+            return ("create" if subject.split(".")[3] == "CREATE" else "consumer"), "takeover"
+        return "get", "lease"
+
+    # --- faults
+
+    def crash(self, member: str, now: float) -> None:
+        self.network.kill(member)
+        self.dismiss(member)
+
+    def freeze(self, member: str, until: float) -> None:
+        """Do nothing, because the world stops the tasks of the member until ``until``."""
+
+    def rebalance(self, now: float) -> bool:
+        """Request a drain of a member, or withdraw the last request. Returns False without a bucket or a member."""
+        bucket = self.server.api.buckets.get(KEPT)
+        members = [each.member for each in self.members if each.state == "steady"]
+        if bucket is None or not members:
+            return False
+        value = b""
+        if self._drained is None:
+            self._drained = self._rng.choice(members)
+            value = encode(DrainRequest(since=self.server.api.nanoseconds(now) // 1_000_000))
+        key = drain_key(self._drained)
+        if not value:
+            self._drained = None
+        with suppress(Conflict):
+            bucket.data.write(key, value, now, revision=bucket.data.read(key, now).revision)
+        return True
+
+    def lose(self, partition: int, now: float) -> bool:
+        """Delete the bucket with all its leases, as an operator does."""
+        self._deleted.update(self.partitions)
+        return self.server.api.buckets.pop(KEPT, None) is not None
+
+    def _delete_durable(self, partition: int) -> bool:
+        """Delete the durable of a cohort partition, as an operator does."""
+        newest = self._newest(partition)
+        if newest is None or self._durable:
+            return False
+        self._deleted.add(partition)
+        return self.server.delete_consumer(STREAM, newest.name)
+
+    def redeliver(self, partition: int, now: float) -> bool:
+        """Lose the last acknowledgement of a partition, or redeliver its lowest unacknowledged message."""
+        newest = self._newest(partition)
+        if newest is None:
+            return False
+        data = newest.data
+        candidates = [data.last_acked, next(iter(data.unacknowledged), None)]
+        if self._rng.random() < 0.5:
+            candidates.reverse()
+        if self._stream.config["retention"] == "workqueue":
+            # A work queue has deleted an acknowledged message.
+            candidates = candidates[1:] if candidates[0] == data.last_acked else candidates[:1]
+        lost = any(each is not None and data.lose_ack(each, now) for each in candidates)
+        self.server.pump(now)
+        return lost
+
+    def restart(self, now: float) -> bool:
+        return self.down(now + 0.5)
+
+    def cut_off(self, member: str, until: float) -> bool:
+        return self.network.cut(member, until)
+
+    def down(self, until: float) -> bool:
+        """Kill the server, or leave the stream or the bucket without a leader."""
+        if not self.server.up:
+            return False
+        case = self._rng.random()
+        if case < 0.6:
+            self.server.stop()
+            self.server.later(until, self.server.start)
+        elif not self._lose_leader(STREAM if case < 0.8 else KEPT, until):
+            return False
+        self.network.schedule()
+        return True
+
+    def _lose_leader(self, name: str, until: float) -> bool:
+        return self.server.lose_leader(name, until, self._now, silent=self._rng.random() < 0.5)
+
+    def callback(self, target: int) -> bool:
+        """Do what changes the work of a member from outside."""
+        living = [each.member for each in self.members if each.state == "steady"]
+        partition = target % len(self.partitions)
+        event = self._rng.choices([*_EVENTS], [*_EVENTS.values()])[0]
+        done = False
+        if event == "disconnect" and living:
+            done = self.network.disconnect(living[target % len(living)])
+        elif event == "redeliver":
+            done = self.redeliver(partition, self._now)
+        elif event == "stream leader":
+            done = self._lose_leader(STREAM, self._now + self._rng.choice(_LEADERLESS))
+        elif event == "bucket leader":
+            name = LETTERS if self._writes and target % 2 else KEPT
+            done = self._lose_leader(name, self._now + self._rng.choice(_LEADERLESS))
+        elif event == "drain":
+            done = self.rebalance(self._now)
+        elif event == "durable":
+            done = self._delete_durable(partition)
+        elif event == "bucket":
+            done = self.lose(partition, self._now)
+        elif event == "requests":
+            done = self._end_requests(partition)
+        elif event == "delivery":
+            done = self._lose_delivery(partition)
+        self.network.schedule()
+        return done
+
+    def _end_requests(self, partition: int) -> bool:
+        """End the pull requests of a durable, as a server does before it stops."""
+        newest = self._newest(partition)
+        return newest is not None and self.server.end_requests(newest, "Server Shutdown")
+
+    def _lose_delivery(self, partition: int) -> bool:
+        """Lose the next delivery of a partition. Returns False without a durable, or if one will be lost already."""
+        newest = self._newest(partition)
+        if newest is None or newest.losing or self._durable:
+            return False
+        newest.losing = 1
+        return True
+
+    def end(self) -> None:
+        self.network.end()
+
+    # --- time
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def next_at(self) -> float:
+        """Return infinity, because the server's timers are timers of the loop."""
+        return math.inf
+
+    def advance(self, now: float) -> None:
+        """Do nothing; see ``next_at``."""

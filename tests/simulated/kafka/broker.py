@@ -1,0 +1,567 @@
+"""The broker of a run: a ``KafkaBroker`` as data, whose members are real ``KafkaSource`` objects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any, Final
+
+from confluent_kafka import KafkaError
+
+from lanes.clock import Clock
+from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.dead_letter import DeadLetter
+from lanes.errors import SourceError
+from lanes.source import SourceEvent
+from lanes_kafka.dead_letters.wire import ID
+from lanes_kafka.source import KafkaSource
+from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
+from memsource.adapters.pairs import Impossible
+from memsource.adapters.runs import TOPIC
+from memsource.adapters.threads import SteppedThread
+from memsource.adapters.world import AdapterWorld
+from memsource.kafka.broker import KafkaBroker, KafkaSettings
+from memsource.kafka.client import Client, ClientPartition, Code, Commit, KafkaFailure
+from memsource.sim.loop.event_loop import SimLoop, current
+from tests.simulated.kafka.admin import SimulatedAdmin
+from tests.simulated.kafka.consumer import SimulatedConsumer
+from tests.simulated.kafka.producer import LETTERS, Letter, SimulatedProducer, SimulatedWriter
+
+GROUP_ID: Final = "g"
+
+_REBUILDS: Final = 3
+
+_CLOSED_AFTER: Final = 30.0
+"""Seconds within which a close ends the thread of a source, also without a broker."""
+
+_TRANSIENT: Final = (
+    KafkaError._TRANSPORT,
+    KafkaError._PARTITION_EOF,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+)
+"""Codes of error messages after which the client works on."""
+
+_REACTIONS: Final[Mapping[Kind, Sequence[str]]] = {
+    "freeze": ("members",),
+    "cut_off": ("commit", "committed", "topics"),
+    "restart": ("commit", "committed", "topics"),
+    "callback": ("commit", "committed", "offsets"),
+}
+"""Requests that a member makes after a fault."""
+
+_IMPOSSIBLE: Final[Impossible] = {
+    # A consumer drains all partitions, and commits, before it closes the client. The callbacks of a close only give up
+    # what is left, and the thread asks nothing any more.
+    (kind, "close"): "a client that closes sends no request of the adapter"
+    for kind in OF_REQUESTS
+}
+
+_STRATEGIES: Final = {"eager": "range", "cooperative": "cooperative-sticky"}
+
+_RETENTIONS: Final = 4
+_RETAINED_FOR: Final = 30.0
+"""Number of times that retention deletes messages in a run without faults, and the seconds in which it does so."""
+
+_TOO_FEW_REPLICAS: Final = (0.5, 2.0, 11.0)
+"""Seconds for which the topic of the dead letters may have too few replicas; the last one outlasts a write."""
+
+_HINDERED_WITHIN: Final = 12.0
+_HINDERED_AFTER: Final = (0.0, 0.0, 0.0015, 0.05)
+"""First seconds of a run in which the dead letters are hindered without a fault, and the seconds between a new record
+and the event that waited for it: before its request arrives, before the answer, and later."""
+
+_DRAINS_CUT_OFF: Final = 0.5
+_CUT_OFF_FOR: Final = (3.0, 6.5, 12.0)
+"""Share of the drains of such a run in which the member is cut off, and the seconds."""
+
+_FORBIDDEN: Final[tuple[Code, ...]] = ("GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED")
+_FORBIDDEN_FOR: Final = (0.5, 3.0, 12.0)
+_FORBIDDEN_WITHIN: Final = 20.0
+"""Permissions that are lost, and the seconds until they are given back; and the first seconds of a run in which it
+happens without a fault."""
+
+_FAILS_WITHIN: Final = 12.0
+"""Seconds after a refused read within which its source fails, unless a stop closes it; the longest handler takes 7."""
+
+_RECENTLY: Final = 60.0
+"""Seconds after a refused request in which a process may end by the refusal."""
+
+_STRAYS_LEADERLESS: Final = 0.5
+_LEADERLESS: Final = (0.5, 3.0, 8.0)
+"""Share of the deleted positions after which nobody tells the bounds of logs, and the seconds."""
+
+_EXTRA: Final = 0.6
+"""Share of the callbacks of a run with extra events that are such events."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """Events of the broker that only some runs have.
+
+    Attributes:
+        retains: Whether retention deletes messages, also unread ones and those below a committed position.
+        writes: Whether the members write their dead letters to a topic, by the real writer.
+        cuts_drains: Whether the network may cut a member off in its drains.
+        forbids: Whether the user of the members loses a permission for a while.
+    """
+
+    retains: bool = False
+    writes: bool = False
+    cuts_drains: bool = False
+    forbids: bool = False
+
+
+class SimulatedKafka(KafkaBroker):
+    """A broker with one topic and one group, and the client side of its members.
+
+    Args:
+        rng: Draws the settings, and the sizes of the batches that clients return.
+        partitions: Number of partitions; None = drawn.
+        settings: Settings of the broker and its clients; None = drawn.
+        extras: Events that only some runs have.
+
+    Attributes:
+        leaderless_until: Time until which nobody tells the bounds of logs.
+        deleted: The messages that retention has deleted, by the name of the partition and the position.
+    """
+
+    kinds: frozenset[Kind] = frozenset(KINDS)
+    phases: tuple[Phase, ...] = ("open", "steady", "drain", "commit", "takeover", "close")
+    impossible = _IMPOSSIBLE
+    reactions = _REACTIONS
+    calls: tuple[str, ...] = (*("commit",) * 4, *("members", "committed", "topics") * 2, "offsets", "ends", "configs")
+
+    def __init__(
+        self,
+        rng: Random,
+        *,
+        partitions: int | None = None,
+        settings: KafkaSettings | None = None,
+        extras: Extras | None = None,
+    ) -> None:
+        settings = settings or KafkaSettings(
+            protocol=rng.choice(["eager", "cooperative", "cooperative", "848"]),
+            session_timeout=6.0,
+            heartbeat_interval=rng.choice([0.5, 1.0]),
+            max_poll_interval=rng.choice([30.0, 60.0, 300.0]),
+            prefetch=rng.choice([3, 100]),
+        )
+        super().__init__(
+            partitions or rng.randint(1, 4), topic=TOPIC, settings=settings, hands_over=rng.random() < 0.75
+        )
+        self.rng = rng
+        self._extras = extras or Extras()
+        self.deleted: set[tuple[str, int]] = set()
+        if self._extras.retains:
+            # The bounds of a log are asked for by a member whose position was deleted.
+            self.calls = (*self.calls, *("offsets",) * 9)
+        if self._extras.writes:
+            self.calls = (*self.calls, *("letter",) * 6)
+        self.letters: list[Letter] = []
+        self._letter_offsets: dict[tuple[SimulatedProducer, int], int] = {}
+        self._too_few_replicas_until = self.leaderless_until = 0.0
+        # The event that waits for a producer with records.
+        self._hinders_next: int | None = None
+        self._forbidden: tuple[Code, float] = _FORBIDDEN[0], 0.0
+        self._refusals: dict[str, float] = {}
+        self._ended: set[str] = set()
+        self._commits_refused = False
+        self._producers: dict[str, SimulatedProducer] = {}
+        self._writers: list[SimulatedWriter] = []
+        self.deadlines: tuple[float, ...] = (
+            settings.session_timeout,
+            min(48.0, 0.8 * settings.max_poll_interval),
+            5.0,
+            10.0,
+            1.0,
+        )
+        # Real limits are higher than the number of messages of a run.
+        self.batch = rng.choice([2, 1_000])
+        self.read_ahead = rng.choice([4, 20_000])
+        self.consumers: dict[str, SimulatedConsumer] = {}
+        # Every commit that the broker has stored, and the assignments that it took during a freeze of a session.
+        self._stored: set[tuple[int, int, tuple[tuple[int, int], ...]]] = set()
+        self._doubtful: list[Partition] = []
+        self.frozen: set[str] = set()
+        self._sources: dict[str, KafkaSource] = {}
+
+    # --- memsource.adapters.world.AdapterBroker
+
+    def bind(self, world: AdapterWorld) -> None:
+        self.world = world
+        self.loop: SimLoop = current()
+        for _ in range(_RETENTIONS):
+            self._retain_while(_RETAINED_FOR)
+        if self._extras.forbids:
+            self.loop.call_at(self.rng.random() * _FORBIDDEN_WITHIN, self._forbid, context=Context())
+        if self._extras.writes:
+            at, target = self.rng.random() * _HINDERED_WITHIN, self.rng.randrange(8)
+            self.loop.call_at(at, self._hinder_letters, target, context=Context())
+
+    def source(self, member: str, clock: Clock) -> KafkaSource:
+        made: list[Client] = [Client(member, clock)]
+        self.introduce(made[0])
+
+        def client(settings: dict[str, Any]) -> Any:
+            if len(made) > 1 or member in self.consumers:
+                made.append(Client(member, clock))
+                self.introduce(made[-1])
+            self.consumers[member] = SimulatedConsumer(self, made[-1], settings)
+            return self.consumers[member]
+
+        source = self._sources[member] = KafkaSource(
+            self._config(),
+            topics=self.topic,
+            commit_metadata=self.hands_over,
+            rebuilds=_REBUILDS,
+            out_of_range="earliest" if self._extras.retains else None,
+            client=client,
+        )
+        source._clock = clock
+        receive, close = source.receive, source.aclose
+
+        async def receiving(room: Room) -> Sequence[SourceEvent]:
+            try:
+                return await receive(room)
+            except SourceError:
+                self._ended.add(member)
+                raise
+
+        async def aclose() -> None:
+            self._ended.add(member)
+            thread: Any = source._client_thread
+            if thread is not None:
+                self.loop.call_at(
+                    self.world.now + _CLOSED_AFTER, lambda: self._check_closed(member, thread.thread), context=Context()
+                )
+            await close()
+
+        source.receive = receiving  # type: ignore[method-assign]
+        source.aclose = aclose  # type: ignore[method-assign]
+        return source
+
+    def _check_closed(self, member: str, thread: SteppedThread) -> None:
+        if thread.is_alive() and member not in self.frozen and not self._client(member).crashed:
+            self.world.find("CloseEnds", f"the thread of {member} runs {_CLOSED_AFTER:g} s after the close")
+
+    def admin(self, member: str) -> SimulatedAdmin:
+        """Make the admin client of a member."""
+        return SimulatedAdmin(self, self._client(member))
+
+    def phase(self, member: str) -> Phase:
+        consumer = self.consumers.get(member)
+        return "open" if consumer is None else consumer.phase
+
+    def cut_off(self, member: str, until: float) -> bool:
+        now = self.world.now
+        self.isolate(member, until, now)
+        self._retain_while(until)
+        consumer = self.consumers.get(member)
+        if consumer is not None and self.rng.random() < 0.5:
+            consumer.on_broken_connection()
+        return True
+
+    def down(self, until: float) -> bool:
+        now = self.world.now
+        if not self.up:
+            return False
+        self.stop_broker(now)
+        self._retain_while(until + 1.0)
+        self.loop.call_at(until, lambda: self.start_broker(self.world.now), context=Context())
+        for consumer in self.consumers.values():
+            consumer.on_broken_connection()
+        return True
+
+    def callback(self, target: int) -> bool:
+        now = self.world.now
+        if self._extras.retains and self.rng.random() < _EXTRA and self._retain():
+            return True
+        if self._extras.writes and self.rng.random() < _EXTRA and self._hinder_letters(target):
+            return True
+        if self._extras.forbids and self.rng.random() < _EXTRA:
+            self._forbid()
+            return True
+        if target < 3 or (target < 5 and self.settings.protocol == "eager"):
+            # An eager group takes no single partition.
+            return self.rebalance(now)
+        if target < 5:
+            lost = self.lose(target % len(self.partitions), now)
+            if lost and target == 3:
+                # The former owner may get the partition again before it has heard of the loss.
+                self.group.rebalance()
+            return lost
+        alive = [each for each in self.consumers.values() if each.running]
+        if not alive:
+            return False
+        consumer = alive[target % len(alive)]
+        if target == 5:
+            consumer.on_broken_connection()
+        elif target == 6:
+            consumer.on_error(self.rng.choice(_TRANSIENT))
+        else:
+            consumer.on_fatal()
+        return True
+
+    def rebalance(self, now: float) -> bool:
+        if self._extras.cuts_drains and self.coordinator.exists:
+            # Markers of transactions arrive before members hear of the rebalance, and are not committed yet.
+            heard = now + self.rng.random() * self.settings.heartbeat_interval
+            for number in self.partitions:
+                self.loop.call_at(heard, partial(self.skip, 1, partition=number), context=Context())
+        return super().rebalance(now)
+
+    def _forbid(self) -> None:
+        """Take a permission away for a while."""
+        if self.world.faulty:
+            self.forbid(self.rng.choice(_FORBIDDEN), self.world.now + self.rng.choice(_FORBIDDEN_FOR))
+
+    def forbid(self, code: Code, until: float) -> None:
+        """Refuse requests with this error until a time."""
+        self._forbidden = code, until
+
+    @property
+    def forbidden(self) -> Code | None:
+        """The error of the requests that the broker refuses now; None = it refuses none."""
+        code, until = self._forbidden
+        return code if self.world.now < until else None
+
+    def check_allowed(self, member: str, *codes: Code) -> None:
+        """Raise the error of a request that the broker refuses with one of these codes."""
+        code = self.forbidden
+        if code in codes and code is not None:
+            self._refusals[member] = self.world.now
+            raise KafkaFailure(code, "simulated")
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Checks that do not hold in this run. After a refused commit the process commits nothing more, and ends."""
+        return ("NoDuplicateCleanly",) if self._commits_refused else ()
+
+    def refused(self, member: str, error: SourceError) -> bool:
+        """Whether the broker has just refused a request of a member, so that its process may end by this error."""
+        named = "AUTHORIZATION_FAILED" in str(error) or "this user may not" in str(error)
+        return named and self.world.now - self._refusals.get(member, -math.inf) < _RECENTLY
+
+    def on_refused(self, member: str) -> None:
+        """Check that the source of a member fails or is closed whose read was refused, and which has heard of it."""
+
+        def check() -> None:
+            if not (member in self._ended or member in self.frozen or self.client_of(member).crashed):
+                self.world.find(
+                    "RefusedStops", f"the source of {member} works {_FAILS_WITHIN:g} s after its read was refused"
+                )
+
+        self._refusals[member] = self.world.now
+        self.loop.call_at(self.world.now + _FAILS_WITHIN, check, context=Context())
+
+    def on_drain(self, client: Client) -> None:
+        """Cut off a client whose revoke begins, or has just asked for its commit, in some cases of some runs."""
+        if self._extras.cuts_drains and self.world.faulty and self.rng.random() < _DRAINS_CUT_OFF:
+            self.isolate(client.name, self.world.now + self.rng.choice(_CUT_OFF_FOR), self.world.now)
+
+    def on_stray(self) -> None:
+        """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""
+        if self.world.faulty and self.rng.random() < _STRAYS_LEADERLESS:
+            self.leaderless_until = self.world.now + self.rng.choice(_LEADERLESS)
+
+    def _hinder_letters(self, target: int) -> bool:
+        """Hinder a producer that has records, or else the next one that gets a record. Returns False if the event
+        waits for that record."""
+        loaded = [each for each in self._producers.values() if each.loaded and not self.client_of(each.member).crashed]
+        if loaded:
+            self._hinder(loaded[target % len(loaded)], target)
+        else:
+            self._hinders_next = target
+        return bool(loaded)
+
+    def on_letter(self, producer: SimulatedProducer) -> None:
+        """Let the event happen that waits for a record, soon after a producer has one."""
+        if self._hinders_next is not None:
+            target, self._hinders_next = self._hinders_next, None
+            at = self.world.now + self.rng.choice(_HINDERED_AFTER)
+            self.loop.call_at(at, self._hinder, producer, target, context=Context())
+
+    def _hinder(self, producer: SimulatedProducer, target: int) -> None:
+        """Let a producer fail, or leave the topic of the dead letters with too few replicas."""
+        if not self.world.faulty:
+            return
+        if target % 2:
+            producer.on_fatal()
+        else:
+            self._too_few_replicas_until = self.world.now + self.rng.choice(_TOO_FEW_REPLICAS)
+
+    def _retain_while(self, until: float) -> None:
+        """Let retention delete messages until about a time, before hindered members have read them."""
+        if self._extras.retains:
+            at = self.world.now + self.rng.random() * (until - self.world.now)
+            self.loop.call_at(at, self._retain, context=Context())
+
+    def _retain(self) -> bool:
+        """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""
+        ends: list[tuple[int, int]] = []
+        for number in self.partitions:
+            start, end = self._starts[number], self.group.topic.log(number).end
+            committed, _ = self.group.committed(number)
+            read = [each.partitions[number] for each in self._clients.values() if number in each.partitions]
+            known = {
+                end,
+                end - 1,
+                committed + 1,
+                *(each.position + 1 for each in read),
+                *(each.fetched for each in read),
+            }
+            ends += [(number, before) for before in sorted(known) if start < before <= end]
+        if not ends:
+            return False
+        self.delete_records(*self.rng.choice(ends), self.world.now)
+        return True
+
+    def freeze(self, member: str, until: float) -> None:
+        now = self.world.now
+        super().freeze(member, until)
+        self._retain_while(until)
+        self.frozen.add(member)
+        if until - now >= self.settings.session_timeout:
+            count = len(self.coordinator.taken)
+            self.loop.call_at(until, lambda: self._wake(member, count), context=Context())
+
+    def _wake(self, member: str, count: int) -> None:
+        self._doubtful += [partition for name, partition in self.coordinator.taken[count:] if name == member]
+
+    def on_started(self, member: str, message: Message) -> None:
+        if any(each is message.partition for each in self._doubtful):
+            self.world.find(
+                "NothingStartsInDoubt",
+                f"{member} started position {message.position} of {message.partition.id}, which the group had given "
+                "away while the member was frozen for a session",
+            )
+
+    def on_settled(self, settlements: Sequence[Settlement]) -> None:
+        for each in settlements:
+            assert each.floor is not None, "Kafka settles positions"
+            completed = _merged(each.completed) if self.hands_over else ()
+            if (each.partition.id.number, each.floor, completed) not in self._stored:
+                self.world.find(
+                    "ConfirmedIsStored",
+                    f"the source confirmed position {each.floor} of {each.partition.id} with {completed}, which the "
+                    "broker has never stored",
+                )
+
+    def crash(self, member: str, now: float) -> None:
+        super().crash(member, now)
+        # The group gives the partitions of a crashed member away at the end of its session.
+        self._retain_while(now + self.settings.session_timeout)
+
+    def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
+        self._commits_refused |= self.forbidden is not None
+        self.check_allowed(client.name, *_FORBIDDEN)
+        super().commit(client, commits, now)
+        for number in commits:
+            offset, completed = self.group.committed(number)
+            self._stored.add((number, offset, _merged(completed)))
+
+    def dead_letter_writer(self, member: str) -> SimulatedWriter | None:
+        if not self._extras.writes:
+            return None
+        # In some processes the queue of the client has room for one record.
+        few = {"queue.buffering.max.messages": 1} if self.rng.random() < 0.3 else {}
+        self._writers.append(SimulatedWriter(self, member, self._config() | few))
+        return self._writers[-1]
+
+    def producer(self, member: str, settings: dict[str, Any]) -> SimulatedProducer:
+        """Make the producer of a member."""
+        self._producers[member] = SimulatedProducer(self, member, settings)
+        return self._producers[member]
+
+    def store_letter(self, producer: SimulatedProducer, topic: str, number: int, letter: Letter) -> int:
+        """Append a dead letter, unless the broker has this number of the producer. Returns its offset."""
+        assert topic == LETTERS, "the members write to one topic"
+        if self.world.now < self._too_few_replicas_until:
+            raise KafkaFailure("NOT_ENOUGH_REPLICAS", "simulated")
+        offset = self._letter_offsets.setdefault((producer, number), len(self.letters))
+        if offset == len(self.letters):
+            self.letters.append(letter)
+        return offset
+
+    def confirmed(self, member: str, letter: DeadLetter) -> None:
+        """Judge the confirmation of a dead letter: the topic has the letter."""
+        named = (ID, letter.id.encode())
+        if letter.value not in [each.value for each in self.letters if named in each.headers]:
+            what = f"{member} confirms the dead letter {letter.id}, which the topic does not have"
+            self.world.find("LetterIsStored", what)
+
+    def end(self) -> None:
+        for source in self._sources.values():
+            if source._client_thread is not None:
+                # The threads of the sources are stepped threads.
+                thread: Any = source._client_thread.thread
+                thread.end()
+        for writer in self._writers:
+            writer.end()
+
+    # --- for links
+
+    def reachable(self, client: Client) -> bool:
+        """Whether requests of a client arrive now."""
+        return self.up and client.isolated_since is None
+
+    # --- for clients
+
+    def client_of(self, member: str) -> Client:
+        """The newest client of a member."""
+        return self._client(member)
+
+    def bound(self, partition: int, end: bool) -> int:
+        """The end of a log, or its beginning."""
+        return self.group.topic.log(partition).end if end else self._starts[partition]
+
+    # --- inside
+
+    def _delete(self, partition: int, before: int) -> None:
+        name = str(PartitionId(self.topic, partition))
+        self.deleted.update((name, each) for each in self.group.topic.log(partition).positions if each < before)
+        super()._delete(partition, before)
+
+    def _begin(self, client: Client, partition: int) -> ClientPartition:
+        # The adapter assigns each partition with a position.
+        return ClientPartition()
+
+    def _fill(self, client: Client, partition: int, owned: ClientPartition, messages: int) -> None:
+        if self.forbidden == "TOPIC_AUTHORIZATION_FAILED":
+            return
+        if self._reachable(partition, owned.fetched):
+            super()._fill(client, partition, owned, messages)
+        elif not owned.queue:
+            # The error follows the prefetched messages; see ``SimulatedConsumer._fetch``.
+            owned.silent = True
+
+    def _config(self) -> dict[str, Any]:
+        settings = self.settings
+        config: dict[str, Any] = {
+            "bootstrap.servers": "simulated:9092",
+            "group.id": GROUP_ID,
+            "max.poll.interval.ms": int(settings.max_poll_interval * 1000),
+        }
+        if settings.protocol == "848":
+            return config | {"group.protocol": "consumer"}
+        return config | {
+            "session.timeout.ms": int(settings.session_timeout * 1000),
+            "heartbeat.interval.ms": int(settings.heartbeat_interval * 1000),
+            "partition.assignment.strategy": _STRATEGIES[settings.protocol],
+        }
+
+
+def _merged(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same positions, without a run that begins at the end of another one."""
+    found: list[tuple[int, int]] = []
+    for start, end in runs:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return tuple(found)

@@ -1,0 +1,85 @@
+"""The real ``JetStreamSource`` and nats client under the simulator: promises, and runs that repeat."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Final
+
+import nats.aio.client
+import pytest
+
+from memsource.adapters.choices import KINDS
+from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
+from tests.simulated.figures import figures_of
+from tests.simulated.jetstream.adapter import JetStreamAdapter
+from tests.simulated.jetstream.broker import LETTERS
+from tests.simulated.slices import CAMPAIGN, tally
+
+SCHEDULES: Final = 40
+
+
+@pytest.fixture
+def adapter() -> JetStreamAdapter:
+    return JetStreamAdapter()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.process
+def test_no_schedule_breaks_a_promise() -> None:
+    report = tally("jetstream", range(SCHEDULES))
+    assert report.violations == []
+    assert report.schedules == SCHEDULES
+    assert set(report.faults) == set(KINDS)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)  # minutes on two free cores
+def test_no_schedule_of_the_campaign_breaks_a_promise(record_property: Callable[[str, object], None]) -> None:
+    report = tally("jetstream", range(CAMPAIGN))
+    record_property("campaign", figures_of("jetstream", report))
+    assert report.violations == []
+    assert report.schedules == CAMPAIGN
+
+
+def test_runs_without_faults_handle_every_message(adapter: JetStreamAdapter) -> None:
+    runs = [run_schedule(AdapterSchedule("jetstream", seed, ()), adapter) for seed in range(8)]
+    assert [made.run.findings for made in runs] == [{}] * len(runs)
+    assert all(made.run.happened["ack"] and made.schedule.decisions == () for made in runs)
+    # Only members of a cohort have leases; the other runs have a durable.
+    assert {bool(made.run.happened["leased"]) for made in runs} == {True, False}
+
+
+def test_confirmed_dead_letters_are_in_their_stream(adapter: JetStreamAdapter) -> None:
+    counts = []
+    for seed in (1, 2, 4):
+        run_schedule(AdapterSchedule("jetstream", seed, ()), adapter)
+        streams = adapter.last.server.api.streams
+        counts.append(len(adapter.last.dead_letters))
+        assert len(streams[LETTERS].stored if LETTERS in streams else ()) == counts[-1]
+    assert any(counts)
+
+
+@pytest.mark.parametrize("seed", [9, 11])
+def test_a_seed_makes_the_same_run_again(adapter: JetStreamAdapter, seed: int) -> None:
+    schedule = AdapterSchedule("jetstream", seed)
+    first, second = run_schedule(schedule, adapter), run_schedule(schedule, adapter)
+    assert first.schedule.decisions
+    assert first.run.digest == second.run.digest
+    assert first.schedule == second.schedule
+
+
+def test_a_token_makes_the_same_run_again(adapter: JetStreamAdapter) -> None:
+    first = run_schedule(AdapterSchedule("jetstream", 9), adapter)
+    second = run_schedule(schedule_of(first.schedule.token()), adapter)
+    assert first.run.digest == second.run.digest
+
+
+def test_a_run_leaves_clocks_and_client_as_they_were(adapter: JetStreamAdapter) -> None:
+    def used() -> list[object]:
+        return [time.monotonic, time.time, os.urandom, vars(nats.aio.client)["TcpTransport"]]
+
+    before = used()
+    run_schedule(AdapterSchedule("jetstream", 0, ()), adapter)
+    assert used() == before

@@ -1,0 +1,91 @@
+"""The real ``KafkaSource`` under the simulator: promises, and runs that repeat."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+import pytest
+
+from memsource.adapters.choices import KINDS
+from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
+from tests.simulated.figures import figures_of
+from tests.simulated.kafka.adapter import KafkaAdapter
+from tests.simulated.slices import CAMPAIGN, tally
+
+SCHEDULES: Final = 60
+
+
+@pytest.fixture
+def adapter() -> KafkaAdapter:
+    return KafkaAdapter()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.process
+def test_no_schedule_breaks_a_promise() -> None:
+    report = tally("kafka", range(SCHEDULES))
+    assert report.violations == []
+    assert report.schedules == SCHEDULES
+    assert set(report.faults) == set(KINDS)
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)  # minutes on two free cores
+def test_no_schedule_of_the_campaign_breaks_a_promise(record_property: Callable[[str, object], None]) -> None:
+    report = tally("kafka", range(CAMPAIGN))
+    record_property("campaign", figures_of("kafka", report))
+    assert report.violations == []
+    assert report.schedules == CAMPAIGN
+
+
+def test_a_run_without_faults_handles_every_message(adapter: KafkaAdapter) -> None:
+    made = run_schedule(AdapterSchedule("kafka", 0, ()), adapter)
+    assert made.run.findings == {}
+    assert made.run.happened["commit_ok"] > 0
+    assert made.schedule.decisions == ()
+
+
+def test_retention_deletes_messages_in_some_runs(adapter: KafkaAdapter) -> None:
+    deleted = []
+    for seed in (2, 17, 20):
+        made = run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
+        assert made.run.findings == {}
+        deleted.append(len(adapter.last.deleted))
+    assert deleted[0] and deleted[1] and not deleted[2]
+
+
+def test_confirmed_dead_letters_are_in_their_topic(adapter: KafkaAdapter) -> None:
+    counts = []
+    for seed in (1, 4, 17):
+        run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
+        counts.append((len(adapter.last.dead_letters), len(adapter.last.letters)))
+    # The last run has no topic for dead letters.
+    assert all(confirmed <= stored for confirmed, stored in counts[:2]) and counts[0][0] and counts[2][1] == 0
+
+
+def test_a_seed_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
+    schedule = AdapterSchedule("kafka", 3)
+    first, second = run_schedule(schedule, adapter), run_schedule(schedule, adapter)
+    assert first.schedule.decisions
+    assert first.run.digest == second.run.digest
+    assert first.schedule == second.schedule
+
+
+def test_a_token_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
+    first = run_schedule(AdapterSchedule("kafka", 3), adapter)
+    second = run_schedule(schedule_of(first.schedule.token()), adapter)
+    assert first.run.digest == second.run.digest
+    fewer = replace(first.schedule, decisions=(first.schedule.decisions or ())[:1])
+    assert run_schedule(fewer, adapter).run.digest != first.run.digest
+
+
+def test_a_run_leaves_the_adapter_as_it_was(adapter: KafkaAdapter) -> None:
+    from lanes_kafka.client import mailbox, thread
+
+    before = vars(thread).copy(), vars(mailbox).copy()
+    run_schedule(AdapterSchedule("kafka", 0, ()), adapter)
+    assert (vars(thread), vars(mailbox)) == before
+    assert logging.getLogger("lanes").level != logging.CRITICAL + 1
