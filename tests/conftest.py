@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import signal
 import socket
@@ -12,12 +13,14 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import pytest
+from _pytest.runner import runtestprotocol
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 # Set before the import of Hypothesis, so that its files stay in the project's cache folder.
@@ -57,14 +60,49 @@ _BROKERS = frozenset(
 _NOT_FAST = ("campaign", "long", "process", "slow")
 """Marks of tests that ``--fast`` leaves out."""
 
+_KAFKA_ALLOWANCE = 15.0
+"""The weight of a test on Kafka, beside the timeouts of long tests; such a timeout is ten times the test's duration."""
+
+_QUICK = 0.1
+"""Seconds below which ``--durations`` need not name a set-up or a teardown."""
+
 _LEFT: set[int] = set()
 """Idents of threads that an earlier test left open and failed for."""
 
 
+def _keep() -> None:
+    """Let the garbage collector skip the objects that live now, such as tests and modules, which stay until the end.
+
+    With pandas and Spark imported, a visit of all objects takes most of a second, and many tests collect garbage.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """In a process of xdist, leave out reports that tell nothing. Each report is a message to the first process, and
+    most tests take less time than their messages."""
+    if not hasattr(item.config, "workerinput"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if tells_something(report):
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def tells_something(report: pytest.TestReport) -> bool:
+    """Whether a report is more than a quick set-up or teardown that passed without output."""
+    return report.when == "call" or not report.passed or report.duration > _QUICK or bool(report.sections)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown() -> Generator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """Fail the test that leaves a Kafka source open, so that no later count of threads fails."""
     yield
+    if nextitem is not None and nextitem.path != item.path:
+        _keep()
     for thread in threading.enumerate():
         if thread.name == "lanes-kafka" and thread.ident not in _LEFT:
             thread.join(20)
@@ -99,6 +137,30 @@ def is_fast(item: pytest.Item) -> bool:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """Collect no garbage, because the tests stay. Each worker first imports another part of the tests, so that in a new
+    clone the workers share the compilation, which takes longer than all imports."""
+    gc.disable()
+    try:
+        if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+            _import_tests(session.config.args, int(worker.removeprefix("gw")))
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def _import_tests(folders: Sequence[str], worker: int) -> None:
+    """Import the tests of these folders, beginning with the part of this worker."""
+    root = Path(__file__).parents[1]
+    paths = [path for folder in folders for path in sorted(Path(folder).resolve().rglob("test_*.py"))]
+    begin = len(paths) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    for path in (*paths[begin:], *paths[:begin]):
+        # pytest imports the module once more, and reports its error or skips its tests.
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(".".join(path.relative_to(root).with_suffix("").parts))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `--fast`, select the fast tests. Start the tests with the longest timeouts first, so that no worker idles at
@@ -107,7 +169,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if not is_fast(item)]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if is_fast(item)]
-    items.sort(key=_allowance, reverse=True)
+    items[:] = _dealt(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+
+
+def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
+    """Order the tests for `--dist worksteal`, which gives each worker an equal part of them: each part begins with the
+    long tests of some modules. A third of the parts, rounded up, has all tests of Kafka, so that few workers start a
+    broker."""
+    modules: dict[tuple[Path, bool], list[pytest.Item]] = {}
+    short = deque[pytest.Item]()
+    for item in sorted(items, key=_allowance, reverse=True):
+        on_kafka = _on_shared_kafka(item)
+        if on_kafka or _allowance(item):
+            modules.setdefault((item.path, on_kafka), []).append(item)
+        else:
+            short.append(item)
+    parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
+    loads = [0.0] * workers
+    for (_, on_kafka), module in sorted(modules.items(), key=lambda each: not each[0][1]):
+        least = loads.index(min(loads[: -(-workers // 3)] if on_kafka else loads))
+        parts[least] += module
+        loads[least] += max(_allowance(module[0]), _KAFKA_ALLOWANCE * len(module) if on_kafka else 0.0)
+    left = len(items)
+    for number, part in enumerate(parts):
+        size = left // (workers - number)
+        while short and len(part) < size:
+            part.append(short.popleft())
+        left -= len(part)
+    return [item for part in parts for item in part] + [*short]
+
+
+def _on_shared_kafka(item: pytest.Item) -> bool:
+    """Whether a test uses the broker of its worker, by a fixture or by the parameter of a fixture."""
+    names = getattr(item, "fixturenames", ())
+    if "kafka" in names or ("kafka_prepared" in names and "fresh_kafka" not in names):
+        return True
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    return "kafka" in (params.get("place"), params.get("job"))
 
 
 def _allowance(item: pytest.Item) -> float:
@@ -124,9 +222,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # `start` is replaced too.
         sys.addaudithook(_refuse_processes)
         BaseProcess.start = _refuse_start  # type: ignore[assignment, method-assign]
-    # The collected tests and their imports stay until the end, so the garbage collector skips them.
-    gc.collect()
-    gc.freeze()
+    _keep()
+    # The tests that compute most, such as state machines and searches, make much that lives for long and few cycles.
+    gc.set_threshold(10_000, 20, 20)
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
     if not wanted or session.config.option.collectonly:
         return
@@ -207,7 +305,9 @@ def kafka(kafka_prepared: None) -> Iterator[KafkaServer]:
 
     The broker has had a group already, so the next group forms at once.
     """
-    with KafkaServer() as server:
+    # A broker that a busy machine stops for its session would be fenced by its own controller. Until its return it
+    # describes a cluster without brokers, after which a client of librdkafka may never connect again (its issue 5301).
+    with KafkaServer(properties={"broker.session.timeout.ms": 60_000}) as server:
         warm_groups(server)
         yield server
 

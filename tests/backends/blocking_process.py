@@ -1,6 +1,7 @@
 """A consumer whose handler blocks the event loop, as a process: ``python -m … KIND URL NAME SECONDS``.
 
-Prints ``running`` when a handler begins, and ``ended`` when the handler returns.
+The handler blocks for this time, or with ``line`` until a line of the input.
+Prints ``running`` when a handler begins, and ``ended`` with the time on ``time.monotonic`` when the handler returns.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ def say(line: str) -> None:
 
 async def charge(message: lanes.Message) -> None:
     say("running")
-    time.sleep(float(sys.argv[4]))  # noqa: ASYNC251 (the mistake)
-    say("ended")
+    if sys.argv[4] == "line":
+        sys.stdin.readline()
+    else:
+        time.sleep(float(sys.argv[4]))  # noqa: ASYNC251 (the mistake)
+    say(f"ended {time.monotonic()}")
 
 
 def source(kind: str, url: str, name: str) -> Source:

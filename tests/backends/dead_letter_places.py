@@ -14,6 +14,7 @@ import nats
 import lanes
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_kafka import KafkaDeadLetters
+from lanes_kafka.broker import describe_topic
 from tests.components import KafkaServer, NatsServer
 from tests.fakes.dead_letters import dead_letter
 from tests.kafka.dead_letters import records
@@ -33,17 +34,26 @@ Command = Callable[..., Said]
 
 
 class Place:
-    """A topic or subject of dead letters, and the origin of their messages. All calls block."""
+    """A topic or subject of dead letters, and the origin of their messages. All calls block.
 
-    def __init__(self, options: list[str], origin: str, remembers: bool) -> None:
+    ``remembers`` = a dead letter that was disposed of differs from an unknown id. ``source`` is the topic or stream of
+    the origin, and ``system`` the kind of its broker.
+    """
+
+    def __init__(self, options: list[str], origin: str, remembers: bool, *, source: str, system: str) -> None:
         self.options = options
         self.origin = origin
         self.remembers = remembers
+        self.source = source
+        self.system = system
 
     def park(self, *letters: lanes.DeadLetter) -> None:
         raise NotImplementedError
 
     def published(self) -> list[tuple[bytes, dict[str, Any]]]:
+        raise NotImplementedError
+
+    def incarnation(self) -> str:
         raise NotImplementedError
 
 
@@ -53,7 +63,13 @@ class KafkaPlace(Place):
         self._dead = Topic(server.url, f"{self._orders.name}.dead", 2)
         self._orders.create()
         self._dead.create()
-        super().__init__(["--server", server.url, "--topic", self._dead.name], self._orders.name, True)
+        super().__init__(
+            ["--server", server.url, "--topic", self._dead.name],
+            self._orders.name,
+            True,
+            source=self._orders.name,
+            system="kafka",
+        )
 
     def park(self, *letters: lanes.DeadLetter) -> None:
         async def put() -> None:
@@ -68,6 +84,11 @@ class KafkaPlace(Place):
     def published(self) -> list[tuple[bytes, dict[str, Any]]]:
         return [(one.value() or b"", dict(one.headers() or [])) for one in records(self._orders)]
 
+    def incarnation(self) -> str:
+        facts = describe_topic({"bootstrap.servers": self._dead.url}, self._orders.name, name="test")
+        assert facts is not None
+        return facts.id
+
     def delete(self) -> None:
         self._orders.delete()
         self._dead.delete()
@@ -77,7 +98,13 @@ class JetStreamPlace(Place):
     def __init__(self, server: NatsServer) -> None:
         self._url = server.url
         self._name = f"O{_number()}"
-        super().__init__(["--server", server.url, "--subject", f"{self._name}dead.x"], f"{self._name}.a", False)
+        super().__init__(
+            ["--server", server.url, "--subject", f"{self._name}dead.x"],
+            f"{self._name}.a",
+            False,
+            source=self._name,
+            system="nats",
+        )
         self._run(
             lambda js: js.add_stream(name=self._name, subjects=[f"{self._name}.>"]),
             lambda js: js.add_stream(name=f"{self._name}dead", subjects=[f"{self._name}dead.>"]),
@@ -97,6 +124,10 @@ class JetStreamPlace(Place):
         (state,) = self._run(lambda js: js.stream_info(self._name))
         found = self._run(*(partial(_message, self._name, number) for number in range(1, state.state.last_seq + 1)))
         return [(one.data or b"", {name: text.encode() for name, text in (one.headers or {}).items()}) for one in found]
+
+    def incarnation(self) -> str:
+        (answer,) = self._run(lambda js: js._nc.request(f"$JS.API.STREAM.INFO.{self._name}"))
+        return str(json.loads(answer.data)["created"])
 
     def delete(self) -> None:
         self._run(lambda js: js.delete_stream(self._name), lambda js: js.delete_stream(f"{self._name}dead"))

@@ -24,7 +24,6 @@ from tests.kafka.workload import Topic
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 
 MESSAGES = 48
-HELD = 2.0
 LONG = 8.0
 """Seconds for which each of the 48 handlers holds the loop in the slow tests: more than six minutes in all."""
 _numbers = count()
@@ -44,12 +43,12 @@ def job(request: pytest.FixtureRequest, spawn: Spawn) -> Iterator[Job]:
         for number in range(MESSAGES):
             producer.produce(name, b"", key=str(number))
         producer.flush(30)
-        yield lambda held=HELD: spawn("-m", "tests.backends.blocking_process", kind, server.url, name, str(held))
+        yield lambda held="line": spawn("-m", "tests.backends.blocking_process", kind, server.url, name, str(held))
         topic.delete()
     else:
         url = request.getfixturevalue("nats_server").url
         anyio.run(_make_stream, url, name)
-        yield lambda held=HELD: spawn("-m", "tests.backends.blocking_process", kind, url, name, str(held))
+        yield lambda held="line": spawn("-m", "tests.backends.blocking_process", kind, url, name, str(held))
         anyio.run(_delete_stream, url, name)
 
 
@@ -69,25 +68,42 @@ async def _delete_stream(url: str, name: str) -> None:
 
 
 def says(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
+    assert process.stdout is not None and process.stderr is not None
+    line = process.stdout.readline()
+    assert line, f"the process has ended: {process.stderr.read()}"
+    return line.strip()
+
+
+def end_of_handler(process: subprocess.Popen[str]) -> float:
+    """Wait until the handler has returned, and return the time at which it returned, of the same clock as here."""
+    word, at = says(process).split()
+    assert word == "ended"
+    return float(at)
 
 
 def answer(process: subprocess.Popen[str], number: signal.Signals, text: str) -> float:
-    """Send a signal, and return the seconds until the answer."""
+    """Send a signal, and return the time of the answer."""
     assert process.stderr is not None
-    sent = time.monotonic()
     process.send_signal(number)
-    while text not in process.stderr.readline():
-        assert time.monotonic() - sent < 10
-    return time.monotonic() - sent
+    while text not in (line := process.stderr.readline()):
+        assert line, "the process has ended without an answer"
+    return time.monotonic()
 
 
 def test_one_signal_takes_effect_after_the_handler(job: Job) -> None:
     process = job()
     assert says(process) == "running"
-    assert answer(process, signal.SIGINT, "lanes: SIGINT: draining") < HELD / 2
-    assert says(process) == "ended"
+    process.send_signal(signal.SIGINT)
+    assert process.stdin is not None and process.stderr is not None
+    missing = {"lanes: SIGINT: draining", "has been holding the event loop"}
+    while missing:
+        line = process.stderr.readline()
+        assert line, f"the process has ended without {missing}"
+        missing = {text for text in missing if text not in line}
+    answered = time.monotonic()
+    process.stdin.write("go on\n")
+    process.stdin.flush()
+    assert answered < end_of_handler(process)
     # The process prints nothing more: no other handler begins.
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (EXIT_DRAINED, "")
@@ -101,24 +117,23 @@ def test_two_signals_end_the_process(job: Job) -> None:
     assert process.stderr is not None
     # Signals within one second count as one.
     select.select([], [], [], 1.1)
-    answer(process, signal.SIGINT, "lanes: SIGINT: stopping at once")
-    answered = time.monotonic()
+    answered = answer(process, signal.SIGINT, "lanes: SIGINT: stopping at once")
+    # The handler would hold the process for ever.
     assert process.wait(timeout=30) == EXIT_AT_ONCE
-    assert time.monotonic() - answered < GRACE + 1
+    assert time.monotonic() - answered < GRACE + 10
 
 
 @pytest.mark.slow
 def test_one_signal_ends_a_process_that_each_message_blocks_for_long(job: Job) -> None:
     process = job(LONG)
     assert says(process) == "running"
-    answer(process, signal.SIGINT, "lanes: SIGINT: draining")
-    answered = time.monotonic()
-    assert says(process) == "ended"
-    ended = time.monotonic()
+    answered = answer(process, signal.SIGINT, "lanes: SIGINT: draining")
+    ended = end_of_handler(process)
     assert answered < ended + 0.2
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (EXIT_DRAINED, "")
-    assert time.monotonic() - ended < 3.0
+    # Less than one of the other 47 handlers would take.
+    assert time.monotonic() - ended < LONG
     assert "has been holding the event loop for 1." in err
     found = re.search(r"held the event loop for ([0-9.]+) s", err)
     # The thread asks for a turn ten times a second.

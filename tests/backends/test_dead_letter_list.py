@@ -8,7 +8,8 @@ import json
 import pytest
 
 from lanes.history.writer import key_hash
-from tests.backends.dead_letter_places import HERE, Command, Place, of
+from tests.backends.dead_letter_places import HERE, Command, JetStreamPlace, Place, ids, of
+from tests.components import NatsServer
 
 KEY, HEADER, VALUE = "canary-key-5e1f", "canary-header-5e1f", "canary-value-5e1f"
 HOSTILE = "\x1b[2J\x07[bold]\u202e:warning:"
@@ -64,10 +65,130 @@ def test_a_list_is_limited_and_says_so(command: Command, place: Place) -> None:
     assert (len(said.out.splitlines()), said.err) == (20, "")
 
 
+def test_a_list_of_a_partitioned_queue_is_the_union_of_its_partitions(command: Command, place: Place) -> None:
+    names = ["orders", "orders__p1", "orders__p2", "other"]
+    # More than one page of the box.
+    sent = {name: [of(place, source=name, subject=name) for _ in range(9)] for name in names}
+    place.park(*(one for each in zip(*sent.values(), strict=True) for one in each))
+
+    def listed(*options: str, note: str = "") -> list[str]:
+        said = command("list", *place.options, "--json", *options)
+        assert (said.status, said.err) == (
+            0,
+            note and f"lanes: left out: {note} to select all partitions of the queue\n",
+        )
+        return sorted(json.loads(line)["id"] for line in said.out.splitlines())
+
+    def union(*queues: str) -> list[str]:
+        return sorted(one.id for name in queues for one in sent[name])
+
+    assert listed(
+        "--queue", "orders", "--partitions", "2", note="9 dead letter(s) of orders__p2; raise --partitions"
+    ) == union("orders", "orders__p1")
+    assert listed("--queue", "orders", "--partitions", "3") == union(*names[:3])
+    # A physical queue alone, and two queues.
+    missing = "18 dead letter(s) of orders__p1, orders__p2; add --partitions NUMBER"
+    assert listed("--queue", "orders", note=missing) == union("orders")
+    assert listed("--queue", "orders__p2", "--queue", "other") == union("orders__p2", "other")
+    said = command("list", *place.options, "--json", "--queue", "orders", "--partitions", "3", "--limit", "26")
+    assert len(said.out.splitlines()) == 26
+    assert said.err == "lanes: there are more than 26 dead letters; use --limit to show more\n"
+    said = command("list", *place.options, "--queue", "third", "--partitions", "6")
+    assert (said.status, said.out) == (0, "")
+    assert said.err.endswith(": no dead letters of third, third__p1, third__p2, third__p3 and 2 more\n")
+
+
+def test_a_registered_queue_needs_no_number_of_partitions(command: Command, place: Place) -> None:
+    names = ["orders-eu", "orders-us", "orders__p2", "orders__p3"]
+    sent = [of(place, source=name, subject=name, queue="orders", queue_partition=n) for n, name in enumerate(names[:3])]
+    # The name looks like a partition, and its consumer registered another queue.
+    sent.append(of(place, source=names[3], subject=names[3], queue="other", queue_partition=0))
+    place.park(*sent)
+
+    def listed(*options: str, note: str = "") -> list[str]:
+        said = command("list", *place.options, "--json", *options)
+        assert (said.status, said.err) == (0, note)
+        return [json.loads(line)["source"] for line in said.out.splitlines()]
+
+    assert listed("--queue", "orders") == names[:3]
+    assert listed("--queue", "orders-us") == names[1:2]
+    left_out = "1 dead letter(s) of orders__p2; raise --partitions to select all partitions of the queue"
+    assert listed("--queue", "orders", "--partitions", "2", note=f"lanes: left out: {left_out}\n") == names[:2]
+    said = command("show", sent[1].id, *place.options)
+    assert "orders, partition 1" in said.out
+    said = command("list", *place.options, "--json", "--queue", "other")
+    (row,) = [json.loads(line) for line in said.out.splitlines()]
+    assert (row["queue"], row["queue_partition"]) == ("other", 0)
+    said = command("replay", *place.options, "--all", "--queue", "orders", "--handler", f"{HERE}:remember")
+    assert said.err.endswith("lanes: 3 replayed, 0 stay\n")
+    assert ids(command, place) == [sent[3].id]
+
+
+def test_a_replay_of_a_partitioned_queue_leaves_the_other_dead_letters(command: Command, place: Place) -> None:
+    sent = {name: of(place, source=name, subject=name) for name in ("orders", "orders__p1", "other")}
+    place.park(*sent.values())
+    handler = ("--handler", f"{HERE}:remember")
+    # Without the number of partitions, the command cannot know whether all of the queue is meant.
+    said = command("replay", *place.options, "--all", "--queue", "orders", *handler)
+    assert (said.status, said.out) == (64, "")
+    assert said.err == (
+        "lanes: `lanes dead-letters replay` has --queue without --partitions, and there are dead letters of "
+        "orders__p1; add --partitions NUMBER for all partitions of the queue, or --partitions 1; run "
+        "`lanes dead-letters replay --help`\n"
+    )
+    assert len(ids(command, place)) == 3
+    said = command("replay", *place.options, "--all", "--queue", "orders", "--partitions", "2", *handler)
+    assert said.status == 0
+    assert said.err.endswith("lanes: 2 replayed, 0 stay\n")
+    assert ids(command, place) == [sent["other"].id]
+
+
+def test_a_replay_of_some_partitions_counts_the_dead_letters_of_the_others(command: Command, place: Place) -> None:
+    sent = {name: of(place, source=name, subject=name) for name in ("orders", "orders__p3", "orders__p03")}
+    place.park(*sent.values())
+    handler = ("--handler", f"{HERE}:remember")
+    note = "lanes: left out: 1 dead letter(s) of orders__p3; raise --partitions to select all partitions of the queue\n"
+    for done in ("lanes: 1 replayed, 0 stay\n", ": no dead letters of orders\n"):
+        said = command("replay", *place.options, "--all", "--queue", "orders", "--partitions", "1", *handler)
+        assert said.status == 0
+        assert said.err.endswith(done + note)
+    assert sorted(ids(command, place)) == sorted(sent[name].id for name in ("orders__p3", "orders__p03"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["list", "--partitions", "1"], "has --partitions without --queue NAME; name the queue"),
+        (["list", "--queue", "a", "--partitions", "0"], "--partitions=0: must be a whole number, 1 or more"),
+        (["list", "--queue", ""], "--queue '': must not be empty"),
+        (["replay", "0" * 32, "--queue", "a", "--to-origin"], "has IDs and --queue, which exclude each other"),
+    ],
+)
+def test_options_of_a_queue_that_contradict_are_refused(command: Command, arguments: list[str], words: str) -> None:
+    said = command(*arguments, "--topic", "dead", "--server", "127.0.0.1:1")
+    assert (said.status, said.out) == (64, "")
+    assert words in said.err and said.err.count("\n") == 1
+
+
 def test_an_empty_list_says_so(command: Command, place: Place) -> None:
     said = command("list", *place.options)
     assert (said.status, said.out) == (0, "")
-    assert said.err.endswith(": no dead letters\n")
+    known = (
+        "" if place.remembers else f"; stream {place.options[-1].removesuffix('.x')} captures it, and has no messages"
+    )
+    assert said.err.endswith(f": no dead letters{known}\n")
+
+
+def test_an_empty_list_on_jetstream_names_the_subjects_that_have_messages(
+    command: Command, nats_server: NatsServer
+) -> None:
+    place = JetStreamPlace(nats_server)
+    place.park(of(place))
+    *options, subject = place.options
+    said = command("list", *options, subject.removesuffix("x") + "typo")
+    stream = subject.removesuffix(".x")
+    assert said.err.endswith(f"typo: no dead letters; stream {stream} captures it, and has messages of {subject}\n")
+    place.delete()
 
 
 def test_a_dead_letter_is_shown_without_its_payload_by_default(command: Command, place: Place) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +16,7 @@ from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from tests.backends import dead_letter_handlers as handlers
 from tests.backends.dead_letter_places import HERE, Command, KafkaPlace, Place, ids, of
-from tests.components import KafkaServer
+from tests.components import KafkaServer, NatsServer
 
 KAFKA = ("--server", "127.0.0.1:9", "--topic", "dead")
 ID = "0" * 32
@@ -41,10 +42,12 @@ ID = "0" * 32
         (["replay", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
         (["replay", ID, "--all", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
         (["replay", ID, *KAFKA], 64, "needs --handler MODULE:FUNCTION, or --to-origin"),
-        (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "needs --handler MODULE:FUNCTION, or --to"),
-        (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "without --decode"),
-        (["replay", ID, *KAFKA, "--handler", "json"], 3, "--handler 'json': must be package.module:function"),
-        (["replay", ID, *KAFKA, "--handler", "a.py:f"], 3, "must be package.module:function, without .py"),
+        (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "--handler, which exclude each other"),
+        (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "--decode, which exclude each other"),
+        (["list", "--topic", "b", "--server", "nats://u:canary@x:4222"], 64, "of a NATS server; use --subject NAME"),
+        (["replay", ID, *KAFKA, "--new-origin", "--handler", "a:b"], 64, "has --new-origin, which is for --to-origin"),
+        (["replay", ID, *KAFKA, "--handler", "json"], 64, "--handler 'json': must be package.module:function"),
+        (["replay", ID, *KAFKA, "--handler", "a.py:f"], 64, "must be package.module:function, without .py"),
         (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is a int, not a function"),
@@ -65,6 +68,37 @@ def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: i
     assert said.err.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--handler", "--decode"])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "lanes.main(source, ship)",
+        "anyio.run(lanes.run, source, ship)",
+        "anyio.run(lanes.serve, lanes.Consumer(source, ship))",
+        "anyio.run(lanes.Consumer(source, ship).run)",
+    ],
+)
+def test_a_module_that_starts_its_consumer_without_a_guard_ends_the_command(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str, option: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "unguarded", raising=False)
+    (tmp_path / "unguarded.py").write_text(
+        "import anyio, lanes, memsource\n\n"
+        "class Source(memsource.MemorySource):\n"
+        "    async def open(self) -> lanes.SourceTraits:\n        raise RuntimeError('it was opened')\n\n"
+        "async def ship(message: lanes.Message) -> None:\n    raise RuntimeError('a live message')\n\n"
+        f"source = Source(memsource.MemoryBroker())\n{start}\n"
+    )
+    options = ("--handler", f"{HERE}:remember", "--decode") if option == "--decode" else ("--handler",)
+    said = command("replay", ID, *KAFKA, *options, "unguarded:ship")
+    assert (said.status, said.out) == (3, "")
+    assert said.err == (
+        f"lanes: {option} 'unguarded:ship': the import of unguarded starts a consumer, and this command needs the "
+        'function alone; start the consumer below if __name__ == "__main__":\n'
+    )
+
+
 def test_an_unreachable_broker_prints_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
@@ -73,6 +107,36 @@ def test_an_unreachable_broker_prints_one_line(command: Command, monkeypatch: py
         assert (said.status, said.out, said.err.count("\n")) == (3, "", 1)
         assert "127.0.0.1:9" in said.err
         assert "canary" not in said.err
+
+
+def test_a_kafka_command_at_a_nats_server_names_the_other_server(
+    command: Command, nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
+    said = command("list", "--server", nats_server.url.removeprefix("nats://"), "--topic", "dead")
+    assert said.status == 3
+    assert "the answer begins with the text 'INFO', so a NATS server and no Kafka broker listens there" in said.err
+    assert "receive.message.max.bytes" not in said.err
+
+
+def test_a_nats_command_at_another_server_says_that_something_listens(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        said = command("list", "--server", address, "--subject", "dead")
+    assert said.status == 3
+    assert f"{address} accepts connections, but did not answer like a NATS server" in said.err
+
+
+def test_a_command_that_waits_says_so_on_stderr(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes.cli.kit._SILENT_FOR", 0.2)
+    monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
+    said = command("list", "--json", "--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")
+    assert (said.status, said.out) == (3, "")
+    assert said.err.startswith("lanes: waiting for the NATS server at 127.0.0.1:9\n")
+    assert "canary" not in said.err
 
 
 def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> None:

@@ -22,7 +22,14 @@ def test_a_dead_letter_is_dropped_once(command: Command, place: Place) -> None:
 
 
 def test_an_unknown_id_is_an_error_where_that_is_known(command: Command, place: Place) -> None:
-    for arguments in (("drop",), ("show",), ("replay", "--to-origin")):
+    sent = of(place)
+    place.park(sent)
+    unknown = [("drop",), ("show",), ("replay", "--to-origin")]
+    for arguments in unknown:
+        said = command(*arguments, "f" * 32, *place.options)
+        assert (said.status, "no such dead letter" in said.out + said.err) == (3, True)
+    assert command("drop", sent.id, *place.options).status == 0
+    for arguments in unknown:
         said = command(*arguments, "f" * 32, *place.options)
         assert said.status == (3 if place.remembers else 0)
         assert ("no such dead letter" if place.remembers else "never here") in said.out + said.err

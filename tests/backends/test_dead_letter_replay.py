@@ -22,6 +22,7 @@ def test_a_replayed_dead_letter_leaves_the_list(command: Command, place: Place, 
     said = command("replay", sent.id, *options)
     assert said.status == 0
     assert "already replayed" in said.out
+    assert "the order within a key" not in said.err
     assert len(handlers.SEEN) == 1
 
 
@@ -67,6 +68,7 @@ def test_all_are_replayed_and_failures_stay(command: Command, place: Place) -> N
     # Dead letters of one key, in order; the empty one has no first word.
     assert [seen[0] for seen in handlers.SEEN] == [one.position for one in sent]
     assert "stays: MessageError: decode failed" in said.out
+    assert said.err.endswith("lanes: 3 replayed, 1 stay\n")
     assert len(ids(command, place)) == 1
 
 
@@ -78,9 +80,64 @@ def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place
     assert said.out.startswith(f"{sent.id}: replayed: the message is now ")
     assert "the order within a key is not kept" in said.err
     assert "already replayed" in command("replay", sent.id, *place.options, "--to-origin").out
+    said = command("replay", "--all", *place.options, "--to-origin")
+    assert (said.status, said.out) == (0, "")
+    assert said.err.endswith(": no dead letters\n") and said.err.count("\n") == 1
     ((value, headers),) = place.published()
     assert (value, headers["Lanes-Dead-Letter"], headers["color"]) == (b"payload", sent.id.encode(), b"red")
     assert ids(command, place) == []
+
+
+def test_a_dead_letter_of_another_broker_is_not_republished(command: Command, place: Place) -> None:
+    """The dead letters may be on another broker than the origin, and that broker may have an equal name."""
+    own = {"source": place.source, "system": place.system}
+    other = {"kafka": "nats", "nats": "kafka"}[place.system]
+    here = of(place, **own, incarnation=place.incarnation())
+    elsewhere = of(place, **own, incarnation="2020-02-02T02:02:02.02Z")
+    foreign = of(place, source=place.source, system=other)
+    place.park(here, elsewhere, foreign)
+    said = command("replay", "--all", *place.options, "--to-origin")
+    assert said.status == 3
+    lines = dict(line.split(": ", 1) for line in said.out.splitlines())
+    assert lines[here.id].startswith("replayed: the message is now ")
+    remedy = "; replay it with --handler, or "
+    assert (
+        f"its origin '{place.source}/3' is on '{other}', and --to-origin publishes to --server only, which is "
+        in (lines[foreign.id])
+    )
+    assert f" {place.system}{remedy}publish the message yourself, then drop the dead letter" in lines[foreign.id]
+    assert " '2020-02-02T02:02:02.02Z', and here the " in lines[elsewhere.id]
+    assert (
+        f" is '{here.incarnation}', so this is another cluster or the origin was recreated{remedy}"
+        in (lines[elsewhere.id])
+    )
+    assert said.err.endswith("lanes: 1 replayed, 2 stay\n")
+    assert [headers["Lanes-Dead-Letter"] for _, headers in place.published()] == [here.id.encode()]
+    # The name alone decides if the user says so, and the kind of the broker always counts.
+    said = command("replay", "--all", *place.options, "--to-origin", "--new-origin")
+    assert (said.status, said.err.endswith("lanes: 1 replayed, 1 stay\n")) == (3, True)
+    assert [headers["Lanes-Dead-Letter"] for _, headers in place.published()][1:] == [elsewhere.id.encode()]
+    assert ids(command, place) == [foreign.id]
+
+
+def test_a_dead_letter_without_its_headers_is_not_replayed(command: Command, place: Place) -> None:
+    """A handler would miss the headers, and a message without them would be another message."""
+    sent = of(place, value=b"payload of it", headers=(("color", b"x" * 2_000_000),))
+    place.park(sent)
+    for how in (["--to-origin"], ["--handler", f"{HERE}:remember"]):
+        said = command("replay", sent.id, *place.options, *how)
+        assert said.status == 3
+        where = f"{place.origin}/3 position {sent.position}"
+        assert said.out == (
+            f"{sent.id}: stays: it was too large, and has lost its headers; read the message from {where}, then drop "
+            "the dead letter\n"
+        )
+    assert handlers.SEEN == []
+    assert ids(command, place) == [sent.id]
+    for payload in ([], ["--payload"]):
+        shown = [line.split() for line in command("show", sent.id, *place.options, *payload).out.splitlines()]
+        assert ["value", "13", "bytes"] in shown
+        assert ["headers", "removed,", "because", "the", "dead", "letter", "was", "too", "large"] in shown
 
 
 @pytest.mark.slow
@@ -92,7 +149,7 @@ def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer)
         said = command("replay", sent.id, *place.options, *how)
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
-        assert f"bytes; read the message from {where}, then drop the dead letter" in said.out
+        assert f"bytes of its value; read the message from {where}, then drop the dead letter" in said.out
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
     place.delete()

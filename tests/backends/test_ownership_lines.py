@@ -87,6 +87,7 @@ async def test_a_run_logs_its_partitions(
     assigned = [line for line in lines if line.startswith("assigned ")]
     assert lines[:2] == ['joining with order="key", concurrency=100, max_in_flight=2000', "joined"]
     assert f" {partitions} in all: " in assigned[-1]
-    stopping, drained = lines[-2:]
+    stopping, cut_off, drained = lines[-3:]
     assert stopping.startswith(f"stopping with {partitions} partition(s), 1 running handler(s) may end within 0.1 s: ")
+    assert cut_off.startswith("charge did not end within drain_timeout=0.1 s and was cancelled for 1 message(s), ")
     assert drained.startswith(f"drained {partitions} partition(s) in … s, 1 message(s) run again, 0 did not start: ")

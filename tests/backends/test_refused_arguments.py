@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from lanes import ConfigError, Consumer, Message, Settings, Source
+import memsource
+from lanes import ConfigError, Consumer, History, Journal, Message, Settings, Source
 from lanes_jetstream import Cohort, CohortStream, JetStreamDeadLetters, JetStreamSource
 from lanes_kafka import KafkaDeadLetters, KafkaSource
+from lanes_postgres import Positions, PostgresAttempts
 
 CONFIG = {"bootstrap.servers": "localhost:9092", "group.id": "billing"}
 SERVER = "nats://localhost:4222"
@@ -24,6 +26,7 @@ ARGUMENTS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...]]] = [
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "out_of_range", (None,)),
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "commit_metadata", (True,)),
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "rebuilds", (5,)),
+    (KafkaSource, {"config": CONFIG, "topics": "orders"}, "consumer_target", (5, None)),
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "client", ()),
     (KafkaDeadLetters, {"topic": "dead"}, "config", ()),
     (KafkaDeadLetters, {"config": CONFIG}, "topic", ()),
@@ -52,7 +55,9 @@ ARGUMENTS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...]]] = [
     (Cohort, {"name": "billing"}, "key_refines_partition", (True,)),
     (Cohort, {"name": "billing"}, "lease", (5,)),
     (Cohort, {"name": "billing"}, "weight", (5,)),
-    (Cohort, {"name": "billing"}, "target", (5, None)),
+    (Cohort, {"name": "billing"}, "active_members", (5, None)),
+    (Cohort, {"name": "billing"}, "consumer_target", (5, None)),
+    (Cohort, {"name": "billing"}, "default_consumer_target", (5, None)),
     (Cohort, {"name": "billing"}, "drain_within", (5,)),
     (Cohort, {"name": "billing"}, "overdue", ()),
     (CohortStream, {}, "subject", ()),
@@ -89,7 +94,7 @@ async def handler(message: Message) -> None:
         (
             KafkaSource(CONFIG | {"max.poll.interval.ms": 46_000}, topics="orders"),
             Settings(),
-            "drain_timeout=30 and grace=2, .* exceed the 36.8 s that the broker allows for a drain",
+            "drain_timeout=30 and grace=2, .* exceed the 36.8 s that .* raise max.poll.interval.ms",
         ),
         (
             JetStreamSource(SERVER, stream="orders", durable="billing", key=None, shared=True),
@@ -114,3 +119,48 @@ def test_settings_that_contradict_the_source_are_refused_before_a_connection(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         Consumer(source, handler, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("maker", "arguments", "said"),
+    [
+        (KafkaSource, {"config": CONFIG, "topic": "a"}, "KafkaSource has no option topic=: did you mean topics=?"),
+        (
+            JetStreamSource,
+            {**DURABLE, "filter_subjects": "a"},
+            "JetStreamSource has no option filter_subjects=: did you mean filter_subject=?",
+        ),
+        (Cohort, {"members": "b"}, "Cohort has no option members=: did you mean member=?"),
+        (CohortStream, {"subjects": "a.*"}, "CohortStream has no option subjects=: did you mean subject=?"),
+    ],
+)
+def test_an_unknown_argument_is_refused_with_a_similar_name(maker: Any, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        maker(**arguments)
+    assert str(refused.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("maker", "arguments", "said"),
+    [
+        (
+            JetStreamSource,
+            {"server": SERVER, "stream": "orders", "durable": "billing"},
+            "JetStreamSource lacks key=: write JetStreamSource(server, stream=…, key=…). key= is subject_token(1) for",
+        ),
+        (JetStreamDeadLetters, {"server": SERVER}, "JetStreamDeadLetters lacks subject=: write "),
+        (KafkaSource, {"config": CONFIG}, "KafkaSource lacks topics=: write KafkaSource(config, topics=…)"),
+        (KafkaDeadLetters, {}, "KafkaDeadLetters lacks config=, topic=: write KafkaDeadLetters(config, topic)"),
+        (CohortStream, {}, "CohortStream lacks subject=: write CohortStream(subject=…)"),
+        (Consumer, {"handler": handler}, "lanes.Consumer lacks source=: write lanes.Consumer(source, handler)"),
+        (History, {}, "lanes.History lacks directory=: write lanes.History(directory)"),
+        (Journal, {}, "lanes.Journal lacks directory=: write lanes.Journal(directory)"),
+        (PostgresAttempts, {"subscription": "billing"}, "lanes_postgres.PostgresAttempts lacks connect=: write "),
+        (Positions, {}, "lanes_postgres.Positions lacks subscription=: write lanes_postgres.Positions(subscription)"),
+        (memsource.MemorySource, {}, "MemorySource lacks broker=: write MemorySource(broker)"),
+    ],
+)
+def test_a_missing_argument_is_refused_with_the_whole_call(maker: Any, arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        maker(**arguments)
+    assert str(refused.value).startswith(said)

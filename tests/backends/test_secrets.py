@@ -6,6 +6,7 @@ the history. The text of a handler's own exception is shown.
 
 from __future__ import annotations
 
+import json
 import logging
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,8 +18,12 @@ import nats
 import pytest
 
 import lanes
+from lanes.arguments import shown_value
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, subject_token
+from lanes_kafka import KafkaDeadLetters
+from lanes_postgres import Positions
 from memsource import MemoryBroker, MemorySource
+from tests.backends.test_refused_arguments import ARGUMENTS
 from tests.conftest import NatsFactory
 
 PASSWORD, USER, KEY, VALUE, HEADER = (f"canary-{name}-5e1f" for name in ("password", "user", "key", "value", "header"))
@@ -149,6 +154,91 @@ def test_credentials_in_a_wrong_address_are_hidden(wrap: Callable[[str], Any]) -
     with pytest.raises(lanes.ConfigError) as of_letters:
         JetStreamDeadLetters(where, "dead.s")
     assert leaks([*told(of_source.value), *told(of_letters.value)], (*CANARIES, USER)) == []
+
+
+class Client:
+    def __repr__(self) -> str:
+        return f"<client of {PASSWORD}>"
+
+
+KAFKA: dict[str, Any] = {"bootstrap.servers": HERE, "group.id": "g", "sasl.username": "u", "sasl.password": PASSWORD}
+CONFUSED: dict[str, Any] = {
+    "configuration": KAFKA,
+    "several": [KAFKA],
+    "values": ("a", {"sasl.password": PASSWORD}),
+    "text": json.dumps(KAFKA),
+    "client": Client(),
+    "bytes": PASSWORD.encode(),
+    "url": url(URLS[0]),
+    "urls": url(URLS[5]),
+    "path": url(URLS[9]),
+    "no_scheme": url(URLS[2]),
+    "connection": f"host=db user=u password={PASSWORD} dbname=d",
+}
+"""Arguments that hold a password, and stand where another argument belongs."""
+
+
+MAKERS = [
+    *((maker, arguments, name) for maker, arguments, name, _ in ARGUMENTS),
+    *((lanes.Settings, {}, name) for name in lanes.Settings.__dataclass_fields__),
+    *((lanes.Retry, {}, name) for name in lanes.Retry.__dataclass_fields__),
+    *((Positions, {"subscription": "s"}, name) for name in ("schema", "by")),
+    (Positions, {}, "subscription"),
+]
+
+
+@pytest.mark.parametrize(
+    ("maker", "arguments", "name"), [pytest.param(*each, id=f"{each[0].__name__}-{each[2]}") for each in MAKERS]
+)
+def test_a_password_in_a_wrong_argument_is_hidden(maker: Any, arguments: dict[str, Any], name: str) -> None:
+    texts: list[str] = []
+    for value in CONFUSED.values():
+        try:
+            maker(**arguments | {name: value})
+        except lanes.ConfigError as refused:
+            texts += told(refused)
+    assert texts
+    assert leaks(texts) == []
+
+
+@pytest.mark.parametrize("form", [*URLS, *(form for form in UNUSABLE if "://" in form)])
+def test_an_error_shows_no_user_and_no_path_of_a_url(form: str) -> None:
+    assert leaks([shown_value(url(form)), shown_value([url(form)])], (PASSWORD,)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (url(URLS[0]), f"'nats://…@{HERE}'"),
+        (url(URLS[2]), f"'…@{HERE}'"),
+        (url(URLS[9]), f"'nats://{HERE}…'"),
+        ("host=db password=x dbname=d", "'host=db password=…'"),
+        ("orders", "'orders'"),
+        ("x" * 300, "'" + "x" * 99 + "…"),
+        (5, "5"),
+        (None, "None"),
+        pytest.param(-(10**5000), "a number of 16610 bits", id="digits"),
+        (["a", KAFKA], "['a', a dict]"),
+        ((1,), "(1,)"),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, 6, 7, …]"),
+        (KAFKA, "a dict"),
+        (Client(), "a Client"),
+        (dict, "the class dict"),
+        (b"payload", "a bytes"),
+    ],
+)
+def test_an_error_shows_an_argument_without_secrets(value: object, said: str) -> None:
+    assert shown_value(value) == said
+
+
+def test_swapped_arguments_of_dead_letters_are_refused_with_the_order() -> None:
+    wanted = "pass the configuration first and the topic second"
+    with pytest.raises(lanes.ConfigError, match=f"dead-letter topic is a dict, no str; {wanted}") as of_kafka:
+        KafkaDeadLetters("orders-dead", KAFKA)  # type: ignore[arg-type]
+    wanted = "is a URL; pass the server first and the subject second"
+    with pytest.raises(lanes.ConfigError, match=f"dead-letter subject 'nats://…@{HERE}' {wanted}") as of_jetstream:
+        JetStreamDeadLetters("dead.x", url(URLS[0]))
+    assert leaks([*told(of_kafka.value), *told(of_jetstream.value)], (*CANARIES, USER)) == []
 
 
 @pytest.mark.anyio

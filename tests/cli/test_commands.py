@@ -51,29 +51,64 @@ def test_version(lanes: Command) -> None:
     assert lanes("--version") == (0, f"lanes {version('lanes-runtime')}\n", "")
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["ring", "--help"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["ring", "--help"], ["route", "--help"]])
 def test_help(lanes: Command, arguments: list[str]) -> None:
     said = lanes(*arguments)
     assert (said.status, said.err) == (0, "")
     assert "Usage: lanes" in said.out
 
 
+@pytest.mark.parametrize("command", [[], ["doctor"], ["doctor", "kafka"], ["dead-letters", "list"], ["ring"]])
+def test_h_is_short_for_help(lanes: Command, command: list[str]) -> None:
+    assert lanes(*command, "-h") == (0, lanes(*command, "--help").out, "")
+
+
+@pytest.mark.parametrize("group", ["cohort", "dead-letters", "doctor", "journal", "kafka", "queue", "spark"])
+def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -> None:
+    said = lanes(group)
+    assert (said.status, said.err) == (0, "")
+    assert said.out == lanes(group, "--help").out
+    assert said.out.startswith(f"Usage: lanes {group} ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
         (["nonsense"], 64, "'nonsense'"),
+        (
+            ["doctor", "jetstream"],
+            64,
+            "No such command 'jetstream'; `lanes doctor` has kafka, spark; run `lanes doctor",
+        ),
+        (
+            ["doctor", "kafka", "--group", "g", "--topic", "t1,t2"],
+            64,
+            "`lanes doctor kafka` has --topic 't1,t2', and a name has no comma; repeat the option: --topic NAME",
+        ),
         (["check"], 64, "FILE"),
         (["check", "/no/such/file"], 3, "/no/such/file"),
         (["ring"], 64, "KEY"),
         (["ring", "--lanes", "few", "a"], 64, "--lanes"),
-        (["ring", "--lanes", "0", "a"], 3, "lanes=0: a key needs a lane"),
-        (["ring", "--partitions", "-1", "a"], 3, "partitions=-1: a key needs a partition"),
+        (["ring", "--lanes", "0", "a"], 64, "--lanes=0: a key needs a lane; use 1 or more"),
+        (["ring", "--partitions", "-1", "a"], 64, "--partitions=-1: a key needs a partition"),
+        (["doctor", "spark", "--effects", "some"], 64, "--effects 'some': must be "),
         (["ring", "--int", "1", "1_0"], 3, "KEY '1_0': must be a decimal number of up to 39 digits with --int"),
         (["ring", "--int", "\u0661"], 3, r"KEY '\u0661': must be a decimal number"),
         (["ring", "--int", "9" * 5_000], 3, "must be a decimal number"),
         (["ring", "--int", str(2**128)], 3, "must be in 0 … 2**128-1"),
         (["ring", "--int", "--", "-1"], 3, "must be in 0 … 2**128-1, and this one is below 0"),
         (["ring", "\ud800"], 3, "surrogates not allowed"),
+        (["route"], 64, "QUEUE"),
+        (["route", "orders"], 64, "KEY"),
+        (["route", "orders", "a"], 64, "`lanes route` needs --partitions NUMBER; run `lanes route --help`"),
+        (["route", "", "a", "--partitions", "1"], 64, "QUEUE '': must not be empty"),
+        (["route", "orders", "a", "--partitions", "0"], 64, "--partitions=0: must be a whole number, 1 or more"),
+        (["route", "orders", "a", "--partitions", "32768"], 64, "--partitions=32768: queue 'orders' can have at most"),
+        (
+            ["route", "--int", "orders", "1_0", "--partitions", "4"],
+            3,
+            "KEY '1_0': must be a decimal number of up to 39 digits with --int",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:
@@ -88,7 +123,7 @@ def test_without_typer_the_command_line_says_what_to_install(lanes: Command, mon
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "typer" else find_spec(name))
     said = lanes("ring", "a")
     assert said.status == 3
-    assert "needs typer: pip install 'lanes-runtime[cli]'" in said.err
+    assert "needs typer: pip install 'lanes-runtime[cli]'; in a checkout, pip install '.[cli]'" in said.err
     assert said.err.count("\n") == 1
 
 
@@ -114,19 +149,42 @@ def rows(said: Said) -> list[list[str]]:
 
 def test_ring_shows_where_each_key_goes(lanes: Command) -> None:
     assert rows(lanes("ring", "customer-42", "")) == [
-        ["key", "slot", "partition of 64", "lane of 16"],
+        ["key", "slot", "ring partition of 64", "lane of 16"],
         ["'customer-42'", "40279", "18", "1"],
         ["''", "5039", "63", "7"],
     ]
     assert rows(
         lanes("ring", "--int", "--partitions", "4", "--lanes", "4", "0", "1", "042", "--", str(2**128 - 1))
     ) == [
-        ["key", "slot", "partition of 4", "lane of 4"],
+        ["key", "slot", "ring partition of 4", "lane of 4"],
         ["0", "29413", "0", "0"],
         ["1", "20596", "2", "3"],
         ["42", "58486", "3", "3"],
         ["340282366920938463463374607431768211455", "34755", "3", "0"],
     ]
+
+
+def test_route_shows_the_physical_queue_of_each_key(lanes: Command) -> None:
+    assert rows(lanes("route", "customer-updates", "--partitions", "8", "customer-42", "a\x1b[31m")) == [
+        ["key", "physical queue", "partition of 8"],
+        ["'customer-42'", "customer-updates__p5", "5"],
+        ["'a\\x1b[31m'", "customer-updates__p4", "4"],
+    ]
+    assert rows(lanes("route", "--int", "customer-updates", "--partitions", "4", "42", "--", "1")) == [
+        ["key", "physical queue", "partition of 4"],
+        ["42", "customer-updates__p1", "1"],
+        ["1", "customer-updates__p2", "2"],
+    ]
+
+
+def test_route_over_one_partition_shows_the_plain_queue(lanes: Command) -> None:
+    assert rows(lanes("route", "orders", "--partitions", "1", "customer-42"))[1] == ["'customer-42'", "orders", "0"]
+
+
+def test_the_help_of_ring_names_the_partitions_that_it_does_not_show(lanes: Command) -> None:
+    said = " ".join(lanes("ring", "--help").out.split())
+    for words in ("no broker places messages", "lanes kafka partition", "nats stream subjects STREAM"):
+        assert words in said
 
 
 def test_ring_tells_a_number_from_its_digits(lanes: Command) -> None:
@@ -202,3 +260,16 @@ def test_commands_print_no_line_of_a_client() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", program, "--help"], capture_output=True, text=True, timeout=60)
     assert ran.stderr == "a line of lanes.kafka\n"
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ring", "a", "b"]])
+def test_a_closed_pipe_ends_a_command_without_a_line(arguments: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "lanes", *arguments], stdout=writing, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (141, "")

@@ -61,3 +61,34 @@ finally:
     shown = dict(line.split(maxsplit=1) for line in lines[lines.index("Commands:") + 1 :])
     names = {point.name for point in entry_points(group="lanes.commands") if "." not in point.name}
     assert names <= shown.keys()
+
+
+@pytest.mark.process
+def test_the_package_runs_as_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "lanes", "rng"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("lanes: No such command") and "`lanes --help`" in done.stderr
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("adapter", "module", "extra"),
+    [
+        ("lanes_kafka", "confluent_kafka", "kafka"),
+        ("lanes_jetstream", "nats", "jetstream"),
+        ("lanes_postgres", "psycopg", "postgres"),
+        ("lanes_spark", "pyspark", "spark"),
+    ],
+)
+def test_an_adapter_without_its_package_names_the_extra(adapter: str, module: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules[{module!r}] = None
+try:
+    import {adapter}
+except ImportError as error:
+    print(type(error).__name__, type(error.__cause__).__name__, error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"ImportError ModuleNotFoundError {adapter} needs {module}: pip install ")
+    assert f"'lanes-runtime[{extra}]'" in done.stdout

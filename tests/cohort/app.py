@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 
 from lanes import Message, Nak
+from lanes.cohort.roster import Roster
+from lanes.core.cohort.records import drain_key
 from memsource.jetstream.cohort_source import CohortPersonality
 from memsource.jetstream.link import TIMEOUT, LinkFault
 from memsource.sim.loop.event_loop import GROUP
@@ -16,7 +19,7 @@ from memsource.sim.loop.virtual import until
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import TAIL, World
-from tests.cohort.cases import BRIEF, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
+from tests.cohort.cases import BRIEF, DEPENDENT, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
 from tests.memsource.sim.app import staying
 
 __all__ = ["app"]
@@ -54,6 +57,9 @@ class _Cohort:
         n = case.n if world.plan.limit is None else min(case.n, world.plan.limit)
         self.items = Traffic(n=n, keys=case.keys, skew=1.0).items(world.plan.seed, case.partitions)
         self.broker.before = self.before
+        # The second faults are drawn apart, so that the case of a seed does not depend on them.
+        self.dependent = Random(f"dependent {world.plan.seed}") if world.plan.seed >= DEPENDENT else None
+        self.again: dict[str, LinkFault] = {}
 
     # --- the run
 
@@ -73,6 +79,8 @@ class _Cohort:
         await world.settled(_SETTLES)
         await self.converge()
         self.rise()
+        if any(case.targets):
+            await self.balance()
         if self.clean:
             self.settle()
         world.check(state=lambda: sorted(self.handled))
@@ -104,10 +112,14 @@ class _Cohort:
 
     async def converge(self) -> None:
         """Without faults, every partition gets one owner and one durable."""
-        awake = max((worker.frozen_until for worker in staying(self.world, self.leaving)), default=0.0)
-        if await until(lambda: not self.apart(), max(0.0, awake - self.world.now) + _CONVERGES):
+        if await until(lambda: not self.apart(), self.frozen() + _CONVERGES):
             return
         self.world.find("Converges", f"{_CONVERGES:g} s without a fault: {self.apart()}")
+
+    def frozen(self) -> float:
+        """The seconds until every member is awake."""
+        awake = max((worker.frozen_until for worker in staying(self.world, self.leaving)), default=0.0)
+        return max(0.0, awake - self.world.now)
 
     def rise(self) -> None:
         """Every ownership of a partition has a higher token than all before it."""
@@ -117,10 +129,47 @@ class _Cohort:
                 self.world.find("EpochsRise", f"partition {number}: {member} got {token} behind {highest[number]}")
             highest[number] = token
 
+    async def balance(self) -> None:
+        """Without faults, the members exceed their targets by as few partitions as possible."""
+        said = ""
+
+        def balanced() -> bool:
+            nonlocal said
+            said = self.excess()
+            return not said
+
+        if not await until(balanced, self.frozen() + _CONVERGES):
+            self.world.find("LeastExcess", f"{_CONVERGES:g} s without a fault: {said}")
+
+    def excess(self) -> str:
+        """The partitions above the targets, if a plan with fewer is possible; "" = as few as possible."""
+        alive = {worker.name for worker in staying(self.world, self.leaving)}
+        sources = [source for source in self.broker.members if source.member in alive and source.alive]
+        if not all(source.membership.target_honoured for source in sources):
+            # With a member that runs the former code, the plan ignores targets.
+            former = any(self.broker.roster_of(source) is not Roster for source in sources)
+            return "" if former else "a plan without targets, although every member knows targets"
+        count = len(self.broker.partitions)
+        wishes = {
+            source.member: self.broker.bucket.read(drain_key(source.member), self.world.now) for source in sources
+        }
+        willing = [source for source in sources if not wishes[source.member].value] or sources
+        limits = sorted((source.membership.settings.consumer_target or count for source in willing), reverse=True)
+        least = max(0, count - sum(limits[: self.case.cohort.active_members]))
+        owned = {source.member: len(source.owned) for source in sources}
+        over = sum(
+            max(0, len(source.owned) - (source.membership.settings.consumer_target or count)) for source in sources
+        )
+        return "" if over == least else f"{over} partitions above the targets instead of {least}: {owned}"
+
     def settle(self) -> None:
-        """A new plan needs a change of the members, or of the set of drained members."""
+        """A new plan needs a change of the members, or of the set of drained members.
+
+        A member that leaves plans once more. If the remaining members use newer rules, they change that plan.
+        """
         generation = max(source.membership.generation for source in self.broker.members)
         most = self.case.members + sum(_CHANGES.get(action, 0) for _, action, _ in self.case.actions)
+        most *= 1 + any(self.case.former)
         if generation > most:
             self.world.find("PlansSettle", f"{generation} plans for {most} changes")
 
@@ -148,9 +197,39 @@ class _Cohort:
         failing = world.injection.take("commit_fails", member)
         if failing is not None:
             world.happens(failing, member)
-            return LinkFault("reply lost" if failing.amount >= 1 else "request lost")
+            fault = LinkFault("reply lost" if failing.amount >= 1 else "request lost")
+            self.follow(member, fault)
+            return fault
+        if member in self.again:
+            return self.again.pop(member)
         late = world.strikes("io_fails", member)
         return None if late is None else LinkFault("late", _LATE[late.target % len(_LATE)])
+
+    def follow(self, member: str, fault: LinkFault) -> None:
+        """Aim a second fault at what a lost request or reply has made delicate."""
+        rng = self.dependent
+        if rng is None or rng.random() < 0.3:
+            return
+        if rng.random() < 0.3:
+            # The same fault on the retry.
+            self.again[member] = fault
+            return
+        source = next(each for each in reversed(self.broker.members) if each.member == member)
+        lease, now = self.case.cohort.lease, self.world.now
+        ends = [lease, lease * 4 / 3, self.case.cohort.drain_within]
+        begins, span = rng.choice([0.0, 0.01, 0.3, 2.5, lease / 3]), rng.choice(ends) * rng.choice([0.9, 1.1])
+
+        def cut(at: float) -> None:
+            source.link.cut = True
+            self.broker.later(at + span, heal)
+
+        def heal(at: float) -> None:
+            source.link.cut = False
+            # The source has a new connection, as after a restart of the server.
+            source._restarts -= 1
+            source.poke()
+
+        self.broker.later(now + begins, cut)
 
     # --- the handler
 

@@ -7,15 +7,23 @@ from dataclasses import dataclass
 
 from lanes import Retry, Settings
 from lanes.cohort.membership import CohortSettings
+from lanes.cohort.roster import Roster
 from memsource.jetstream.cohort_source import CohortPersonality
 from memsource.jetstream.epoch_consumers import Retention
 from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.sim.plans.plan import Plan
+from tests.cohort.former import former_roster
 
-__all__ = ["Case", "broker", "case_of"]
+__all__ = ["AIMED", "DEPENDENT", "Case", "broker", "case_of"]
 
 QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW = range(6)
 """The faults of a message, which its value names."""
+
+AIMED = 1000
+"""The first seed whose members have targets, and may run the former code."""
+
+DEPENDENT = 2000
+"""The first seed in whose runs a second fault often follows a lost request or reply."""
 
 _CALM = (QUICK, STEPS, STEPS, BRIEF, BRIEF, SLOW, SLOW)
 _TROUBLE = (*_CALM, FAILS_ONCE, VERY_SLOW)
@@ -24,7 +32,10 @@ _ACTIONS = ("stop", "join", "join", "leave", "publish", "drain")
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """The case of a seed; ``calm``: every handler ends within any drain, and no clock is wrong."""
+    """The case of a seed; ``calm``: every handler ends within any drain, and no clock is wrong.
+
+    ``targets`` and ``former`` are of successive members. A former member runs the code without targets.
+    """
 
     calm: bool
     partitions: int
@@ -42,6 +53,8 @@ class Case:
     keys: int
     kinds: tuple[int, ...]
     actions: tuple[tuple[float, str, int], ...]
+    targets: tuple[int | None, ...]
+    former: tuple[bool, ...]
 
 
 def case_of(seed: int) -> Case:
@@ -53,14 +66,19 @@ def case_of(seed: int) -> Case:
     bound = concurrency + rng.randint(0, 6)
     n = rng.randint(6, 30)
     kinds = _CALM if calm else _TROUBLE
+    aiming = random.Random(f"targets {seed}")
+    aimed, mixed = AIMED <= seed < DEPENDENT, aiming.random() < 0.5 and AIMED <= seed < DEPENDENT
+    former = tuple(mixed and aiming.random() < 0.4 for _ in range(4))
+    targets = tuple(aiming.choice([None, 1, 1, 2]) if aimed and not old else None for old in former)
     return Case(
         calm=calm,
-        partitions=rng.randint(1, 3),
+        # With fewer partitions, targets would seldom change a plan.
+        partitions=max(rng.randint(1, 3), 4 * aimed),
         members=rng.randint(1, 3),
         retention=rng.choice(["limits", "workqueue", "interest"]),
         cohort=CohortSettings(
             lease=rng.choice([3.0, 3.0, 4.0, 10.0]),
-            target=rng.choice([None, None, None, 1, 2]),
+            active_members=rng.choice([None, None, None, 1, 2]),
             drain_within=5.0 if calm else forced.choice([1.0, 5.0]),
             overdue="force" if force else "keep",
         ),
@@ -86,6 +104,8 @@ def case_of(seed: int) -> Case:
             (rng.choice([0.05, 0.3, 0.8, 1.5, 4.0]), rng.choice(_ACTIONS), rng.randrange(8))
             for _ in range(rng.randint(0, 4))
         ),
+        targets=targets,
+        former=former,
     )
 
 
@@ -99,6 +119,8 @@ def broker(plan: Plan) -> CohortPersonality:
         cohort=case.cohort,
         drift=case.drift,
         latency=case.latency,
+        targets=case.targets,
+        rosters=[former_roster if old else Roster for old in case.former],
         hints=case.hints,
         markers=case.markers,
         in_flight=case.in_flight,

@@ -9,8 +9,9 @@ import anyio
 
 from lanes.cohort.leases import EpochConsumers, LeaseStore
 from lanes.cohort.membership import CohortSettings, Membership
+from lanes.cohort.roster import Roster
 from lanes.core.cohort.actions import LeaseLost, LeaseOwned, LeaseRevoked
-from lanes.core.cohort.records import PLAN_KEY, CohortConfig, PlanRecord, decode
+from lanes.core.cohort.records import PLAN_KEY, CohortConfig, DrainRequest, PlanRecord, decode, drain_key, encode
 from memsource.jetstream.epoch_consumers import EpochStream, MemoryEpochConsumers
 from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
 from memsource.jetstream.link import Link
@@ -47,6 +48,7 @@ class Servers:
         config: CohortConfig = CONFIG,
         make: Callable[[Bucket, Link], LeaseStore] = MemoryLeaseStore,
         consumers: Callable[[EpochStream, Link, int], EpochConsumers] = MemoryEpochConsumers,
+        roster: Callable[..., Roster] = Roster,
         **settings: Any,
     ) -> Membership:
         link = self.links[name] = Link(self.clock, never)
@@ -60,9 +62,19 @@ class Servers:
             changed=lambda: None,
             clock=self.clock,
             wall=lambda: self.clock() + 1e9,
+            roster=roster,
         )
         self.bucket.watch(made.hint)
         return made
+
+    def drain(self, member: str) -> None:
+        """Request the drain of a member."""
+        now, key = self.clock(), drain_key(member)
+        self.bucket.write(key, encode(DrainRequest(since=0)), now, revision=self.bucket.read(key, now).revision)
+
+    def revision(self) -> int:
+        """The revision of the plan."""
+        return self.bucket.read(PLAN_KEY, self.clock()).revision
 
     def plan(self) -> PlanRecord:
         value = self.bucket.read(PLAN_KEY, self.clock()).value

@@ -34,6 +34,8 @@ class StubMembership:
         self.changed: Callable[[], None] = lambda: None
         self.generation = 1
         self.standby = False
+        self.under_provisioned = False
+        self.target_honoured = False
         self.joined = anyio.Event()
         self.joined.set()
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.cohort.cases import AIMED, DEPENDENT
 from tests.cohort.slices import RUNS_A_SEED, slice_of, tally
 
 SCHEDULES = 10_000
 QUICK_SEEDS = 30
+QUICK_AIMED_SEEDS = 6
+QUICK_DEPENDENT_SEEDS = 10
 
 
 @pytest.mark.long
@@ -17,6 +20,22 @@ def test_no_schedule_of_a_cohort_breaks_a_promise() -> None:
     assert result.found == []
     assert result.runs == QUICK_SEEDS * RUNS_A_SEED
     assert result.missing() == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_no_schedule_of_a_cohort_with_targets_and_former_members_breaks_a_promise() -> None:
+    result = slice_of((AIMED, AIMED + QUICK_AIMED_SEEDS))
+    assert result.found == []
+    assert result.runs == QUICK_AIMED_SEEDS * RUNS_A_SEED
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_no_schedule_of_a_cohort_with_dependent_faults_breaks_a_promise() -> None:
+    result = slice_of((DEPENDENT, DEPENDENT + QUICK_DEPENDENT_SEEDS))
+    assert result.found == []
+    assert result.runs == QUICK_DEPENDENT_SEEDS * RUNS_A_SEED
 
 
 @pytest.mark.slow

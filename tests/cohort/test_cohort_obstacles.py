@@ -85,6 +85,29 @@ def test_unanswered_requests_delay_neither_renewals_nor_heartbeats(deaf: str) ->
     virtual(test)
 
 
+def test_a_server_that_is_far_away_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Far(MemoryEpochConsumers):
+        async def found(self, partition: int) -> Any:
+            for _ in range(round_trips[partition]):
+                await anyio.sleep(0.2)
+            return await super().found(partition)
+
+    round_trips = [2, 4]
+
+    async def test() -> None:
+        member = Servers().member("a", consumers=Far)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(member.run)
+            await anyio.sleep(60.0)
+            assert (member.deadline(0) > 0, member.deadline(1) > 0) == (True, False)
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    for word in ("cohort orders, member a", "partition 1", "5 requests", "0.666667 s", "Cohort(lease=…)"):
+        assert word in warning
+
+
 def test_a_drain_after_a_loss_does_not_drain_the_next_ownership() -> None:
     """The caller of a release may learn of the loss only after it."""
 

@@ -196,14 +196,17 @@ async def test_a_late_write_lands_after_its_call() -> None:
 
 @pytest.mark.anyio
 async def test_no_call_arrives_on_a_cut_link_or_after_a_crash() -> None:
-    made = store(lambda: 1.0, [])
+    later: list[tuple[float, Callable[[float], None]]] = []
+    made = store(lambda: 1.0, later)
     made.link.cut = True
-    for _ in range(2):
+    for fault in (None, None, LinkFault("late", 4.0), LinkFault("reply lost")):
+        made.link.faults.append(fault)
         with pytest.raises(UnknownResult, match=r"no answer within 0.001 s"):
             await made.write("plan", b"1", revision=0)
     made.link.cut = False
+    assert later == []
     assert await made.read("plan") == Entry(None, 0)
     made.link.sever()
     with pytest.raises(SourceError, match="crashed"):
         await made.read("plan")
-    assert repr(made.link) == "<Link: severed, 2 reads, 2 writes>"
+    assert repr(made.link) == "<Link: severed, 2 reads, 4 writes>"

@@ -164,6 +164,21 @@ async def test_a_new_plan_is_reported_once() -> None:
     assert of.partitions.next_events() == [Generation(1, standby=False), Generation(2, standby=True)]
 
 
+async def test_a_plan_is_reported_again_when_a_member_exceeds_its_target() -> None:
+    of = stub_cohort()
+    of.tell()
+    of.stub.target_honoured = True
+    of.tell()
+    of.stub.under_provisioned = True
+    of.tell()
+    of.tell()
+    assert of.partitions.next_events() == [
+        Generation(1, standby=False),
+        Generation(1, standby=False, target_honoured=True),
+        Generation(1, standby=False, under_provisioned=True, target_honoured=True),
+    ]
+
+
 async def test_a_plan_is_reported_after_the_member_has_joined() -> None:
     of = stub_cohort()
     of.stub.joined = anyio.Event()
@@ -338,3 +353,15 @@ async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
     ended = [("ended", number) for number in (1, 2, 3, 4)]
     assert of.told() == [("gone", 3), *ended[:3], ("gone", 4), ended[3]]
     assert of.names() == []
+
+
+async def test_a_former_ownership_gives_nothing_up() -> None:
+    of, former = owning()
+    of.tell((3, LeaseLost("why")))
+    of.names()
+    of.partitions.step()
+    of.tell((3, taken_over(8)))
+    told = of.told()
+    of.partitions.lose(former, "its durable was deleted")
+    of.partitions.take_over(former)
+    assert of.told() == told == [("ended", 3)]

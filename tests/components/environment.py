@@ -69,7 +69,7 @@ def is_ready(level: str) -> bool:
 
 def make(level: str) -> None:
     """Make and fill `.venv`. Blocks for up to a minute."""
-    print("lanes: setting up .venv, once", file=sys.stderr, flush=True)
+    print("lanes: setting up .venv, once, which takes about a minute", file=sys.stderr, flush=True)
     LOG.write_text("")
     stamps = [_stamp(one) for one in EXTRAS]
     places = {text.splitlines()[0] for text in map(_read, stamps) if text}

@@ -144,7 +144,7 @@ def _complaint(text: str) -> str:
 
 
 def _make(installation: Installation, java: str, folder: Path) -> None:
-    print("lanes: setting up Apache Kafka, once", file=sys.stderr, flush=True)
+    print("lanes: setting up Apache Kafka, once, which takes about a minute", file=sys.stderr, flush=True)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     log = CACHE / "kafka.log"

@@ -37,7 +37,9 @@ _DEFAULTS: Mapping[str, str] = {
     "group.consumer.heartbeat.interval.ms": "500",
     # A restarted broker can register only after the session of the killed broker has ended.
     "broker.session.timeout.ms": "2000",
-    "broker.heartbeat.interval.ms": "300",
+    "broker.heartbeat.interval.ms": "600",
+    # An idle broker would write an empty record twice a second.
+    "metadata.max.idle.interval.ms": "0",
     # The buffer of the log cleaner; the default is half of the small heap.
     "log.cleaner.dedupe.buffer.size": "4194304",
 }

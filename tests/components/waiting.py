@@ -8,7 +8,7 @@ from collections.abc import Callable
 _POLL_SECONDS = 0.01
 
 
-def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, *, seconds: float = 60.0) -> None:
     """Block until `condition()` is true. Raises `TimeoutError`, with `what` in its text, after `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lanes import DeadLetter
+from lanes import DeadLetter, MessageError
 from lanes.core.types import Failure, Message, Partition, PartitionId
 from lanes.dead_letter import ERROR_TEXT_LIMIT, REASON_LIMIT, dead_letter, dead_letter_id, error_text, reason_line
+from lanes.dead_letters.box import message_of
+from lanes.handlers import fill_data
+from lanes.queues.registered import QueuePartition
 
 SECRET = "customer-42"
 # The separator of the parts of an id, and digits that could look like a length or a number.
@@ -36,12 +40,27 @@ class Hostile(Exception):
         raise RuntimeError(SECRET)
 
 
-def letter(error: BaseException) -> DeadLetter:
+def letter(error: BaseException, place: QueuePartition | None = None) -> DeadLetter:
     partition = Partition(PartitionId("PAYMENTS", 3), Reader(), "2026-01-01T00:00:00Z")
     partition.assignment = 4
     message = Message(partition, 77, SECRET.encode(), 10, SECRET, "token")
     message.attempt = 5
-    return dead_letter(message, Failure(error), 1_700_000_000.5)
+    return dead_letter(message, Failure(error), 1_700_000_000.5, place)
+
+
+def test_a_dead_letter_has_the_queue_that_was_registered() -> None:
+    found = letter(ValueError(), QueuePartition("payments", 2))
+    assert (found.source, found.queue, found.queue_partition) == ("PAYMENTS", "payments", 2)
+    plain = letter(ValueError())
+    assert (plain.queue, plain.queue_partition) == (None, None)
+    assert plain.id == found.id
+
+
+def test_a_dead_letter_has_the_broker_and_the_incarnation_of_its_origin() -> None:
+    partition = Partition(PartitionId("PAYMENTS", 3), Reader(), "2026-01-01T00:00:00Z")
+    message = Message(partition, 77, None, 10, SECRET, "token")
+    found = dead_letter(message, Failure(ValueError()), 1.0, None, "nats")
+    assert (found.system, found.incarnation) == ("nats", "2026-01-01T00:00:00Z")
 
 
 # --- ids
@@ -172,3 +191,49 @@ def test_a_reason_is_bounded_and_printable(kind: str, text: str) -> None:
 def test_a_long_reason_is_cut_and_says_so() -> None:
     assert reason_line("Term", "x" * REASON_LIMIT) == "x" * REASON_LIMIT
     assert reason_line("Term", "x" * 500) == "x" * (REASON_LIMIT - 1) + "…"
+
+
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (
+            ValueError("no such card"),
+            "MessageError: ValueError: no such card (decode failed with ValueError: correct …",
+        ),
+        (ValueError(), "MessageError: ValueError (decode failed with ValueError: correct decode=…, or t…"),
+        (ValueError("x" * 999), f"MessageError: ValueError: {'x' * 53}…"),
+    ],
+)
+def test_the_reason_of_an_unreadable_message_begins_with_the_error_of_the_decoder(
+    raised: Exception, shown: str
+) -> None:
+    def decode(message: Message) -> object:
+        raise raised
+
+    (message,) = [Message(Partition(PartitionId("payments", 3), Reader()), 7, b"k", 1, SECRET, None)]
+    with pytest.raises(MessageError) as failed:
+        fill_data(message, decode)
+    # Log lines show the text of the error itself, which has no text of the decoder.
+    remedy = "decode failed with ValueError: correct decode=…, or the producer of such messages"
+    assert str(failed.value) == remedy
+    letter = dead_letter(message, Failure(failed.value), 5.0)
+    assert reason_line(letter.error_type, letter.error_text) == shown
+    assert letter.error_text.endswith(f" ({remedy})") and len(letter.error_text) <= ERROR_TEXT_LIMIT
+
+
+def test_a_message_error_of_the_decoder_itself_is_the_whole_reason() -> None:
+    def decode(message: Message) -> object:
+        raise MessageError("no order") from ValueError(SECRET)
+
+    message = Message(Partition(PartitionId("payments", 3), Reader()), 7, b"k", 1, SECRET, None)
+    with pytest.raises(MessageError) as failed:
+        fill_data(message, decode)
+    assert dead_letter(message, Failure(failed.value), 5.0).error_text == "no order"
+
+
+def test_the_size_of_a_dead_letter_as_a_message_is_in_bytes() -> None:
+    partition = Partition(PartitionId("PAYMENTS", 3), Reader())
+    found = dead_letter(Message(partition, 77, b"key", 0, "x", None), Failure(ValueError()), 0.0)
+    for headers, size in (((), 0), ((("who", b"xy"),), 5), ((("größe", b""), ("\ud800", b"z")), 7 + 2)):
+        message = message_of(dataclasses.replace(found, headers=headers))
+        assert message.size == len(found.value) + 3 + size

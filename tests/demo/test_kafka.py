@@ -11,10 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient
 
 from demo import DemoConfig, run
+from demo.brokers.kafka import KafkaBroker
 from demo.config import Protocol
+from demo.errors import DemoError
+from demo.events import Event
 from demo.group.members import Members
 from lanes.clock import monotonic
 from tests.components import KafkaServer, wait_until
@@ -54,6 +58,37 @@ async def kills_and_stops(group: Members) -> None:
     count = await group.feed(1.0)
     await group.stop(group.running[-1])
     await group.handled(count)
+
+
+async def test_a_broker_that_does_not_answer_has_refused_nothing() -> None:
+    broker = KafkaBroker("127.0.0.1:9", "x", 1)
+    broker._producer = Producer({"bootstrap.servers": "127.0.0.1:9", "message.timeout.ms": 100, "log_level": 0})
+    with pytest.raises(DemoError, match=r"did not confirm case 'a' step 3: _MSG_TIMED_OUT: .*: check that"):
+        await asyncio.to_thread(broker._produce, [Event("a", 3, b"{}")])
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (KafkaError.REQUEST_TIMED_OUT, "did not confirm"),
+        (KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND, "did not confirm"),
+        (KafkaError.MSG_SIZE_TOO_LARGE, "refused"),
+    ],
+)
+async def test_a_broker_that_only_timed_out_has_refused_nothing(code: int, said: str) -> None:
+    broker = KafkaBroker("127.0.0.1:9", "x", 1)
+
+    class FailingProducer:
+        def produce(self, topic: str, value: bytes, key: bytes, *, on_delivery: Any) -> None:
+            on_delivery(KafkaError(code), None)
+
+        def flush(self, seconds: float) -> int:
+            return 0
+
+    failing: Any = FailingProducer()
+    broker._producer = failing
+    with pytest.raises(DemoError, match=rf"^the broker {said} case 'a' step 3: "):
+        broker._produce([Event("a", 3, b"{}")])
 
 
 async def test_a_group_loses_one_and_repeats_only_that(kafka: KafkaServer, tmp_path: Path) -> None:

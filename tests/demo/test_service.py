@@ -73,7 +73,7 @@ async def test_two_of_a_key_at_once_are_overtaken(tmp_path: Path) -> None:
 
 
 async def test_an_approval_takes_half_to_one_and_a_half_of_the_latency(tmp_path: Path) -> None:
-    async with world(tmp_path, latency=0.1) as (_, client):
+    async with world(tmp_path, latency=0.4) as (_, client):
 
         async def timed(step: int) -> float:
             begun = time.monotonic()
@@ -81,9 +81,10 @@ async def test_an_approval_takes_half_to_one_and_a_half_of_the_latency(tmp_path:
             return time.monotonic() - begun
 
         times = await asyncio.gather(*(timed(step) for step in range(100)))
-        assert min(times) >= 0.045
-        # Only the lower bound depends on the service alone; a busy machine exceeds an upper bound.
-        assert max(times) - min(times) > 0.05
+        assert min(times) >= 0.18
+        # Only the lower bound depends on the service alone; a busy machine exceeds an upper bound. The latency is long
+        # against the time that a busy machine needs to send the requests.
+        assert max(times) - min(times) > 0.2
 
 
 async def test_an_event_fails_as_often_as_it_is_meant_to(tmp_path: Path) -> None:
@@ -124,10 +125,10 @@ async def test_a_broken_connection_fails_open_requests_and_is_renewed(tmp_path: 
 
 
 async def test_a_request_waits_only_so_long_for_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("demo.workers.client._CONNECT_TIMEOUT", 0.05)
     async with world(tmp_path, latency=60.0) as (made, client):
         waiting = asyncio.create_task(client.approve("a", 0))
         await client.apply("b", 0, 1)
+        monkeypatch.setattr("demo.workers.client._CONNECT_TIMEOUT", 0.05)
         await made.service.close()
         with pytest.raises(ServiceGone, match="closed"):
             await waiting

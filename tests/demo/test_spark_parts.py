@@ -225,7 +225,7 @@ def test_a_missing_package_is_one_clear_line(
         main()
     said = capsys.readouterr()
     assert ended.value.code == 3
-    assert f"needs {module}: pip install {install}\n" in said.err
+    assert f"needs {module}: pip install {install}" in said.err and said.err.count("\n") == 1
 
 
 # --- drivers that are no Spark
@@ -347,6 +347,11 @@ async def test_a_worker_and_a_driver_are_killed_in_their_work(tmp_path: Path, po
     drivers = await driven(_DRIVER, tmp_path, postgres)
     assert (drivers.failure, drivers.missed) == (None, [])
     assert (drivers.workers_killed, drivers.drivers_killed, drivers.tried_again) == (1, 1, 1)
+    assert [(kill.who, kill.by) for kill in drivers._progress.kills] == [
+        ("a worker", "another worker"),
+        ("the driver", "driver 2"),
+    ]
+    assert all(kill.after > 0 for kill in drivers._progress.kills)
     assert drivers.interrupted == {1}
     assert drivers.done == {0, 1}
     assert drivers.told["audit"]["status"] == 0
@@ -357,7 +362,7 @@ async def test_a_worker_and_a_driver_are_killed_in_their_work(tmp_path: Path, po
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_the_output_of_a_crashed_driver_is_quoted(tmp_path: Path, postgres: PostgresServer) -> None:
     drivers = await driven("import sys; sys.exit('no luck today')", tmp_path, postgres)
-    assert drivers.failure == "driver 1 ended by itself with status 1: no luck today"
+    assert drivers.failure == "driver 1 ended unexpectedly with status 1: no luck today"
     assert len(drivers.missed) == 2
 
 

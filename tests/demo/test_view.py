@@ -127,6 +127,23 @@ async def test_a_kill_is_a_line_of_its_own_in_the_plain_view(
     ]
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_plain_view_repeats_no_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("demo.view._REDRAW", 0.0)
+    monkeypatch.setattr("demo.view._LINE_EVERY", 0.0)
+    monkeypatch.setattr(Rate, "__call__", lambda self, done: 0.0)
+    state = progress(phase="checking")
+    async with PlainView().showing(state):
+        await passes(5)
+        state.stored += 1
+        await passes(5)
+    first, second = (line.partition(", ")[0] for line in capsys.readouterr().out.splitlines())
+    assert (first, second) == ("checking: 1,000 of 2,000 done", "checking: 1,001 of 2,000 done")
+
+
 def test_the_live_report_is_a_table_with_broken_promises() -> None:
     view, screen = live()
     view.report(report(lost=[("a[bold]", 1)]))

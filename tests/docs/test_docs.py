@@ -50,7 +50,7 @@ PAGES = [README, ROOT / "memsource" / "README.md", *sorted((ROOT / "docs").rglob
 SHELLS = ("sh", "bash", "console")
 VARIABLES = {"nats": "NATS_URL", "kafka": "KAFKA_URL", "postgres": "POSTGRES_URL"}
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SECONDS = 40.0  # below the timeout of a test, so that the failure names the block and shows its output
+SECONDS = 90.0  # below the timeout of a test, so that the failure names the block and shows its output
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,9 @@ def run(command: list[str], block: Block, urls: Urls, cwd: Path, tmp_path: Path)
         process = subprocess.Popen(command, cwd=cwd, env=env, stdout=sink, stderr=subprocess.STDOUT)
         try:
             if "forever" in block.words:
-                wait_until(lambda: output.stat().st_size > 0 or process.poll() is not None, "the first line")
+                wait_until(
+                    lambda: output.stat().st_size > 0 or process.poll() is not None, "the first line", seconds=SECONDS
+                )
                 process.terminate()
             code = process.wait(SECONDS)
         except TimeoutError as error:

@@ -42,7 +42,8 @@ def names_in(block: Block) -> Iterator[Made | Used]:
     divided = "; ".join(ast.unparse(call) for call in calls(tree, "SubjectTransform"))
     for call in calls(tree, "NewTopic"):
         name, *rest = map(ast.unparse, call.args)
-        yield Made("topic", ast.literal_eval(name), ", ".join(rest))
+        if isinstance(call.args[0], ast.Constant):  # else it is a partition of a queue, whose page has its own names
+            yield Made("topic", ast.literal_eval(name), ", ".join(rest))
     for call in [*calls(tree, "add_stream"), *calls(tree, "StreamConfig")]:
         how = {each.arg: ast.unparse(each.value) for each in call.keywords}
         given = how.pop("name", ast.unparse(call.args[0]) if call.args else "None")

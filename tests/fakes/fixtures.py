@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,31 @@ from lanes.workers.threads import ThreadWorkers
 from tests.fakes.support import TIMEOUT
 from tests.fakes.telemetry import Sdk, use
 from tests.fakes.threaded import Options, threads
+
+UVLOOP = ("asyncio", {"use_uvloop": True})
+"""The backend of anyio's plugin for tests on uvloop."""
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    """The backends of async tests. The tests on uvloop are slow tests, except those of a few modules."""
+    if request.param == UVLOOP:
+        pytest.importorskip("uvloop")
+    return request.param
+
+
+def leave_uvloop_to_slow_tests(items: Sequence[pytest.Item], folder: Path, chosen: Collection[str]) -> None:
+    """Mark the tests on uvloop as slow, except the tests of the chosen modules. Most faults show on any one loop.
+
+    Args:
+        items: The collected tests.
+        folder: Folder of the tests to mark.
+        chosen: Names of modules.
+    """
+    for item in items:
+        backend = item.callspec.params.get("anyio_backend") if hasattr(item, "callspec") else None
+        if backend == UVLOOP and item.path.parent == folder and item.path.stem not in chosen:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable
 from typing import Final
 
@@ -47,6 +48,21 @@ class HandClock:
         await turns()
         before = self.asked
         await until(lambda: self.asked >= before + times)
+
+
+class RunClock(HandClock):
+    """A clock that the test moves, for a run whose thread watches the loop. ``looks``: reads by this thread."""
+
+    looks = 0
+
+    def __call__(self) -> float:
+        self.looks += threading.current_thread().name == "lanes.loop"
+        return super().__call__()
+
+    async def looked(self) -> None:
+        """Wait until the thread has read the clock, waited, and read it again."""
+        before = self.looks
+        await until(lambda: self.looks >= before + 3)
 
 
 class Knowing(GroupSource):

@@ -74,6 +74,10 @@ async def leave_a_thread(message: Message) -> None:
     await anyio.to_thread.run_sync(time.sleep, 60, abandon_on_cancel=True)
 
 
+async def fail_for_good(message: lanes.Message) -> None:
+    raise KeyError("sku")
+
+
 async def give_up(message: Message) -> None:
     raise Term("never")
 
@@ -105,6 +109,7 @@ HANDLERS = {
     "hold in C": hold_the_loop_in_c,
     "thread": leave_a_thread,
     "poison": give_up,
+    "failing": fail_for_good,
     "leave": leave,
 }
 
@@ -132,6 +137,8 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
         source.fail("settle", SourceError("the connection is closed"), times=100)
     elif case == "poison policy":
         settings = lanes.Settings(poison="skip")
+    elif case == "failing":
+        settings = lanes.Settings(retry=lanes.Retry(attempts=1))
     elif case == "signals":
         sys.exit(anyio.run(serve_with_signals, source))
     elif case == "events":

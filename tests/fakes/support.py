@@ -22,7 +22,7 @@ from lanes.source import Assigned, Delivered, SourceEvent
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
 
-TIMEOUT = 10.0
+TIMEOUT = 30.0
 """Seconds after which a condition that has not come true is a failure, not a slow machine."""
 
 
@@ -70,6 +70,7 @@ async def started(consumer: Consumer) -> AsyncIterator[Run]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(run.run)
             yield run
+            consumer.stop(at_once=True)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
         if len(group.exceptions) > 1:
@@ -85,6 +86,16 @@ async def until(condition: Callable[[], object]) -> None:
             await anyio.lowlevel.checkpoint()
 
 
+def wait_without_the_loop(condition: Callable[[], object]) -> None:
+    """Wait for threads while the loop is blocked."""
+    ever = threading.Event()
+    for _ in range(int(TIMEOUT / 0.001)):
+        if condition():
+            return
+        ever.wait(0.001)
+    raise AssertionError("the threads did not do it")
+
+
 async def turns(count: int = 50) -> None:
     """Let every task that is ready run."""
     for _ in range(count):
@@ -92,7 +103,7 @@ async def turns(count: int = 50) -> None:
 
 
 def living() -> int:
-    """Tasks of this loop, and threads of this process."""
+    """Number of tasks of this loop, and of threads of this process, among which a thread of another test may end."""
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         tasks = len(asyncio.all_tasks())
     else:
@@ -125,7 +136,7 @@ def consumer_of(
     store: Attempts | None = None,
     **arguments: Any,
 ) -> Consumer:
-    """A consumer that does not retry and commits at once, unless told so.
+    """A consumer that does not retry, commits at once, and stops at once when cancelled, unless told so.
 
     ``store`` keeps its attempts. ``arguments`` are settings, or arguments of ``Consumer``.
     """
@@ -136,6 +147,7 @@ def consumer_of(
         "max_in_flight_bytes": 1 << 20,
         "retry": Retry(attempts=attempts, backoff=backoff),
         "commit_interval": 0.0,
+        "on_cancel": "stop",
     }
     return Consumer(source, handler, settings=Settings(**{**defaults, **settings}), attempts=store, **arguments)
 

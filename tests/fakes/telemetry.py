@@ -19,9 +19,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lanes import Message, Oldest, Partition, PartitionId, Status
+from lanes import Expiring, Message, Oldest, Partition, PartitionedQueue, PartitionId, QueueStatus, Status, Stranded
 from lanes.observe.otel import Result, Telemetry
-from lanes.observe.status import PartitionStatus
+from lanes.observe.status import Capacity, PartitionStatus
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = ("traceparent", f"00-{TRACE}-{PARENT}-01".encode())
@@ -36,6 +36,9 @@ LABELS = {
 }
 CONSUMER_LABELS = {name: LABELS[name] for name in ("messaging.system", "lanes.consumer")}
 Headers = Sequence[tuple[str, bytes]]
+EXPIRING = Expiring(
+    partition="ORDERS/EU/5", position=951, attempt=8, left=13.5, rule="retention.ms=60000", key=CANARY.encode()
+)
 OLDEST = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=CANARY.encode())
 
 
@@ -74,6 +77,10 @@ def status(**changes: Any) -> Status:
     fields: dict[str, Any] = {name: 100 + number for number, name in enumerate(names)}
     partitions = {
         f"ORDERS/EU/{number}": PartitionStatus(
+            in_flight=920 + number,
+            running=930 + number,
+            capacity=Capacity(concurrency=940 + number, max_in_flight=950 + number),
+            full=False,
             epoch=number,
             floor=900 + number,
             holes=910 + number,
@@ -83,11 +90,32 @@ def status(**changes: Any) -> Status:
             draining=False,
             lag=lag,
             oldest=oldest,
+            expiring=None if oldest is None else EXPIRING,
         )
         for number, confirmed, ahead, lag, oldest in ((3, 890, 17, 23, None), (5, None, None, None, OLDEST))
     }
-    fields |= {"taking": True, "paused": True, "partitions": partitions, "redelivered": {"held": 1}, "floors": {}}
-    fields["oldest"] = OLDEST
+    fields |= {
+        "taking": True,
+        "paused": True,
+        "under_provisioned": True,
+        "partitions": partitions,
+        "redelivered": {"held": 1},
+        "floors": {},
+    }
+    fields |= {"outage": 41.5, "oldest": OLDEST, "consumer_target": None, "target_honoured": None}
+    capacity = fields["capacity"] = Capacity(concurrency=960, max_in_flight=961)
+    fields["queues"] = {
+        "orders": QueueStatus(
+            partitions=2,
+            assigned=(),
+            capacity=capacity,
+            in_flight=0,
+            running=0,
+            lag=None,
+            oldest=None,
+            stranded=(Stranded("orders", "orders__p2", 970), Stranded("orders", "orders__p3", 971)),
+        )
+    }
     return Status(**fields | changes)
 
 
@@ -116,8 +144,14 @@ class Sdk:
         self.tracers.shutdown()
         self.meters.shutdown()
 
-    def telemetry(self, of: Callable[[], Status] = status, name: str = "billing", system: str = "kafka") -> Telemetry:
-        telemetry = Telemetry.create(name, system, of)
+    def telemetry(
+        self,
+        of: Callable[[], Status] = status,
+        name: str = "billing",
+        system: str = "kafka",
+        queues: Sequence[PartitionedQueue] = (),
+    ) -> Telemetry:
+        telemetry = Telemetry.create(name, system, of, queues=queues)
         assert telemetry is not None
         return telemetry
 

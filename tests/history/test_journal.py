@@ -347,6 +347,7 @@ print(check_files([sys.argv[1]]).text)
 """
     child = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
     assert child.stdout.count("pip install 'lanes-runtime[journal]'") == 2
+    assert "; in a checkout, pip install '.[journal]'; or leave journal=… out" in child.stdout
 
 
 @pytest.mark.process

@@ -27,6 +27,7 @@ PUBLIC: Final = (
     "lanes.source",
     "lanes.core.types",
     "lanes.clock",
+    "lanes.retention",
     "lanes.cohort",
     "lanes.dead_letters",
     "memsource",

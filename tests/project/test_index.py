@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
 from tests.project.index import PAGE, folders, page, summary
 
 
@@ -13,6 +9,5 @@ def test_the_index_is_up_to_date() -> None:
     assert PAGE.read_text() == page(), "run `python -m tests.project.index`"
 
 
-@pytest.mark.parametrize("path", [path for paths in folders().values() for path in paths], ids=str)
-def test_every_test_file_has_a_docstring_about_its_behaviour(path: Path) -> None:
-    assert summary(path), f"{path} has no docstring"
+def test_every_test_file_has_a_docstring_about_its_behaviour() -> None:
+    assert [path for paths in folders().values() for path in paths if not summary(path)] == [], "add their docstrings"

@@ -15,8 +15,8 @@ import pytest
 
 from bench import zone
 from bench.__main__ import command
-from bench.drawing import gid
 from bench.figures import Figure, rate, write
+from bench.panels import gid
 from bench.plots import DRAWN, KAFKA, LOSS, PLOTS, Measured, draw
 from tests.project.asked_by_plots import asked_by_plots
 

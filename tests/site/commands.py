@@ -12,8 +12,8 @@ from unittest import mock
 
 from lanes.cli.app import app
 
-PLACE: Final = "<!-- commands: the site shows the help of every command here -->"
-"""The line of a page that the reference replaces."""
+PLACE: Final = "> The help of every command is on the site only, which `make docs` builds in `.cache/site`."
+"""The line of a page that the reference replaces. The page of a checkout tells its reader where the reference is."""
 
 _COMMAND: Final = re.compile(r"^  ([a-z][a-z-]*)", re.MULTILINE)
 _SECTION: Final = re.compile(r"^(Options|Arguments|Commands):$\n((?:^  .*$\n?)+)", re.MULTILINE)

@@ -60,7 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             continue
         found[path] = _file(path, config)
         if path.endswith(".md"):
-            wanted += linked(path, (ROOT / path).read_text())
+            # The list of messages is for readers of a checkout; the site has its tables.
+            wanted += linked(path, with_messages((ROOT / path).read_text()))
     return Files(
         [
             *(file for file in files if file.src_dir != config.docs_dir),

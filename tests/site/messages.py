@@ -12,8 +12,11 @@ from typing import Final, NamedTuple
 
 from tests.project.messages import FILE
 
-PLACE: Final = "<!-- messages: the site shows every error and warning here -->"
-"""Where a page wants the tables."""
+PLACE: Final = (
+    "> The tables are on the site only, which `make docs` builds in `.cache/site`. The checkout has the same texts, by "
+    "module\n> and function, in [tests/project/messages.txt](../../tests/project/messages.txt)."
+)
+"""Where a page wants the tables. The page of a checkout says where its reader finds the texts."""
 
 AREAS: Final = (
     ("Settings and consumer", ("lanes",)),

@@ -2,11 +2,13 @@
 
 First, the soak explores every order of events around the engine with four messages, and searches for all planted
 faults. This takes minutes in addition to `--seconds`. For half of the time, it runs the simulated campaigns: schedules,
-every crash point, and cohorts under faults. For the other half, it repeats rounds of the demo, each on a fresh server,
-and kills and freezes the worker and the server at moments drawn from the seed.
+every crash point, cohorts under faults, and the real adapters over simulated brokers. For the other half, it repeats
+rounds of the demo, each on a fresh server. At moments drawn from the seed, it kills and freezes the worker and the
+server.
 
-The soak prints a line for each scope, step and round, then one JSON object. The exit status is 1 after a broken
-promise, if a planted fault is not found, or if a rare branch is never taken.
+The soak prints a line for each scope, step and round, then one JSON object, which it also leaves for the table of the
+last soaks; see `tests.soak.record`. The exit status is 1 after a broken promise, if a planted fault is not found, or if
+a rare branch is never taken. From `ALL_PAIRS` seconds on, it is also 1 if a pair of faults is never reached.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Any, Final
 
 from demo import DemoConfig, Report
 from demo import run as run_demo
 from demo.progress import Progress
+from memsource.adapters.campaign import AdapterReport
 from memsource.explorer import GroupWorld, search
 from memsource.sim.plans.plan import FAULT_KINDS
 from tests.cohort import slices as cohorts
@@ -35,12 +38,17 @@ from tests.memsource.explorer.scopes import SOAK
 from tests.memsource.sim.slices import Tally, tally
 from tests.mutants.hunted import hunted
 from tests.mutants.table import MUTANTS
+from tests.simulated import slices as adapters
+from tests.soak.record import leave
 
 EVENTS: Final = 8_000
 SEEDS: Final = 1_000_000_000
 SCHEDULE_SEEDS: Final = 50
 SWEEP_SEEDS: Final = 5
 COHORT_SEEDS: Final = 50
+ADAPTER_SEEDS: Final = 100
+ALL_PAIRS: Final = 600.0
+"""Seconds of a soak that has to reach every pair of faults."""
 FREEZE: Final = (0.5, 4.0)
 """Shortest and longest duration of a freeze, in seconds."""
 
@@ -143,14 +151,12 @@ def explore() -> tuple[int, int]:
     return states, broken
 
 
-def plant() -> tuple[int, int]:
-    """Search for all planted faults; return their number, and the number found by the named checks."""
+def plant() -> list[str]:
+    """Search for all planted faults; return the names of those that the named checks have found."""
     found = hunted(list(MUTANTS))
-    count = 0
     for name, mutant in MUTANTS.items():
-        count += bool(found[name].by(mutant))
         print(found[name].line(mutant), flush=True)
-    return len(MUTANTS), count
+    return [name for name, mutant in MUTANTS.items() if found[name].by(mutant)]
 
 
 def simulate(seed: int, seconds: float) -> tuple[Tally, int]:
@@ -185,6 +191,23 @@ def simulate_cohorts(seed: int, seconds: float) -> cohorts.Tally:
     return total
 
 
+def simulate_adapters(seed: int, seconds: float) -> dict[str, AdapterReport]:
+    """Run the real adapters over their simulated brokers in turns for some seconds."""
+    total = {name: AdapterReport() for name in adapters.ADAPTERS}
+    started = time.monotonic()
+    while time.monotonic() - started < seconds:
+        for name, report in total.items():
+            made = adapters.tally(name, range(seed, seed + ADAPTER_SEEDS))
+            for found in made.violations:
+                print(f"  {found}", flush=True)
+            print(f"simulated {name} from seed {seed}: {made.schedules:,} schedules", flush=True)
+            report += made
+        seed += ADAPTER_SEEDS
+    for name, report in total.items():
+        print(f"{name}: pairs never reached: {', '.join(map(str, report.unreached)) or 'none'}", flush=True)
+    return total
+
+
 def table(total: Tally) -> None:
     """Print how often each event happened in the simulator."""
     for name, times in sorted(total.happened.items()):
@@ -198,10 +221,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     states, broken_scopes = explore()
-    planted, planted_found = plant()
-    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 4)
+    planted = plant()
+    simulated, crash_points = simulate(options.seed % SEEDS, options.seconds / 6)
     table(simulated)
-    shared = simulate_cohorts(options.seed % SEEDS, options.seconds / 4)
+    shared = simulate_cohorts(options.seed % SEEDS, options.seconds / 6)
+    real = simulate_adapters(options.seed % SEEDS, options.seconds / 6)
     missing = simulated.missing() + [f"cohort: {name}" for name in shared.missing()]
     if missing:
         print(f"never happened: {', '.join(missing)}", flush=True)
@@ -220,7 +244,8 @@ def main() -> int:
         for line in report.broken:
             print(f"  {line}", flush=True)
         broken += not report.ok
-    result = {
+    unreached = sum(len(report.unreached) for report in real.values())
+    result: dict[str, Any] = {
         "seconds": round(time.monotonic() - started, 1),
         "rounds": rounds,
         "events": events,
@@ -229,9 +254,17 @@ def main() -> int:
         "crash_points": crash_points,
         "cohort_schedules": shared.runs,
         "faults": sum(faults.values()) + sum(simulated.happened[f"fault: {kind}"] for kind in FAULT_KINDS),
-        "planted": planted,
-        "planted_found": planted_found,
-        "violations": len(simulated.found) + len(shared.found) + broken + broken_scopes,
+        **{f"{name}_schedules": report.schedules for name, report in real.items()},
+        **{f"{name}_pairs": (len(report.pairs), report.possible) for name, report in real.items()},
+        "pairs_unreached": unreached,
+        "real_faults": sum(faults.values()),
+        "planted": len(MUTANTS),
+        "planted_found": len(planted),
+        "violations": len(simulated.found)
+        + len(shared.found)
+        + sum(len(report.violations) for report in real.values())
+        + broken
+        + broken_scopes,
         **{name.replace(" ", "_"): count for name, count in sorted(faults.items())},
         "redelivered": redelivered,
         "broken_rounds": broken,
@@ -240,7 +273,9 @@ def main() -> int:
         "never_happened": len(missing),
     }
     print(json.dumps(result), flush=True)
-    return 1 if result["violations"] or missing or planted_found < planted else 0
+    leave("simulation", {**result, "planted_names": planted})
+    lacking = missing or len(planted) < len(MUTANTS) or (unreached and options.seconds >= ALL_PAIRS)
+    return 1 if result["violations"] or lacking else 0
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from demo import DemoConfig, Report
 from demo import run as run_demo
 from demo.group.members import Members, Process
 from lanes.clock import monotonic
+from tests.soak.record import leave
 
 EVENTS: Final = 20_000
 FAULTS: Final = 20
@@ -211,4 +212,5 @@ def soak(program: str, kinds: Sequence[str], round_of: Round) -> int:
         "duplicates_by_cause": dict(duplicates),
     }
     print(json.dumps(result), flush=True)
+    leave(program.rpartition(".")[2], result)
     return 1 if of_all.broken else 0

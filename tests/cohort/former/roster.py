@@ -1,0 +1,400 @@
+"""The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
+
+Every method that uses the store may raise ``UnknownResult`` or ``Conflict``. The caller then repeats the call a little
+later, and the new call reads the result of the former call. This module does not decide about ownership; the leases do.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+import anyio
+
+from lanes.clock import Clock
+from lanes.cohort.leases import Conflict, ConsumerExists, Entry, EpochConsumers, LeaseStore
+from lanes.core.cohort.lease_machine import WORKQUEUE
+from lanes.core.cohort.ledger import NOTHING
+from lanes.errors import ConfigError, SourceError
+from tests.cohort.former.plan import plan
+from tests.cohort.former.records import (
+    CONFIG_KEY,
+    DEFAULT_NAME,
+    DRAIN_PREFIX,
+    MEMBER_PREFIX,
+    PLAN_KEY,
+    CohortConfig,
+    Heartbeat,
+    PlanRecord,
+    State,
+    decode,
+    difference,
+    drain_key,
+    encode,
+    member_key,
+    state_key,
+)
+
+log = logging.getLogger("lanes")
+
+_R = TypeVar("_R", CohortConfig, PlanRecord, Heartbeat)
+
+LOOK_AGAIN: Final = 0.25
+"""Seconds between two reads of an awaited key: the server expires keys at about this interval."""
+
+_TRIES: Final = 3
+"""Number of tries to create a durable before the overlapping durable counts as foreign."""
+
+GONE: Final = b""
+"""The value of a key that its writer has removed, because a lease store cannot delete."""
+
+GONE_TTL: Final = 1.0
+
+
+def margin_of(ttl: float) -> float:
+    """Return the seconds before the end of a lease in which its owner starts no handler."""
+    return max(0.5, ttl / 6)
+
+
+def patience_of(ttl: float) -> float:
+    """Return the maximum seconds to wait for an answer, so that the next renewal or heartbeat is in time."""
+    return min(2.0, margin_of(ttl))
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The revision of another member's heartbeat, and the time of its last change or hint."""
+
+    revision: int
+    since: float
+
+
+class Roster:
+    """The records of a cohort, as one member reads and writes them.
+
+    Args:
+        store: Store of the leases.
+        consumers: The durables of the cohort.
+        config: Configuration of the cohort.
+        member: Name of the member.
+        nonce: Text that identifies this process.
+        session: Time of the join, in milliseconds since 1970.
+        weight: Weight of the member. Members share the partitions in proportion to their weights.
+        target: Maximum number of members that share the partitions; None = all.
+        ttl: Seconds after which a heartbeat expires.
+        start: First sequence of a cohort that is set up for the first time; None = every stored message.
+        clock: Clock of the times, in seconds.
+
+    Attributes:
+        plan: The newest plan that was read or written; None = no plan yet.
+        begun: ``start`` in the configuration of the cohort; before ``set_up``, in the configuration of this member.
+    """
+
+    def __init__(
+        self,
+        store: LeaseStore,
+        consumers: EpochConsumers,
+        config: CohortConfig,
+        *,
+        member: str,
+        nonce: str,
+        session: int,
+        weight: int = 1,
+        target: int | None = None,
+        ttl: float,
+        start: int | None,
+        clock: Clock,
+    ) -> None:
+        self.plan: PlanRecord | None = None
+        self.begun = config.start
+        self._store = store
+        self._consumers = consumers
+        self._config = config
+        self._cohort = config.cohort or DEFAULT_NAME
+        self._member = member
+        self._key = member_key(member)
+        self._heartbeat = Heartbeat(nonce=nonce, weight=weight, target=target, session=session, lease=int(ttl))
+        self._ttl = ttl
+        self._start = start
+        self._clock = clock
+        self._revision = 0
+        self.beat_at = -math.inf
+        self._seen: dict[str, _Seen] = {}
+        self._beaten = -math.inf
+        self._believe_from = -math.inf  # before that time, a missing heartbeat proves nothing
+        self._highest = 0
+        self._leaving = False
+
+    def __repr__(self) -> str:
+        generation = "no plan" if self.plan is None else f"generation {self.plan.generation}"
+        return f"<Roster of {self._member}: {generation}>"
+
+    # --- set-up
+
+    async def set_up(self) -> None:
+        """Write the configuration of the cohort, or compare it with the existing record. Idempotent.
+
+        Raises ``ConfigError`` for a cohort with another configuration. If the record is missing while durables or the
+        mark of the cohort exist, the bucket was lost. In that case the call writes no state, and a member waits for the
+        length of a lease before it acquires a partition. A bucket that is lost during this call has the same effect.
+        """
+        entry = await self._store.read(CONFIG_KEY)
+        if entry.value is None:
+            partitions = range(self._config.partitions)
+            claims = [await self._claim(state_key(partition)) for partition in partitions]
+            found = [await self._consumers.found(partition) for partition in partitions]
+            first = not any(consumers for consumers, _ in found) and not await self._marked()
+            if not first:
+                self._doubt()
+            for partition, claim, (consumers, _) in zip(partitions, claims, found, strict=True):
+                if first and claim is not None:
+                    await self._begin(state_key(partition), claim)
+                if not consumers:
+                    await self._create_consumer(partition)
+            await self._mark()
+            named = replace(self._config, cohort=self._cohort)
+            await self._store.write(CONFIG_KEY, encode(named), revision=entry.revision)
+            return
+        config = self._decode(CohortConfig, CONFIG_KEY, entry.value)
+        wanted = difference(config, self._config)
+        if wanted is not None:
+            raise ConfigError(wanted)
+        self._cohort = config.cohort or self._cohort
+        # An earlier version may have set the cohort up without a mark, or a user may have deleted the mark.
+        await self._mark()
+        self.begun = config.start
+        if self.begun != self._config.start:
+            log.info(
+                "cohort %s: start=%s is ignored, because the cohort was set up with %s; the cohort continues "
+                "from its position",
+                self._cohort,
+                self._config.start,
+                self.begun,
+            )
+
+    async def _marked(self) -> bool:
+        """Return whether a partition without a durable may have an owner.
+
+        On a work queue an owner deletes its durable before it creates its next durable.
+        """
+        return self._config.retention == WORKQUEUE and await self._consumers.marked() is not None
+
+    async def _mark(self) -> None:
+        if self._config.retention == WORKQUEUE:
+            await self._consumers.mark()
+
+    async def _claim(self, key: str) -> int | None:
+        """Write an empty state, which counts as no state, and return its revision; None = the state is not empty.
+
+        If a new bucket replaces this bucket, a later write on the condition of that revision fails.
+        """
+        try:
+            return await self._store.write(key, b"", revision=0)
+        except Conflict:
+            entry = await self._store.read(key)
+            return entry.revision if entry.value == b"" else None
+
+    async def _begin(self, key: str, claim: int) -> None:
+        try:
+            await self._store.write(key, encode(State(0, NOTHING)), revision=claim)
+        except Conflict:
+            log.debug("cohort %s: %s was written by another member, or lost with its bucket", self._cohort, key)
+
+    async def _create_consumer(self, partition: int) -> None:
+        refused: ConsumerExists | None = None
+        for _ in range(_TRIES):
+            try:
+                await self._consumers.create(partition, 0, 0, nonce="", start=self._start)
+                return
+            except ConsumerExists as error:
+                refused = error
+            found, _ = await self._consumers.found(partition)
+            if found:
+                return
+            # The overlapping durable may be gone by now. Another member that acquires the partition deletes the lower
+            # durable before it creates its own durable. Or the durable is so new that some server does not list it.
+            await anyio.sleep(LOOK_AGAIN)
+        raise ConfigError(
+            f"cohort {self._cohort!r}: partition {partition} cannot have a durable, because another durable "
+            f"is in the way ({refused}); delete the foreign durable, or use a stream that sources this stream"
+        ) from refused
+
+    # --- the own heartbeat
+
+    async def join(self) -> None:
+        """Become a member. Raises ``ConfigError`` when another live process has this member id.
+
+        Waits until the heartbeat of a dead process has expired, for at most its time to live and a margin.
+        """
+        entry = await self._store.read(self._key)
+        began, revision = self._clock(), entry.revision
+        while entry.value and not self._is_mine(entry.value):
+            ttl = max(self._ttl, self._decode(Heartbeat, self._key, entry.value).lease or 0)
+            if entry.revision != revision or self._clock() > began + ttl + margin_of(ttl):
+                raise self._used_twice()
+            await anyio.sleep(LOOK_AGAIN)
+            entry = await self._store.read(self._key)
+        self._revision = entry.revision
+        await self.beat()
+
+    async def beat(self) -> None:
+        """Write the heartbeat, or read back the last write. Raises ``ConfigError`` like ``join``."""
+        began = self._clock()
+        try:
+            self._revision = await self._store.write(
+                self._key, encode(self._heartbeat), revision=self._revision, ttl=self._ttl
+            )
+        except Conflict:
+            entry = await self._store.read(self._key)
+            if entry.value and not self._is_mine(entry.value):
+                raise self._used_twice() from None
+            if not entry.value:
+                self._missed()
+            # The heartbeat expired, its bucket was lost, or the answer to an own write was lost. The entry tells the
+            # revision of the next write.
+            self._revision = entry.revision
+            raise
+        self.beat_at = began + self._ttl / 3
+        self._beaten = began
+
+    def _missed(self) -> None:
+        """Note that the own heartbeat is missing; if it cannot have expired, the bucket was lost."""
+        if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
+            self._doubt()
+
+    def _doubt(self) -> None:
+        """Wait, after the loss of the bucket, until every member has written a heartbeat into the new bucket."""
+        self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
+
+    def _is_mine(self, value: bytes) -> bool:
+        return self._decode(Heartbeat, self._key, value).nonce == self._heartbeat.nonce
+
+    def _used_twice(self) -> ConfigError:
+        return ConfigError(
+            f"member id {self._member!r} is used by another live process of cohort {self._cohort!r}; give each "
+            "process its own member id, or wait until the other process has ended"
+        )
+
+    async def leave(self) -> None:
+        """Remove the heartbeat and the drain request, and write a plan without this member. Idempotent."""
+        self._leaving = True
+        entry = await self._store.read(self._key)
+        if entry.value and self._is_mine(entry.value):
+            await self._store.write(self._key, GONE, revision=entry.revision, ttl=GONE_TTL)
+        wish = drain_key(self._member)
+        entry = await self._store.read(wish)
+        if entry.value:
+            await self._store.write(wish, GONE, revision=entry.revision, ttl=GONE_TTL)
+        await self.look()
+
+    # --- the plan
+
+    async def look(self) -> None:
+        """Read the plan and then the heartbeats, and write a new plan if the plan has to change.
+
+        The order matters: a member that replaces a plan has read heartbeats that are newer than that plan.
+        """
+        entry = await self._store.read(PLAN_KEY)
+        heartbeats = {
+            key.removeprefix(MEMBER_PREFIX): self._decode(Heartbeat, key, entry.value)
+            for key, entry in self._note(await self._store.entries(MEMBER_PREFIX)).items()
+            if entry.value
+        }
+        if self._leaving:
+            heartbeats.pop(self._member, None)
+        elif self._member not in heartbeats:
+            self._missed()
+            self.beat_at = -math.inf
+        wishes = await self._store.entries(DRAIN_PREFIX)
+        if entry.value is None:
+            # The cohort has no plan yet, or the bucket was lost.
+            await self.set_up()
+        else:
+            self.plan = self._read_plan(entry.value)
+        better = self.plan
+        # While a heartbeat may be missing, write no plan, because another member would change the plan back.
+        if heartbeats and self._clock() >= self._believe_from:
+            draining = {key.removeprefix(DRAIN_PREFIX) for key, wish in wishes.items() if wish.value}
+            better = self._planned(heartbeats, draining)
+        if better is not None and (entry.value is None or better != self.plan):
+            await self._store.write(PLAN_KEY, encode(better), revision=entry.revision)
+            self.plan = better
+            self._highest = max(self._highest, better.generation)
+
+    def _planned(self, heartbeats: dict[str, Heartbeat], draining: set[str]) -> PlanRecord:
+        before = self.plan
+        newest = max(heartbeats, key=lambda member: (heartbeats[member].session, member))
+        target = heartbeats[newest].target
+        try:
+            made = plan(
+                [None] * self._config.partitions if before is None else before.owners,
+                {member: each.weight for member, each in heartbeats.items()},
+                target=target,
+                draining=draining,
+            )
+        except ValueError as error:
+            raise SourceError(f"cohort {self._cohort!r} has a wrong heartbeat in its bucket: {error}") from error
+        same = before is not None and (before.owners, before.standbys) == (made.owners, made.standbys)
+        # After the loss of a bucket, another member may have started to count from 1.
+        kept = before is not None and same and before.generation >= self._highest
+        return PlanRecord(
+            generation=before.generation if before is not None and kept else self._highest + 1,
+            owners=made.owners,
+            members=tuple(sorted(heartbeats)),
+            standbys=made.standbys,
+            target=target,
+            under_provisioned=made.under_provisioned,
+        )
+
+    def _read_plan(self, value: bytes) -> PlanRecord:
+        read = self._decode(PlanRecord, PLAN_KEY, value)
+        if len(read.owners) != self._config.partitions:
+            raise SourceError(
+                f"the key {PLAN_KEY!r} of cohort {self._cohort!r} plans {len(read.owners)} partitions, not "
+                f"{self._config.partitions}; delete the key, and let no other program write to the bucket"
+            )
+        self._highest = max(self._highest, read.generation)
+        return read
+
+    def _note(self, entries: Mapping[str, Entry]) -> Mapping[str, Entry]:
+        """Record the time of the last change of each heartbeat."""
+        now = self._clock()
+        self._seen = {
+            key: seen
+            if (seen := self._seen.get(key)) is not None and seen.revision == entry.revision
+            else _Seen(entry.revision, now)
+            for key, entry in entries.items()
+            if entry.value and key != self._key
+        }
+        return entries
+
+    def heard(self, key: str) -> bool:
+        """Record a hint that a heartbeat was written, and return whether its member is new."""
+        seen = self._seen.get(key)
+        if seen is not None:
+            seen.since = self._clock()
+        return seen is None and key != self._key
+
+    @property
+    def look_at(self) -> float:
+        """Time of the next read of plan and heartbeats, the earliest of three times.
+
+        The times are the own next heartbeat, an overdue heartbeat of another member, and the end of the wait after a
+        lost bucket. A live member writes a heartbeat every third of its time to live. This member reads the heartbeat
+        at most another third later.
+        """
+        missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
+        now = self._clock()
+        again = self._believe_from if self._believe_from > now else math.inf
+        return min(self.beat_at, again, max(min(missed, default=math.inf), now + LOOK_AGAIN))
+
+    # --- inside
+
+    def _decode(self, kind: type[_R], key: str, value: bytes) -> _R:
+        try:
+            return decode(kind, key, value)
+        except ValueError as error:
+            raise SourceError(str(error)) from error

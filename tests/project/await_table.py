@@ -1,0 +1,122 @@
+"""For each place that looks at state before an await and relies on it after the await: the test, or the reason."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.project.await_points import Harmless, Shown
+
+_KAFKA: Final = Shown("tests/simulated/test_kafka.py::test_no_schedule_breaks_a_promise")
+_ASKED_AGAIN: Final = Harmless("each pass of the loop looks again")
+_SENT_OR_NOT: Final = Harmless(
+    "a connection may end at any time, so the client reports the failure of each send; the check saves sends only"
+)
+
+TABLE: Final[dict[str, Shown | Harmless]] = {
+    # --- lanes/cohort
+    "lanes/cohort/keeper.py::LeaseKeeper.serve::idle": _ASKED_AGAIN,
+    # ``_planned`` looks at the flag again.
+    "lanes/cohort/membership.py::Membership._attend::stopping": Shown(
+        "tests/cohort/test_cohort_members.py::test_a_stop_during_a_join_or_an_acquisition_leaves_in_order"
+    ),
+    "lanes/cohort/owned.py::OwnedPartitions.release::of": Shown(
+        "tests/cohort/test_owned_partitions.py::test_a_loss_during_a_release_raises_and_is_reported_after_it"
+    ),
+    "lanes/cohort/owned.py::OwnedPartitions.release::unended": Harmless(
+        "no handler of a drained partition starts, so a later value is at most better: the lease expires without need"
+    ),
+    # The plan is written on the condition of the revision that was read first.
+    "lanes/cohort/roster.py::Roster.look::plan": Shown(
+        "tests/cohort/test_cohort_members.py::test_old_heartbeats_do_not_replace_a_newer_plan"
+    ),
+    # --- lanes/runtime, lanes/workers
+    "lanes/runtime/dead_lettering.py::DeadLetterWriter.write::deadline": Shown(
+        "tests/runtime/test_leases.py::test_no_dead_letter_is_written_after_the_deadline"
+    ),
+    "lanes/runtime/dead_lettering.py::DeadLetterWriter.write::failure": Harmless(
+        "the failure of a message that is given up does not change"
+    ),
+    # Each pass looks at the phase, and a loss ends the drain in any phase.
+    "lanes/runtime/handover.py::Handover.drain::phase": Shown(
+        "tests/runtime/test_release.py::test_a_loss_during_a_release_is_no_handover"
+    ),
+    "lanes/runtime/lifecycle.py::Lifecycle.until_ready::ended": _ASKED_AGAIN,
+    "lanes/workers/pool.py::Pool._join::ended": Shown(
+        "tests/workers/test_thread_ends.py::test_a_message_taken_by_a_thread_during_the_end_is_not_begun"
+    ),
+    "lanes/workers/tasks.py::TaskWorkers._work_until_cancelled::deadline": Shown(
+        "tests/runtime/test_leases.py::test_no_handler_starts_if_the_lease_ends_while_its_row_is_written"
+    ),
+    # --- lanes_jetstream, cohorts
+    "adapters/lanes_jetstream/cohort/source.py::CohortSource._acknowledge_again::by_number": Shown(
+        "tests/jetstream/cohort/test_deliveries.py::test_a_redelivery_is_acknowledged_only_before_the_deadline_of_its_partition"
+    ),
+    "adapters/lanes_jetstream/cohort/source.py::CohortSource._until_joined::joined": Harmless(
+        "the event of the join is set once and never cleared"
+    ),
+    "adapters/lanes_jetstream/cohort/source.py::CohortSource.settle::is_connected": _SENT_OR_NOT,
+    "adapters/lanes_jetstream/cohort/view.py::CohortView.status::plan": Harmless(
+        "a status for people, whose docstring says that its parts are of different times"
+    ),
+    "adapters/lanes_jetstream/cohort/watch.py::CohortWatch._check::by_number": Harmless(
+        "a partition that is over has no pulls, so it is not asked; dropped messages are a fact of the stream"
+    ),
+    "adapters/lanes_jetstream/cohort/watch.py::CohortWatch._check_partition::pulls": Harmless(
+        "the answer counts only if the partition still pulls from the same durable"
+    ),
+    "adapters/lanes_jetstream/cohort/watch.py::CohortWatch._resolve::by_number": Shown(
+        "tests/jetstream/cohort/test_watch.py::test_a_late_answer_about_a_former_ownership_changes_nothing"
+    ),
+    "adapters/lanes_jetstream/cohort/watch.py::CohortWatch._run::failure": _ASKED_AGAIN,
+    # --- lanes_jetstream, durables
+    "adapters/lanes_jetstream/durable/queue.py::QueueSource._pull::pulls": Harmless(
+        "a message that arrives during the request is reserved before and after"
+    ),
+    "adapters/lanes_jetstream/durable/queue.py::QueueSource.receive::assigned": Harmless(
+        "only this method sets the flag, and receive has one caller at a time"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource._failure::failure": Harmless(
+        "a failure is set once, and the first failure ends the source"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource.receive::assigned": Harmless(
+        "only this method sets the flag, and receive has one caller at a time"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource.receive::draining": Shown(
+        "tests/jetstream/durable/test_shared.py::test_messages_that_arrive_at_the_stop_go_back_at_once"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource.receive::paused": Shown(
+        "tests/jetstream/durable/test_shared.py::test_messages_that_arrive_at_the_pause_go_back_at_once"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource.receive::pulls": Shown(
+        "tests/jetstream/durable/test_reconnect.py::test_a_reset_connection_loses_nothing"
+    ),
+    "adapters/lanes_jetstream/durable/source.py::DurableSource.receive::taken_over": Shown(
+        "tests/jetstream/durable/test_takeover.py::test_a_cancelled_receive_repeats_the_takeover"
+    ),
+    "adapters/lanes_jetstream/durable/watch.py::DurableWatch._run::failure": _ASKED_AGAIN,
+    # --- lanes_jetstream, wire
+    "adapters/lanes_jetstream/wire/acks.py::give_back::is_connected": _SENT_OR_NOT,
+    "adapters/lanes_jetstream/wire/acks.py::keep_alive::is_connected": _SENT_OR_NOT,
+    "adapters/lanes_jetstream/wire/connection.py::Connection.api::is_connected": Harmless(
+        "a creation may take effect late, as any request without an answer may; the lease machine verifies its lease "
+        "after each creation and deletes lower durables"
+    ),
+    # --- lanes_kafka: a call of ``consume`` runs the callbacks of rebalances
+    "adapters/lanes_kafka/client/intake.py::Intake._consume::rebalances": _KAFKA,
+    "adapters/lanes_kafka/client/intake.py::Intake.read_past::assignment": Shown(
+        "tests/kafka/test_rebalance_callbacks.py::test_a_revoke_does_not_wait_for_a_release_around_it"
+    ),
+    "adapters/lanes_kafka/client/thread.py::ClientThread._turn::closing": Shown(
+        "tests/kafka/test_shutdown.py::test_a_close_during_a_poll_is_served_at_once"
+    ),
+    "adapters/lanes_kafka/client/thread.py::serve_last_callbacks::rebalances": Shown(
+        "tests/kafka/test_shutdown.py::test_a_queued_rebalance_is_served_before_the_client_closes"
+    ),
+    "adapters/lanes_kafka/source.py::KafkaSource.receive::failure": _ASKED_AGAIN,
+    # After the answer, the position counts only for a partition that is still owned.
+    "adapters/lanes_kafka/source.py::KafkaSource.settle::floor": _KAFKA,
+    # --- lanes_spark
+    "adapters/lanes_spark/driver/offset_server.py::OffsetServer.answer::stopping": Harmless(
+        "an answer before the stop is as good as one after it: the next question gets the answer to stop"
+    ),
+}

@@ -1,0 +1,12 @@
+"""Each retry loop of the adapters and of the cohort ends in the pass that an event meets"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.retries.stubs import STUBBED, StubbedLoop, stubbed_faults_of
+
+
+@pytest.mark.parametrize("kind", STUBBED, ids=lambda kind: kind.__name__)
+def test_a_retry_loop_ends_in_the_pass_of_an_event(kind: type[StubbedLoop]) -> None:
+    assert stubbed_faults_of(kind) == []

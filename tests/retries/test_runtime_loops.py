@@ -1,0 +1,12 @@
+"""Each retry loop of the runtime ends or goes on as its contract says, whichever pass an event meets"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.retries.harness import LOOPS, RetryLoop, faults_of
+
+
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
+def test_a_retry_loop_checks_on_every_pass(loop: RetryLoop) -> None:
+    assert faults_of(loop) == []
