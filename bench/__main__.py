@@ -5,7 +5,7 @@
 | `python -m bench [--scale X] [--repeats N] [CASE...]` | measures, writes `bench/out/<case>.json`, prints a table |
 | `python -m bench plots [PLOT...]` | draws the written figures as `docs/plots/<plot>.svg`; see `bench.plots` |
 
-For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures once.
+For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures most figures once.
 
 Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
 status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for a wrong argument.
@@ -25,14 +25,17 @@ from bench import (
     engine,
     jetstream,
     jetstream_faststream,
+    jetstream_shared,
     jetstream_stuck,
     journal,
     kafka,
     kafka_bounds,
     kafka_handlers,
+    kafka_light,
     kafka_recovery,
     plots,
     postgres,
+    processes,
     runtime,
     scaling,
     simloop,
@@ -47,16 +50,19 @@ from tests.components import ComponentError
 CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "engine": engine.figures,
     "runtime": runtime.figures,
+    "processes": processes.figures,
     "zone": zone.figures,
     "scaling": scaling.figures,
     "journal": journal.figures,
     "jetstream": jetstream.figures,
     "jetstream-faststream": jetstream_faststream.figures,
+    "jetstream-shared": jetstream_shared.figures,
     "jetstream-stuck": jetstream_stuck.figures,
     "cohort": cohort.figures,
     "cohort-bounds": cohort_bounds.figures,
     "kafka": kafka.figures,
     "kafka-handlers": kafka_handlers.figures,
+    "kafka-light": kafka_light.figures,
     "kafka-bounds": kafka_bounds.figures,
     "kafka-recovery": kafka_recovery.figures,
     "postgres": postgres.figures,

@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from bench.panels import Bars, Lines, Panels
+from bench.panels import Bars, Lines, Panels, gid
 
 INK: Final = "#767676"
 LOSS: Final = "#d9534f"
@@ -62,11 +62,6 @@ def svg(panels: Panels) -> str:
         # Without day and version, the same figures give the same file.
         canvas.savefig(sink, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return re.sub(r"[ \t]+$", "", sink.getvalue(), flags=re.MULTILINE)
-
-
-def gid(title: str, label: str) -> str:
-    """Return the SVG id of the line or bar with this label in the panel of this title."""
-    return re.sub(r"[^\w-]+", "-", f"{title} {label}")
 
 
 def _styles(panels: Sequence[Lines]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The engine alone: receive, take, finish, collect and settled, in microseconds of CPU a message.
 
 Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first message. The
-driver settles after every ``settle_every`` batches. The figure includes the loops of the driver, but not the time to
+driver settles after every ``settle_every`` deliveries. The figure includes the loops of the driver, but not the time to
 make the messages. The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again.
 Every consumer does at least this work.
 
@@ -42,7 +42,7 @@ class Case:
         count: Number of messages.
         traffic: Share of each key in the traffic.
         commits: Whether the ledger is that of a source that commits one position.
-        settle_every: Number of batches in a settle step.
+        settle_every: Number of deliveries between two settlements.
         stuck: Number of finished messages above the first message, whose handler never ends; None = every handler ends.
         in_flight: Number of messages delivered before the first message is taken.
     """

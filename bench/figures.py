@@ -78,7 +78,7 @@ def cost(case: str, unit: str, figure: float, baseline: float, goal: float | Non
 
 
 def rate(case: str, unit: str, figure: float, baseline: float, goal: float | None = None) -> Figure:
-    """Return the figure of a rate, which should be near its baseline."""
+    """Return the figure of a rate, which should be high."""
     made = cost(case, unit, figure, baseline)
     return made if goal is None else replace(made, goal=goal, holds=made.ratio >= goal)
 

@@ -1,7 +1,7 @@
 """JetStream on a real server with a handler that does nothing: messages a second, and the cost of a history.
 
-No-op: the baseline is the fastest program over the same client without `lanes`. That program uses overlapped raw pulls
-on an inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have
+No-op: the baseline is a program over the same client without `lanes`. That program uses overlapped raw pulls on an
+inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have
 the same number of messages in flight, and do not wait for confirmations. Time runs from the first message until the
 server has read the last acknowledgement.
 

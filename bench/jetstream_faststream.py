@@ -2,8 +2,8 @@
 
 The baselines are FastStream's push subscriber, and its pull subscriber on a durable with the default batch size, as its
 documentation recommends. Both subscribers acknowledge each message, as `lanes` does. Both subscribers get a tenth of
-the messages, so that a run does not take longer than a run of `lanes`. Time runs from the first message to the last
-one.
+the messages, so that a run does not take longer than a run of `lanes`. The time begins at the first message, and
+ends at the last message of FastStream or the last acknowledgement of `lanes`.
 
 Without FastStream the case is not measured: ``pip install 'faststream[nats]'``.
 """

@@ -5,10 +5,10 @@ plain loops. Two loops consume by the same pair of calls as `lanes` and commit o
 setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``), and the second loop has the client's
 defaults. The third loop calls ``poll`` for each message, and the client commits by its defaults.
 
-CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. A plain loop is faster here.
+CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster in these cases.
 
 FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
-    command prints that this case is not measured.
+command prints that this case is not measured.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Kafka with a stuck key, a stuck partition or many messages in flight: delay of other keys, throughput and memory.
 
-Backlog: the number of messages handled of the fastest of four equal partitions, divided by the number of the slowest
+Backlog: the handled messages of the fastest of four equal partitions, divided by the handled messages of the slowest
 partition. Both numbers are read when the fastest partition is nearly done.
 
 Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until 98 % of the handlers of the other
 keys have ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The
 baseline is the same run without the hang.
 
-Stuck partition: a key of one of four partitions hangs while a long backlog of the other partitions passes. The figures
+Stuck partition: a key of one of four partitions hangs while a long backlog of the other partitions is handled. The
+figures
 are the peak of the process's memory at the end, and the messages a second after the first fifth. The baselines are the
 peak after the first fifth, and the messages a second during the first fifth.
 
@@ -152,7 +153,7 @@ class Passed(NamedTuple):
 
 
 def _stuck_partition(url: str, count: int) -> tuple[Pair, Pair]:
-    # Partition 0 gets more than ``max_ahead``, and little compared with the others.
+    # Partition 0 gets more than ``max_ahead`` messages, and far fewer than each other partition.
     step = max(PARTITIONS, count // 50_000)
     backlog = fill(
         url,
@@ -202,7 +203,7 @@ def peak() -> float:
     """Return the peak of this process's memory in MiB."""
     if sys.platform == "darwin":
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    # The value starts with the memory of the parent process.
+    # On Linux, ``ru_maxrss`` may include the memory of the parent process.
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) / 2**10
 

@@ -3,6 +3,9 @@
 10 ms: the case of `bench.waiting`, on Kafka. The baseline is 1,000 bare tasks over the same number of messages of the
 same keys, without a broker.
 
+Running: the time-weighted number of running handlers in the 10 ms case, divided by the number that could run. A handler
+can run if it runs already or if its lane is ready, up to the concurrency.
+
 Zipf: the baseline is the highest rate that the busiest key allows, because its messages run one at a time.
 
 Batch: ten handler calls of 1 ms at once, with 50 messages a call. The baseline has one message a call.
@@ -21,14 +24,16 @@ from bench.figures import Effort, Figure, Pair, interleaved, middle, rate
 from bench.kafka_broker import Backlog, Clocked, broker, consume, fill
 from bench.waiting import CONCURRENCY, WAITING_KEYS, tasks_alone, wait
 from lanes import Message, Settings
+from lanes.core.engine import Engine
 
 WAITING_GOAL: Final = 0.9
+RUNNING_GOAL: Final = 0.95
 WAITING_MESSAGES: Final = 100_000
 WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY)
 
 ZIPF_GOAL: Final = 0.9
 ZIPF_KEYS, ZIPF_MESSAGES, ZIPF_WAIT = 10_000, 40_000, 0.001
-# The busiest key has a seventh of the traffic of all partitions, and a fetch returns thousands of messages of one
+# The busiest key has 15 % of the traffic of all partitions, and a fetch returns thousands of messages of one
 # partition. The bound has to hold some messages of each partition.
 ZIPF: Final = Settings(max_in_flight=10_000)
 
@@ -45,6 +50,7 @@ def figures(effort: Effort) -> list[Figure]:
         tasks, waiting = interleaved(
             [partial(tasks_alone, count), partial(consume, backlog, wait, WAITING)], effort.repeats
         )
+        running = middle([_running(backlog) for _ in range(effort.repeats)])
         backlog = fill(url, "zipf", effort.messages(ZIPF_MESSAGES), ZIPF_KEYS, "zipf")
         zipf = middle([_zipf(backlog) for _ in range(effort.repeats)])
         backlog = fill(url, "batch", effort.messages(BATCH_MESSAGES), BATCH_KEYS)
@@ -53,6 +59,7 @@ def figures(effort: Effort) -> list[Figure]:
         )
     return [
         rate("kafka-handlers 10 ms", "messages/s", waiting, tasks, WAITING_GOAL),
+        rate("kafka-handlers running", "handlers", *running, RUNNING_GOAL),
         rate("kafka-handlers zipf", "messages/s", *zipf, ZIPF_GOAL),
         rate(f"kafka-handlers batch of {SIZE}", "messages/s", batch, single, BATCH_GOAL),
     ]
@@ -60,6 +67,42 @@ def figures(effort: Effort) -> list[Figure]:
 
 async def _call(message: Message) -> None:
     await asyncio.sleep(BATCH_WAIT)
+
+
+def _running(backlog: Backlog) -> Pair:
+    """Return the mean number of running handlers, and the mean number of handlers that could run."""
+    left = backlog.count
+    begin = before = 0.0
+    ran = could = 0.0
+    running = possible = 0
+    engine: Engine
+
+    def look() -> None:
+        nonlocal begin, before, ran, could, running, possible
+        now = time.perf_counter()
+        begin = begin or now
+        ran += running * (now - (before or now))
+        could += possible * (now - (before or now))
+        before = now
+        running = engine.running_handlers
+        possible = min(CONCURRENCY, running + engine.ready)
+
+    async def handler(message: Message) -> None:
+        nonlocal left, engine
+        if left == backlog.count:
+            run = consumer._life.run
+            assert run is not None, "a handler runs in a run"
+            engine = run.engine
+        look()
+        await wait(message)
+        look()
+        left -= 1
+        if not left:
+            consumer.stop()
+
+    consumer = lanes.Consumer(backlog.source(), handler, settings=WAITING)
+    asyncio.run(consumer.run())
+    return ran / (before - begin), could / (before - begin)
 
 
 def _zipf(backlog: Backlog) -> Pair:

@@ -5,7 +5,7 @@ time is measured with a backlog and with an empty topic. The baseline is the lon
 
 Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, after a
 drain or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each
-partition of the leaver. The baselines are the broker's heartbeat of 0.5 s and the session timeout of 3 s. The goals
+partition of the leaver. The baselines are the heartbeat interval of 0.5 s and the session timeout of 3 s. The goals
 are 1 s for a leave after a drain, and the session timeout plus 1 s for ``kill -9``.
 """
 

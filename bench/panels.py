@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -79,3 +80,8 @@ class Bars:
 
 
 Panels = Sequence[Lines] | Bars
+
+
+def gid(title: str, label: str) -> str:
+    """Return the SVG id of the line or bar with this label in the panel of this title."""
+    return re.sub(r"[^\w-]+", "-", f"{title} {label}")

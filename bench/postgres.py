@@ -6,7 +6,8 @@ transaction without the claim, on the same connections and server.
 - One connection: one message after the other, without an event loop.
 - 16 connections: tasks of one event loop with a connection each.
 - Batch: one connection, 100 messages a transaction.
-- The smallest effect: one connection, and an `INSERT` into a table without an index. The claim is most of this work.
+- The smallest effect: one connection, and an `INSERT` into a table without an index. With the claim, the transaction
+  has two statements.
 
 By its default setting, the server writes to its disk before it answers a COMMIT.
 """

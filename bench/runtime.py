@@ -1,4 +1,5 @@
-"""The runtime on an in-process source: handlers that do nothing, that sleep (`bench.waiting`), or that run in threads.
+"""The runtime on an in-process source: handlers that do nothing, that sleep, or that run in threads. The handlers that
+sleep are in `bench.waiting` and `bench.lateness`.
 
 No-op: microseconds of CPU a message. The figure covers everything from ``run()`` to its return, the event loop
 included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same run
@@ -18,7 +19,7 @@ from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from bench import waiting
+from bench import lateness, waiting
 from bench.figures import Effort, Figure, cost, interleaved, rate
 from bench.source import FiniteSource, messages_of, new_partition
 from lanes import Consumer, History, Settings
@@ -54,6 +55,7 @@ def figures(effort: Effort) -> list[Figure]:
         cost("runtime no-op, commits", unit, commits, baseline, GOAL),
         cost("runtime no-op, history on", unit, history, figure),
         *waiting.figures(effort),
+        *lateness.figures(effort),
         rate("runtime threads", "messages/s", threads, pool, THREADS_GOAL),
     ]
 

@@ -1,8 +1,8 @@
 """The simulator for a user: runs of whole worlds a second, and a campaign from its first run to its last.
 
-Crash sweep: 40 messages, two workers of 4 or 100 handlers, a crash at one boundary after the other. Its baseline is the
-same runs without a crash. The campaign has 500 runs of 200 messages and two workers, with the faults of the example in
-memsource/README.md.
+Crash sweep: 40 messages, two workers of 4 or 100 handlers, a crash at one boundary after the other. Its baseline is as
+many runs without a crash, each with another seed. The campaign has 500 runs of 200 messages and two workers, with the
+faults of the example in memsource/README.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RUNS_GOAL: Final = 100
 SECONDS_GOAL: Final = 20
 SWEEP, CAMPAIGN = 100, 500
 FEW, MANY = 4, 100
-"""Number of handlers of a worker. The default is high, and every run starts and ends a task for each handler."""
+"""Number of handlers of a worker that may run at once: a low number, and the default."""
 
 
 def figures(effort: Effort) -> list[Figure]:

@@ -38,7 +38,7 @@ def new_partition(floor: int | None = None) -> Partition:
 
 
 def messages_of(partition: Partition, count: int, keys: int, traffic: Traffic = "uniform") -> list[Message]:
-    """Return ``count`` messages over ``keys`` keys, in the same random order every time."""
+    """Return ``count`` messages over ``keys`` keys, in the same order every time."""
     # Each message has a key object of its own, as from a broker, so no key was hashed before.
     return [
         Message(partition, position, b"key-%d" % key, SIZE, None, None)

@@ -107,7 +107,7 @@ def figures(effort: Effort) -> list[Figure]:
         ours, query = interleaved(
             [partial(_audited, spark, path, count), partial(_queried, spark, path, count)], effort.repeats
         )
-    return [rate(f"spark audit, {count:,} events", "events/s", ours, query, GOAL)]
+    return [rate(f"spark-audit, {count:,} events", "events/s", ours, query, GOAL)]
 
 
 def _audited(spark: SparkSession, path: str, count: int) -> float:

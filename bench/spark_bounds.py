@@ -72,7 +72,7 @@ def figures(effort: Effort) -> list[Figure]:
     fixed = (many - one) / (BATCHES - 1)
     return [
         cost("spark-bounds hot key", "MiB peak", peak / 1024, early / 1024).within(MEMORY_GOAL),
-        cost("spark-bounds batch", "s by itself", fixed, one),
+        cost("spark-bounds batch", "s/batch", fixed, one),
         rate(f"spark-bounds {ROWS_PER_BATCH:,} rows a batch", "messages/s", count / batched, count / whole),
     ]
 

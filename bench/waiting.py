@@ -3,7 +3,7 @@
 10 ms: messages a second with 1,000 handlers at once. The baseline is 1,000 bare tasks that take the same messages from
 one iterator and await the same handler.
 
-Zipf: messages a second over keys, one of which gets a seventh of the traffic. The messages of a key run one at a time,
+Zipf: messages a second over keys, one of which gets 15 % of the traffic. The messages of a key run one at a time,
 so no code can be faster than the busiest key. The baseline is 1 / (share of that key × mean time of its handlers), both
 of the same run.
 
