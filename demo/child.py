@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 
 def end_with_parent() -> None:
-    """End this process at the end of stdin. The parent keeps the pipe open, and writes nothing."""
+    """End this process at the end of stdin, and on Linux also when the thread that started this process ends."""
     killed_with_parent()
     # A thread, because the event loop may be busy or stuck.
     threading.Thread(target=_watch_stdin, daemon=True).start()

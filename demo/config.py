@@ -25,10 +25,10 @@ BACKOFF: Final = 0.05
 """Longest delay of the second attempt, in seconds. A small value delays a case only briefly."""
 
 HOOK_EVERY: Final = 0.05
-"""Seconds between two calls of a hook."""
+"""Minimum time in seconds between two calls of a hook."""
 
 Hook = Callable[[Progress], Awaitable[None]]
-"""Function that is called every ``HOOK_EVERY`` seconds with the progress. The run waits for the call."""
+"""Function that receives the progress during publishing and during the main part. The run waits for each call."""
 
 Script = Callable[[Any], Awaitable[None]]
 """A scenario: a function that receives the ``Members`` of a run and publishes all events."""
@@ -60,7 +60,7 @@ class DemoConfig:
     Raises ``DemoError`` for a value that cannot be used.
 
     Attributes:
-        server: URL of a NATS server with JetStream, or addresses of Kafka brokers.
+        server: URLs of NATS servers with JetStream, or addresses of Kafka brokers, separated by commas.
         data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
         events: Maximum number of events of the log; None takes all.
         seed: Seed of the generated log.
@@ -187,8 +187,8 @@ class WorkerConfig:
         max_in_flight: Bound on delivered, unsettled messages.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         seconds: Length of the one-at-a-time sample in seconds.
-        fail_every: Average number of events for each event that fails at first.
-        poison_every: Average number of events for each event that always fails.
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails once or twice.
+        poison_every: Average number of events for each event that always fails; 0 = no event always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.
         lease: Lease in a cohort in seconds; 0 outside a cohort.

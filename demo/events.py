@@ -41,7 +41,7 @@ GENERATED_EVENTS: Final = sum(steps * cases for steps, cases in LENGTHS.items())
 _FIRST_DAY: Final = datetime(2017, 1, 9, 8, tzinfo=UTC)
 _CASE_EVERY: Final = timedelta(hours=1.7)
 _STEP_AFTER: Final = timedelta(hours=60)
-"""Mean time between two steps of a case. With ``_CASE_EVERY`` it interleaves about 600 cases in 2,000 events."""
+"""Mean time between two steps of a case. With ``_CASE_EVERY`` it interleaves about 500 cases in 2,000 events."""
 
 _FIRST: Final = ("Declaration SUBMITTED by EMPLOYEE", "EMPLOYEE")
 _BETWEEN: Final = (
@@ -63,7 +63,7 @@ class Event(NamedTuple):
 
 
 def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
-    """Return the first ``limit`` events (None = all) of the log at ``path``, or of a generated log.
+    """Return the first ``limit`` events of a file, or a generated log of ``limit`` events. None = all events.
 
     Blocks. Raises ``DemoError`` for an unreadable or empty log, and for a wrong line, which the error names.
     """
@@ -89,7 +89,10 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """Yield the events of a log. Raises ``DemoError`` for a wrong line, and ``OSError`` if the log cannot be read."""
+    """Yield the events of a log. Raises ``DemoError`` for a wrong line.
+
+    Raises ``OSError`` if the log cannot be read, and ``EOFError`` or ``zlib.error`` for damaged gzip data.
+    """
     with path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"
     following: dict[str, int] = {}

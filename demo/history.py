@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         name: Name of the checker.
-        status: passed, violated or unproven.
+        status: passed, violated or unproven; on Spark held, violated or unproven.
         detail: Reason for the status, in one line.
     """
 

@@ -1,4 +1,4 @@
-"""The ledger: the outcome of every event, in a SQLite file that only the parent process opens.
+"""The ledger: the outcome of every write, in a SQLite file that only the parent process opens.
 
 The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step is a row of
 an append-only table without a unique key, so a step that was applied twice has two rows. A refused write is a *repeat*
@@ -145,4 +145,7 @@ class Ledger:
         self._database.close()
 
     def _failed(self, error: sqlite3.Error) -> DemoError:
-        return DemoError(f"the ledger {self.path} cannot be used ({error}): free space on its disk, or set TMPDIR")
+        return DemoError(
+            f"the ledger {self.path} cannot be used ({error}): free space on its disk, or choose another --keep or "
+            "TMPDIR"
+        )

@@ -1,4 +1,4 @@
-"""Snapshots of a group from its broker, and the times at which the broker removed members.
+"""Snapshots of a group from its broker, and the intervals in which the broker removed members.
 
 For a cohort, the histories of the members give the end of each lease.
 """
@@ -30,10 +30,10 @@ class Snapshot(NamedTuple):
     Attributes:
         asked: Time of the question.
         answered: Time of the answer.
-        state: State of the group: the broker's word for a Kafka group; STABLE or MOVING for a cohort.
+        state: State of the group: the broker's word for a Kafka group; STABLE, MOVING or UNKNOWN for a cohort.
         members: Members by their names in the histories.
         generation: Generation of a cohort's plan; 0 without a plan.
-        planned: Planned owner of each partition of a cohort.
+        planned: Planned owner of each partition of a cohort; None = no owner.
     """
 
     asked: float
@@ -50,7 +50,7 @@ class Snapshot(NamedTuple):
 
     @property
     def owners(self) -> dict[tuple[str, int], str]:
-        """Owner of each partition."""
+        """Name of the owner of each owned partition."""
         return {place: name for name, member in self.members.items() for place in member.partitions}
 
 
@@ -86,7 +86,7 @@ class Span(NamedTuple):
 
 
 def spans(segments: Sequence[Segment]) -> dict[Assignment, Span]:
-    """Return all assignments in these histories."""
+    """Return the span of each assignment in these histories."""
     found: dict[Assignment, Span] = {}
     for segment in segments:
         opened: dict[Assignment, float] = {}

@@ -1,4 +1,4 @@
-"""Options with units, for the commands of the demo."""
+"""Parsers of durations and fractions, for the options of the demo."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class Places:
     """The folders of a run.
 
     Attributes:
-        sockets: Temporary folder for sockets.
-        folder: Folder for ledger, history and log, which ``--keep`` keeps after the run.
+        sockets: Temporary folder for sockets, and for Spark's checkpoint and temporary files.
+        folder: Folder for log, ledger and history, on Spark for log and journal. ``--keep`` keeps the folder.
     """
 
     sockets: Path
@@ -30,7 +30,7 @@ class Places:
 
     @property
     def log(self) -> Path:
-        """File for the stderr of the child processes."""
+        """File for the stderr of the workers, the serial loop and the drivers."""
         return self.folder / "worker.log"
 
 
@@ -38,7 +38,7 @@ class Places:
 def places(keep: Path | None) -> Iterator[Places]:
     """Yield the folders of a run, and remove the temporary folder after the block.
 
-    Raises ``DemoError`` if a folder cannot be created, or if ``keep`` is not empty.
+    Raises ``DemoError`` if a folder cannot be created or read, or if ``keep`` is not empty.
     """
     if keep is not None:
         try:

@@ -15,7 +15,7 @@ class Kill:
         stored: Number of events that were stored at the kill.
         seconds: Seconds from the start of the main part to the kill.
         by: Name of the process or processes that continued; empty until the work continues.
-        after: Seconds from the kill until the work continued; 0.0 before.
+        after: Seconds from the kill until the work continued; 0.0 while ``by`` is empty.
     """
 
     who: str
@@ -46,13 +46,13 @@ class Progress:
         published: Number of published events.
         serial_rate: Events per second of the serial loop; 0.0 before the measurement.
         stored: Number of stored events.
-        dead_letters: Number of dead letters.
+        dead_letters: Number of dead letters; 0 on Spark.
         repeats: Number of writes that were refused because the ledger had the event already.
         violations: Number of writes that were refused as order violations.
         pending: Number of undelivered messages, by the server's report; in a group, number of unsettled messages.
-        unacknowledged: Number of delivered and unacknowledged messages, by the server's report.
+        unacknowledged: Number of delivered and unacknowledged messages, by the server's report; 0 in a group.
         answering: Whether the server answers.
-        worker_pid: Process id of the running worker; None without a running worker.
+        worker_pid: Process id of the running worker; None without a running worker, in a group and on Spark.
         starts: Number of workers or drivers started so far.
         stream: Name of the stream or topic of the events.
         kills: Processes that were killed with -9.

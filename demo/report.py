@@ -39,7 +39,7 @@ class Report:
         lost: Events neither stored nor dead-lettered.
         doubled: Events stored more than once.
         foreign: Stored steps that are not in the log.
-        missing_letters: Poison events without a dead letter.
+        missing_letters: Events that always fail and have no dead letter.
         unexpected_letters: Dead letters of events that can succeed.
         redelivered: Cause → number of redeliveries.
         verdicts: Verdicts of the checkers over the histories.

@@ -38,7 +38,7 @@ _ANSWER_WITHIN: Final = 60.0
 """Most seconds to wait at the end until the server returns the dead letters."""
 
 _FIRST_SHARE: Final = 0.2
-"""Share of the events that is published before a group begins."""
+"""Share of the events that is published before a group begins, unless the stream's retention is ``"interest"``."""
 
 _RETRY: Final = 0.25
 
@@ -76,7 +76,7 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
                     stayed = await broker.close()
                 if stayed:
                     names = ", ".join(stayed)
-                    line = f"lanes: the server does not answer; delete these names on the server: {names}"
+                    line = f"lanes: the run could not delete {names} on the server; delete these names"
                     print(line, file=sys.stderr, flush=True)
 
 

@@ -80,7 +80,10 @@ class Child:
         self._signal(signal.SIGTERM)
 
     async def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end of the child and of its stderr. Return its exit status; None after ``timeout`` seconds."""
+        """Wait for the end of the child and of its stderr.
+
+        Return the child's exit status; None after ``timeout`` seconds, or before ``start``.
+        """
         if self._process is None or self._listener is None:
             return None
         try:
@@ -92,7 +95,7 @@ class Child:
         return self._process.returncode
 
     def say(self, line: str) -> None:
-        """Write a line to the child's stdin. Does not block. Does nothing if the child has ended."""
+        """Write a line to the child's stdin. Does not block. Drops the line unless the child runs."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(f"{line}\n".encode())
 
@@ -112,7 +115,7 @@ class Child:
         return ""
 
     async def output(self) -> str:
-        """Wait for the end of the child, and return its whole stdout."""
+        """Wait for the end of the child's stdout, and return the text that no call has read before."""
         if self._process is None or self._process.stdout is None:
             return ""
         return (await self._process.stdout.read()).decode("utf-8", "replace")

@@ -38,8 +38,8 @@ def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) ->
     """Run a job, show its progress and report, and return an exit status. Blocks. Works on the main thread only.
 
     The report is a table and one JSON object. The JSON object is the last line on stdout, except on a terminal,
-    where the table follows the object. A first signal kills the workers and removes the streams or topics of the run. A
-    second signal ends the process at once.
+    where the table follows the object. A first signal kills the workers, and removes the streams or topics of the run
+    if possible. A second signal ends the process at once.
     """
     view = view or best_view()
     try:

@@ -1,4 +1,4 @@
-"""The main part of a run with one worker: it handles the log under ``lanes``, is killed, and another worker starts."""
+"""The main part of a run with one worker at a time: a worker handles the log, is killed, and another worker starts."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class UnderLanes:
         no_server = status == EXIT_FAILED and not self._heard and self._outage
         if not worker.killed and not no_server:
             self.failure = (
-                f"worker {self.workers} ended by itself with status {status}: {worker.last_words or 'no output'}"
+                f"worker {self.workers} ended unexpectedly with status {status}: {worker.last_words or 'no output'}"
             )
         elif self._broker.connected:
             await worker.end()

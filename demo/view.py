@@ -1,4 +1,4 @@
-"""The view of a run: a live panel on a terminal, else a line every two seconds and at each change; then the table."""
+"""The view of a run: a live panel on a terminal, else a new line after two seconds and at each kill and new phase."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _REDRAW: Final = 0.25
 _LINE_EVERY: Final = 2.0
 FOOTER: Final = (
-    "floor: every message below this number is settled.",
+    "floor: every message below this number is settled; on Kafka the sum of the floors of all partitions.",
     "oldest key: the hash of the key whose message is unfinished for the longest time, and that time.",
 )
 """Meaning of two rows of the panel."""
@@ -29,7 +29,7 @@ _RATE_WINDOW: Final = 2.0
 
 
 class Outcome(Protocol):
-    """The part of a report that a view shows."""
+    """The part of a report that the demo shows."""
 
     @property
     def ok(self) -> bool:
@@ -63,7 +63,7 @@ class Rate:
         self._samples: list[tuple[float, int]] = []
 
     def __call__(self, done: int) -> float:
-        """Return the current rate. ``done`` is the number of finished events."""
+        """Return the current rate. ``done`` is the number of events stored so far."""
         now = time.monotonic()
         self._samples = [s for s in self._samples if s[0] >= now - _RATE_WINDOW]
         self._samples.append((now, done))
@@ -97,14 +97,17 @@ class PlainView:
 
     async def _print(self, progress: Progress) -> None:
         rate = Rate()
-        phase, printed = "", 0.0
+        phase, printed, last = "", 0.0, ""
         kills: list[str] = []
         while True:
             now = time.monotonic()
             speed = rate(progress.stored)
             if progress.phase != phase or now - printed >= _LINE_EVERY:
                 phase, printed = progress.phase, now
-                print(line(progress, speed), flush=True)
+                # On a busy machine a phase without news may last for many lines.
+                if (text := line(progress, speed)) != last:
+                    last = text
+                    print(text, flush=True)
             before, kills = kills, [str(kill) for kill in progress.kills]
             for kill in kills:
                 if kill not in before:

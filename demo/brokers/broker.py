@@ -12,7 +12,7 @@ from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
 
 Published = Callable[[int], Awaitable[None]]
-"""Callback that ``Broker.publish`` calls several times, with the number of its events that are confirmed so far."""
+"""Callback that ``Broker.publish`` calls repeatedly, with the number of events of this call confirmed so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Left:
     """The backlog of the consumers. A broker that stores only positions reports 0 unacknowledged messages.
 
     Attributes:
-        pending: Number of undelivered messages; on Kafka the number of messages above the committed positions.
+        pending: Number of undelivered messages; on Kafka the number of offsets from the committed positions on.
         unacknowledged: Number of messages that were delivered and not acknowledged.
         floor: Position below which every message is acknowledged; on Kafka the sum of the committed positions.
     """

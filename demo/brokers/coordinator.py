@@ -36,7 +36,8 @@ _DELETE: Final = "delete"
 class Coordinator:
     """The coordinator of one group. Runs on asyncio only, and asks one question at a time.
 
-    The next question replaces a process that has ended, is stuck or got no answer. ``command`` starts the process.
+    The next question replaces a process that has ended, did not answer or answered with an error. ``command`` starts
+    the process.
     """
 
     def __init__(self, server: str, group: str, command: Sequence[str] = COMMAND) -> None:
@@ -62,7 +63,7 @@ class Coordinator:
         return Snapshot(said["asked"], said["answered"], said["state"], members)
 
     async def delete(self) -> None:
-        """Delete the group if it exists. Raises ``NoAnswer``."""
+        """Ask the coordinator to delete the group, and ignore a refusal. Raises ``NoAnswer`` if the question fails."""
         await self._ask(_DELETE)
 
     async def close(self) -> None:

@@ -22,7 +22,8 @@ from lanes.clock import monotonic
 from lanes.core.types import PartitionId
 from lanes.errors import SourceError
 from lanes.history.recorder import Recorder
-from lanes_jetstream.wire.connection import ApiError, Connection
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.connection import NoAnswer as NoApi
 
 _STREAM_NOT_FOUND: Final = 10059

@@ -32,6 +32,9 @@ _WITHIN: Final = 5.0
 _POLL: Final = 0.2
 """Most seconds that a call of a client waits before it checks whether its caller has given up."""
 
+_UNCONFIRMED: Final = frozenset({KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
+"""Errors of a broker that has appended an event, or may still do so, and does not confirm it."""
+
 _QUIET: Final = {"log_level": 0}
 
 _Answer = TypeVar("_Answer")
@@ -70,7 +73,7 @@ class KafkaBroker:
             await asyncio.to_thread(self._make)
         except KafkaException as failure:
             raise DemoError(
-                f"no Kafka broker answers at {self._server} ({_said(failure)}): start a broker, or correct --server"
+                f"no Kafka broker answers at {self._server} ({_said(failure)}): start a broker, or correct the address"
             ) from None
         self.connected = True
 
@@ -131,7 +134,7 @@ class KafkaBroker:
         history.flush()
 
     def _produce(self, events: Sequence[Event]) -> list[tuple[int, int]]:
-        """Publish the events, and return partition and offset of each. Blocks until all are confirmed, or one fails."""
+        """Publish the events, and return partition and offset of each. Blocks until all are confirmed or one fails."""
         places: list[tuple[int, int]] = [(-1, -1)] * len(events)
         failures: list[tuple[Event, KafkaError]] = []
 
@@ -150,16 +153,19 @@ class KafkaBroker:
             pass
         if failures:
             event, error = failures[0]
+            # The client's own errors have negative codes. Of the broker's errors, a timeout refuses nothing.
+            said, remedy = "did not confirm", "check that the broker runs and can be reached"
+            if error.code() > 0 and error.code() not in _UNCONFIRMED:
+                said, remedy = "refused", "free space on the broker's disk, or raise its limits"
             raise DemoError(
-                f"the broker refused case {event.case!r} step {event.step}: {error.name()}: {error.str()}: free space "
-                "on the broker's disk, or raise its limits"
+                f"the broker {said} case {event.case!r} step {event.step}: {error.name()}: {error.str()}: {remedy}"
             )
         return places
 
     # --- questions
 
     async def left(self) -> Left | None:
-        """Return the number of messages above the committed positions, see ``Broker.left``."""
+        """Return the backlog from the committed positions on, see ``Broker.left``."""
         return await self._ask(self._left)
 
     def _left(self) -> Left:
@@ -181,7 +187,7 @@ class KafkaBroker:
         return end - begin
 
     async def dead_letters(self) -> list[Step]:
-        """Return the events of the dead letters, with repeats, see ``Broker.dead_letters``."""
+        """Return the events of the dead letters, with repeats; see ``Broker.dead_letters``."""
         return await self._ask(self._letters)
 
     def _letters(self) -> list[Step]:

@@ -66,8 +66,8 @@ class GroupFindings:
         duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts
             the repeats that no fault explains.
         rebalances: Number of times that the broker moved partitions between members.
-        recovery: Fault kind → longest time in seconds until every affected partition started again; infinite
-            if a partition never started again.
+        recovery: Fault kind → longest recovery in seconds, see the function ``recovery``; infinite if a partition
+            never started again.
         overlaps: Number of unexcused overlapping runs of a key, plus starts and settlements after the loss of their
             partition. With leases, the run of a crashed member counts until its lease expires.
         overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap, the earlier
@@ -110,7 +110,7 @@ class Knowledge:
     def forgotten(self) -> frozenset[Assignment]:
         """The assignments that ended while the broker was away, or shortly after.
 
-        The broker may have forgotten their commits.
+        The broker may have forgotten the commits of these assignments.
         """
         last = {segment.member: segment.rows[-1].mono for segment in self.segments}
         return frozenset(
@@ -211,7 +211,7 @@ class _Overlaps:
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
         self._running: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
-        # Messages that a crashed process was running. The messages count until their leases expire.
+        # Messages that a crashed process was running. Each message counts until the lease of its assignment expires.
         self._ghosts: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
         self._lost: set[Assignment] = set()
         self._sent: dict[Assignment, float] = {}
@@ -302,7 +302,7 @@ class _Run:
 
 
 class _Runs:
-    """For each message, the assignments that ran and finished the message, from the first to the last."""
+    """For each message, the assignments that ran the message, in the order of their first starts."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge

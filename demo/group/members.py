@@ -40,7 +40,7 @@ _WORDS: Final = ("in_flight", "max_in_flight", "running", "ready", "held", "retr
 
 
 class Stopped(Exception):
-    """The run has failed, and its script must end."""
+    """The run has failed or ended, so its script must end."""
 
 
 class Process:
@@ -77,9 +77,9 @@ class Members:
         ledger: Ledger that stores the events of the handlers.
         places: Folders of the run.
         progress: State of the run, updated in place.
-        feed: Publishes the log for the script.
-        script: Scenario, called with this object. The scenario calls ``join``, ``kill``, ``freeze`` and ``stop``, and
-            waits with ``until``.
+        feed: Publisher of the log.
+        script: Scenario, called with this object. The scenario publishes the log with ``feed``, may call ``join``,
+            ``kill``, ``freeze`` and ``stop``, and waits with ``until`` and ``handled``.
 
     Attributes:
         seconds: Seconds from the start of the first member to the last finished event.
@@ -224,7 +224,7 @@ class Members:
             await asyncio.sleep(HOOK_EVERY / 2)
 
     def settled(self) -> bool:
-        """Whether the running members own all partitions, by the broker's report."""
+        """Whether the broker reports a stable group of exactly the running members, which own all partitions."""
         snapshot = self.snapshot
         return (
             snapshot.stable
@@ -312,7 +312,7 @@ class Members:
             await self.join(fault=bool(joined))
         else:
             words = process.child.last_words or "no output"
-            self._fail(f"{process.name} ended by itself with status {status}: {words}")
+            self._fail(f"{process.name} ended unexpectedly with status {status}: {words}")
 
     def _fail(self, failure: str) -> None:
         self.failure = self.failure or failure

@@ -39,7 +39,7 @@ class SparkConfig:
     Attributes:
         kafka: Addresses of Kafka brokers.
         postgres: URL of a PostgreSQL server whose user may create a schema.
-        jars: Paths of the jars of Spark's Kafka connector; empty = Spark finds the jars itself.
+        jars: Paths of the jars of Spark's Kafka connector; empty = Spark's own folder or settings provide them.
         data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
         events: Maximum number of events of the log; None takes all.
         seed: Seed of the generated log.
@@ -132,11 +132,11 @@ class ReplayConfig:
         scratch: Folder for Spark's temporary files.
         cores: Number of cores of Spark.
         connections: Number of PostgreSQL connections of each task.
-        rows_per_batch: Most rows of a batch.
+        rows_per_batch: Maximum number of rows of a batch.
         concurrency: Maximum number of running handlers in a task.
         max_in_flight: Bound on delivered, unsettled messages in a task.
-        fail_every: Average number of events for each event that fails at first.
-        poison_every: Average number of events for each event that always fails.
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails once or twice.
+        poison_every: Average number of events for each event that always fails; 0 = no event always fails.
     """
 
     kafka: str = field(repr=False)

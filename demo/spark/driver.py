@@ -1,4 +1,4 @@
-"""A driver of the demo: one complete replay on Spark, and the audit of its journal.
+"""A driver of the demo: one call of ``replay`` on Spark, and the audit of its journal.
 
 The demo's parent runs ``python -m demo.spark.driver`` with a ``ReplayConfig`` in the environment. The driver ends with
 its parent. The driver prints the result of the replay and then the result of the audit, each as one line of JSON.

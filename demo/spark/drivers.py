@@ -28,9 +28,6 @@ from lanes.clock import monotonic
 _SETTLE: Final = 0.2
 """Seconds after a freeze in which the earlier output of the process arrives."""
 
-_STARTS: Final = 5
-"""Most drivers that one run starts."""
-
 
 @dataclass
 class _Seen:
@@ -63,12 +60,12 @@ class Drivers:
         token: Secret that opens the approval service.
 
     Attributes:
-        seconds: Seconds from the start of the first driver to the end of the replay.
+        seconds: Seconds from the start of the first driver to the end of the replay, or of the run if it failed.
         workers_killed: Number of workers killed.
         drivers_killed: Number of drivers killed.
         tried_again: Number of task attempts after a failed attempt.
         interrupted: Numbers of the batches that had started and not finished when a driver was killed.
-        told: Output of the drivers: the end of the replay, and the result of the audit.
+        told: Output of the drivers: the time of the end of the replay, its number of batches, and the audit.
         failure: Reason why the run ended early; None = the run did not end early.
     """
 
@@ -102,6 +99,7 @@ class Drivers:
             if at is not None
         ]
         self._kills.sort(key=lambda kill: kill.at)
+        self._made: list[tuple[Kill, int]] = []  # with the number of the driver at the kill
         self._begun = self._changed = self._ended = 0.0
         self.workers_killed = 0
         self.drivers_killed = 0
@@ -113,7 +111,7 @@ class Drivers:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of the first driver to the end of the replay."""
+        """Seconds from the start of the first driver to the end of the replay, or of the run if it failed."""
         return self._ended - self._begun
 
     @property
@@ -124,7 +122,7 @@ class Drivers:
     @property
     def missed(self) -> list[str]:
         """Planned kills that did not happen."""
-        return [f"{kill.what} was not killed: the replay ended first" for kill in self._kills]
+        return [f"{kill.what} was not killed before the end of the run" for kill in self._kills]
 
     @property
     def done(self) -> set[int]:
@@ -202,12 +200,12 @@ class Drivers:
         if driver.status == 0 and "audit" in self.told:
             self._over = True
             return
-        if driver.killed and self._progress.starts < _STARTS:
+        if driver.killed:
             await driver.end()
             await self._start(environment)
             return
         words = driver.last_words or "nothing"
-        self.failure = f"driver {self._progress.starts} ended by itself with status {driver.status}: {words}"
+        self.failure = f"driver {self._progress.starts} ended unexpectedly with status {driver.status}: {words}"
 
     # --- kills
 
@@ -220,7 +218,7 @@ class Drivers:
                 if await self._kill_in_task(task):
                     self.workers_killed += 1
                     self._progress.phase = "a worker was killed with -9"
-                    self._progress.kills.append(Kill("a worker", self._progress.stored, monotonic() - self._begun))
+                    self._killed("a worker")
                     return True
         return False
 
@@ -251,13 +249,27 @@ class Drivers:
         self._driver.kill()
         self.interrupted |= under_way
         self.drivers_killed += 1
-        self._progress.kills.append(Kill("the driver", self._progress.stored, monotonic() - self._begun))
+        self._killed("the driver")
         return True
+
+    def _killed(self, who: str) -> None:
+        kill = Kill(who, self._progress.stored, monotonic() - self._begun)
+        self._progress.kills.append(kill)
+        self._made.append((kill, self._progress.starts))
+
+    def _continues(self, task: _Seen) -> None:
+        """Record which kills are over because a task begins: a repeated task, or a task of the next driver."""
+        for kill, driver in self._made:
+            if task.driver > driver:
+                kill.over(f"driver {task.driver}", monotonic() - self._begun)
+            elif task.attempt and kill.who == "a worker":
+                kill.over("another worker", monotonic() - self._begun)
 
     def _on_status(self, status: dict[str, Any]) -> None:
         name = str(status["task"])
         seen = self._tasks.get(name)
         if seen is None:
             seen = self._tasks[name] = _Seen(int(status["pid"]), int(status["attempt"]), self._progress.starts)
+            self._continues(seen)
         seen.ended = bool(status["ended"])
         self.rss_mb = max(self.rss_mb, float(status["rss_mb"]))

@@ -45,7 +45,7 @@ class Judgement:
         doubled: Case, step and number of surplus effects of each event with several effects.
         violations: Events whose effect was stored after a later step of their case, or was refused for that reason.
         foreign: Events that are stored or dead-lettered, but not in the log.
-        states: Cases whose state differs from their effects.
+        states: Case and stored step, or -1 without a state, of each case whose state differs from its effects.
         dead_letters: Events with a dead letter.
         repeats: Number of effects that were refused because the event had its effect already.
     """

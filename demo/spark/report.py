@@ -26,15 +26,15 @@ class SparkReport:
     Attributes:
         events: Number of events of the log.
         keys: Number of keys of the log.
-        seconds: Seconds from the start of the first driver to the end of the replay, with kills and restarts.
-        judged: Judgement by SQL over the effects.
+        seconds: Seconds from the start of the first driver to the end of the replay, or of the run if it failed.
+        judged: Comparison of effects, dead letters and states with the log, by SQL.
         poison: Events that never succeed.
         drivers: Number of drivers started.
         workers_killed: Number of workers killed with -9 in the middle of a task.
         drivers_killed: Number of drivers killed with -9 in the middle of a batch.
         missed: Planned kills that did not happen.
         tried_again: Number of task attempts after a failed attempt.
-        batches: Number of batches.
+        batches: Number of finished batches.
         interrupted: Number of batches that the kill of a driver interrupted.
         resumed: Number of interrupted batches that a later driver finished.
         rss_mb: Peak memory of a worker in MiB.

@@ -76,7 +76,7 @@ async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
                         stayed.append(f"the schema {tables.schema}")
                 if stayed:
                     names = ", ".join(stayed)
-                    line = f"lanes: a server does not answer; delete these names on the servers: {names}"
+                    line = f"lanes: the run could not delete {names} on the servers; delete these names"
                     print(line, file=sys.stderr, flush=True)
 
 

@@ -1,8 +1,9 @@
 """The tables of a run, in their own schema: the effects of the handler, and the log.
 
-``effects`` has a row for each effect, without a unique key, so an effect that was admitted twice has two rows.
-``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the step
-already had its effect, which is harmless because delivery is at least once. Any other refusal is an *order violation*.
+``effects`` has a row for each effect. Case and step are no unique key, so an effect that was admitted twice has two
+rows. ``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the
+step already had its effect, which is harmless because delivery is at least once. Any other refusal is an *order
+violation*.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ _DROP_SECONDS: Final = 10
 
 
 class Tables:
-    """The tables in the schema ``schema``, on the server at ``url``. All methods block except the async methods.
+    """The tables in the schema ``schema``, on the server at ``url``.
 
-    All methods except ``drop`` and ``put`` raise ``DemoError`` if the server is unreachable or refuses a request.
+    The methods ``make``, ``add_letters``, ``drop`` and ``connected`` block. All methods except ``query``, ``drop`` and
+    ``put`` raise ``DemoError`` if the server is unreachable or refuses a request.
     """
 
     def __init__(self, url: str, schema: str) -> None:

@@ -48,7 +48,7 @@ class Client:
             raise DemoError(f"no approval service at {self._address} ({error}): start `python -m demo run`") from None
 
     async def approve(self, case: str, step: int) -> None:
-        """Wait for the approval of a step. Raises ``ServiceGone`` without a connection to the service."""
+        """Wait for the approval of a step. Raises ``ServiceGone`` if the connection breaks or is missing."""
         await self._request("a", f"{case} {step}")
 
     async def apply(self, case: str, step: int, epoch: int) -> str:

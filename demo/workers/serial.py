@@ -27,7 +27,7 @@ _JOIN_TIMEOUT: Final = 20.0
 
 
 def main() -> int:
-    """Run the loop for the configured seconds. Return 0, or 1 after an error. Blocks."""
+    """Run the loop for the configured seconds, or until no message arrives. Return 0, or 1 after an error. Blocks."""
     end_with_parent()
     try:
         config = WorkerConfig.load()

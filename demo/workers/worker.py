@@ -91,7 +91,7 @@ def numbers(status: lanes.Status) -> dict[str, Any]:
 
 
 def key_hash(key: bytes | None) -> str:
-    """Return 8 hex digits of a key's hash, as in the history. The key itself is user data."""
+    """Return the first 8 of the 16 hex digits of a key's hash in the history; ``-`` without a key."""
     return "-" if key is None else blake3(key).hexdigest(length=4)
 
 

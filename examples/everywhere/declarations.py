@@ -1,4 +1,4 @@
-"""One handler for four places: live on Kafka or JetStream, in memory, and over history on Spark.
+"""One handler for four places: live on Kafka or JetStream, in memory, and over stored messages on Spark.
 
 The handler books the steps of expense declarations, in order within a declaration. The handler takes a connection from
 a pool in a variable of this module. `begin` opens the pool and `end` closes it, around a consumer, or as `setup` and

@@ -24,8 +24,8 @@ STREAM, CUSTOMERS, PARTITIONS = "EXAMPLE_COHORT", 20, 16
 DATABASE = "accounts.db"
 
 TABLE = "CREATE TABLE accounts (customer BLOB PRIMARY KEY, orders INT, position INT, epoch INT, members INT, last TEXT)"
-# A former owner of a customer has a lower epoch than the present owner, so its late updates change nothing. An order is
-# redelivered if its process was killed before the acknowledgement; its position is in the table already.
+# A former owner of a customer has a lower epoch than the present owner, so its updates change nothing after the first
+# update of the present owner. If an order is redelivered after its update, its position is in the table already.
 APPLY = """
     UPDATE accounts
     SET orders = orders + 1, members = members + (last != :member), last = :member, position = :position, epoch = :epoch
@@ -34,7 +34,7 @@ APPLY = """
 
 
 def member(name: str) -> None:
-    """The program of one member. Start the program as often as you like, on any number of machines."""
+    """The program of one member. Start the program as often as you like, each time with another name."""
 
     def book(message: lanes.Message) -> None:
         time.sleep(0.02)  # slow work; then the effect, fenced by position and epoch
@@ -66,7 +66,7 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """Start three members one after the other, and kill the first member. No member needs configuration."""
+    """Start three members one after the other, and kill the first member. No member knows the other names."""
     members, sold, until = [], 0, time.monotonic() + 40
     try:
         for name in ("a", "b", "c"):
@@ -102,7 +102,7 @@ async def set_up(stream: JetStreamContext) -> None:
 
 
 async def clean_up(stream: JetStreamContext) -> None:
-    """Delete the stream, and the bucket of the cohort."""
+    """Delete the stream, the bucket of the cohort, and the database."""
     await stream.delete_stream(STREAM)
     await stream.delete_key_value(f"lanes_{STREAM}_lanes")
     os.remove(DATABASE)

@@ -33,7 +33,7 @@ def member(name: str) -> None:
     create = CohortStream(subject="ledger.*", tokens=(1,), origin=ORIGIN)
     cohort = Cohort("bookkeeping", member=name, partitions=1, create=create, lease=3)
     source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, cohort=cohort, key=None)
-    # A skipped message would leave a hole in the order, so serial refuses to skip one.
+    # A skipped message would leave a hole in the order, so order="serial" refuses poison="skip".
     lanes.main(source, append, settings=lanes.Settings(order="serial", poison="exit"))
 
 

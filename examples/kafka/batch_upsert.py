@@ -35,7 +35,7 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler. Its return acknowledges all messages; an exception retries all of them."""
+    """The handler: a return acknowledges all messages, and an exception retries all messages."""
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]
@@ -45,7 +45,7 @@ def store(messages: list[lanes.Message]) -> None:
 
 async def main() -> None:
     source = KafkaSource({**BROKERS, "group.id": "tracking", "auto.offset.reset": "earliest"}, topics=TOPIC)
-    # SQLite has one writer. With a database server, use its number of connections.
+    # SQLite has one writer. With a database server, set concurrency to the number of its connections.
     settings = lanes.Settings(batch=100, linger=0.01, concurrency=1)
     async with lanes.Consumer(source, store, settings=settings) as consumer:
         while consumer.status().settled < EVENTS:  # noqa: ASYNC110 (a service would not end)

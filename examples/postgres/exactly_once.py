@@ -31,7 +31,7 @@ async def main() -> None:
     async with AsyncConnectionPool(SERVER, min_size=8) as pool:
 
         async def pay(message: lanes.Message) -> None:
-            """The handler: one at a time for each account, in order."""
+            """The handler: payments of one account run one at a time, in order."""
             global calls
             calls += 1
             async with pool.connection() as connection, positions.once(connection, message) as fresh:

@@ -1,8 +1,9 @@
 """A rebuilt table: the replay books all past payments again, each exactly once.
 
-The live consumer has kept the balances so far. The replay computes them in a new table, from all of history. The replay
-may be killed and started again, because the transaction that adds to a balance also stores the position of the message.
-Here the replay starts twice, and the second run adds nothing. The handler is an ordinary handler of `lanes`.
+The live consumer has kept the balances so far. The replay computes the balances in a new table, from all past payments.
+The replay may be killed and started again, because the transaction that adds to a balance also stores the position of
+the message. Here the replay starts twice, and the second run adds nothing. The handler is an ordinary handler of
+`lanes`.
 
 Needs pyspark and Java 17 or newer, psycopg with its pool, and a server:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/spark/replay_into_postgres.py
@@ -48,7 +49,7 @@ async def disconnect() -> None:
 
 
 async def pay(message: lanes.Message) -> None:
-    """The handler: one at a time for each account, in order."""
+    """The handler: payments of one account run one at a time, in order."""
     async with pools[0].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:
             await connection.execute(
@@ -59,7 +60,7 @@ async def pay(message: lanes.Message) -> None:
 
 
 def payments() -> list[dict[str, Any]]:
-    """Return the history."""
+    """Return the rows of all past payments."""
     return [
         {
             "key": f"account-{number % ACCOUNTS}".encode(),

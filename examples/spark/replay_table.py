@@ -1,7 +1,7 @@
 """A new rule over all past payments, in order within an account.
 
-The payments are in a Parquet table, in files without an order. Spark reads them on two cores of this machine; the call
-on a cluster is the same. The handler is an ordinary handler of `lanes`, and its results become a table.
+The payments are in a Parquet table, in files without an order. Spark reads the files on two cores of this machine; the
+call on a cluster is the same. The handler is an ordinary handler of `lanes`, and its results become a table.
 
 Needs pyspark and Java 17 or newer: python examples/spark/replay_table.py
 """
@@ -34,7 +34,7 @@ async def begin() -> None:
 
 
 async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
-    """The handler: one at a time for each account, in order, which the balances depend on."""
+    """The handler: payments of one account run one at a time and in order, as the balances need."""
     assert message.key is not None
     account = message.key.decode()
     balances[account] += int(message.value)
@@ -44,7 +44,7 @@ async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
 
 
 def payments() -> list[dict[str, Any]]:
-    """Return the history."""
+    """Return the rows of all past payments."""
     found = []
     for number in range(PAYMENTS):
         account = number * 7919 % ACCOUNTS

@@ -168,7 +168,7 @@ class SqliteSource:
         await anyio.to_thread.run_sync(self._close, limiter=self._one)
 
     async def _transact(self, work: Callable[[sqlite3.Connection], T], *if_busy: T) -> T:
-        """Run ``work`` in one transaction, or return ``if_busy`` when another process writes for too long.
+        """Run ``work`` in one transaction, or return ``if_busy`` when another process writes for over a second.
 
         A cancelled call waits for its thread and returns its result, so no claimed message gets lost.
         """
@@ -193,7 +193,7 @@ class SqliteSource:
         db.executemany(EXTEND, [(now + self._visibility, each.position, each.token, now) for each in messages])
 
     def _claim(self, db: sqlite3.Connection, room: Room) -> list[Row] | None:
-        """Claim the rows that fit into the room; return None when this source has all rows of the table."""
+        """Claim the rows that fit into the room; return None if this source has already claimed every row."""
         now, size, rows = self._now(), 0, list[Row]()
         if self._released:
             return rows
@@ -233,12 +233,13 @@ async def main() -> None:
             await anyio.sleep(0.001)
             seen.append((message.key, int(message.value)))
             if len(seen) == 200:
-                gone.cancel()  # cancelled without a stop: its messages stay claimed until their deadlines
+                gone.cancel()  # cancelled without a drain: its messages stay claimed until their deadlines
 
         async def worker() -> None:
             source = SqliteSource(path, visibility=0.5)
             source.finish()
-            await lanes.run(source, handler, settings=lanes.Settings(concurrency=20, max_in_flight=50))
+            settings = lanes.Settings(concurrency=20, max_in_flight=50, on_cancel="stop")
+            await lanes.run(source, handler, settings=settings)
 
         with anyio.CancelScope() as gone:
             await worker()
