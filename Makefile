@@ -6,7 +6,7 @@ DATA_FILE := ../shared/data/declarations.jsonl.gz
 DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 PROTOCOL ?= classic
-PROCESSES ?= 3
+PROCESSES ?= 6
 FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
 DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
 DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign mutants check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -41,20 +41,23 @@ run-spark: environment-run-spark  ## a replay on Spark with fenced effects, kill
 broker: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka]
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
-test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=3]
+test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=6]
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-fast: environment-dev  ## the tests without a broker or a child process, after each edit [ARGS="-k ledger"]
-	@exec .venv/bin/python -m pytest --fast -n 2 --dist worksteal $(FAST) $(ARGS)
+	@exec .venv/bin/python -m pytest --fast -n 4 --dist worksteal $(FAST) $(ARGS)
 
-campaign: environment-dev  ## 20,000 simulated schedules of whole consumers
-	@exec .venv/bin/python -m pytest -m campaign tests/memsource/sim/test_campaign.py $(ARGS)
+campaign: environment-dev  ## 20,000 simulated schedules of whole consumers, and 5,000 of each real adapter; the last line is JSON [SCHEDULES=5000]
+	@SCHEDULES=$(SCHEDULES) exec .venv/bin/python -m pytest -m campaign -p tests.simulated.figures tests/memsource/sim/test_campaign.py tests/simulated $(ARGS)
 
 test-slow: environment-dev  ## the tests that take minutes, on real servers [ARGS="-k demo"]
 	@exec .venv/bin/python -m pytest -m slow $(ARGS)
 
 test-spark: environment-dev  ## all tests of Spark and PostgreSQL, the slow ones too [ARGS="-k audit"]
 	@exec .venv/bin/python -m pytest -m "slow or not slow" tests/spark tests/postgres tests/demo/test_spark*.py $(ARGS)
+
+mutants: environment-dev  ## the mutation score of each file, for hours [FILES="core lanes/cohort" ARGS="--every 10"]
+	@exec .venv/bin/python -m tests.mutants.score $(FILES) $(ARGS)
 
 check: environment-dev  ## lint, types, imports, docstrings, the list of errors, the site
 	.venv/bin/python -m ruff check .
@@ -82,8 +85,8 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
 	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
 
-model:  ## check the model of the cohort's protocol with SPIN, which has to be there: about 4 minutes
-	@exec bash docs/model/cohort.sh
+model:  ## check the models of the cohort's protocol and of a change of width with SPIN, which has to be there: 5 minutes
+	@bash docs/model/widths.sh && exec bash docs/model/cohort.sh
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov

@@ -89,7 +89,7 @@ VALUES = st.recursive(
 
 @st.composite
 def lines(draw: st.DrawFn) -> bytes:
-    """Return a line: a real line, a real line with other values, a part of a line, or any text."""
+    """Return a line: a real line, a changed real line, a part of a real line, or any bytes."""
     line = draw(st.sampled_from(real_lines()))
     how = draw(st.sampled_from(["real", "real", "changed", "changed", "renumbered", "cut", "flipped", "bytes"]))
     if how == "changed":

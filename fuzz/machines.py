@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 def machine_properties(
     machine: type[RuleBasedStateMachine], steps: int, effort: settings, tick: Callable[[], None]
 ) -> list[Callable[[], None]]:
-    """Return a test of ``machine`` with runs of up to ``steps`` steps. Each engine of the machine calls ``tick``."""
+    """Return a test of ``machine`` with runs of up to ``steps`` steps. Each run calls ``tick`` once."""
 
     class Counted(machine):  # type: ignore[valid-type,misc]
         def __init__(self) -> None:

@@ -6,14 +6,11 @@ The target is the property of ``tests.core.test_offset_ledger``, with longer run
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.test_offset_ledger import STEPS, test_the_offset_ledger_behaves_like_dicts_and_sets
-
-check = cast(Any, test_the_offset_ledger_behaves_like_dicts_and_sets).hypothesis.inner_test
+from tests.core.test_offset_ledger import STEPS, behaves_like_dicts_and_sets
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
@@ -27,6 +24,6 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
     )
     def offset_ledger(floor: int, seeds: list[tuple[int, int]], steps: list[tuple[str, list[int]]]) -> None:
         tick()
-        check(floor, seeds, steps)
+        behaves_like_dicts_and_sets(floor, seeds, steps)
 
     return [offset_ledger]

@@ -46,7 +46,7 @@ def merged(runs: Runs) -> Runs:
 
 
 def check_forged(body: bytes, form: int, floor: int, reach: int, falsified: int) -> None:
-    """Check a text with any set, and with a size that is ``falsified`` bytes too high."""
+    """Check a text with any set, and with a size that is wrong by ``falsified`` bytes."""
     text = forged(body, form=form, floor=floor, longer=falsified)
     runs = decode(text, floor, reach)
     if runs is None:

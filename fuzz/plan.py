@@ -49,7 +49,7 @@ def check_said(at: object, kind: object, target: object, amount: object) -> None
 
 
 def check_shrunk(plan: Plan, chance: int) -> None:
-    """Shrink a plan that fails."""
+    """Shrink a failing plan, and check that without any of its remaining parts it would not fail."""
 
     def fails(tried: Plan) -> bool:
         return tried == plan or zlib.crc32(encode(tried).encode()) % chance == 0
@@ -73,7 +73,10 @@ def check_shrunk(plan: Plan, chance: int) -> None:
 
 
 def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> None:
-    """Check the messages of a seed. A key has one partition, and a shorter list is the beginning of a longer one."""
+    """Check the messages of a seed.
+
+    Each key has one partition. A smaller ``n`` gives the first messages of a larger ``n``.
+    """
     items = wanted.items(seed, partitions)
     assert replace(wanted, n=min(fewer, wanted.n)).items(seed, partitions) == items[:fewer]
     homes = {(item.key, item.partition) for item in items if item.key is not None}

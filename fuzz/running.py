@@ -31,8 +31,8 @@ class Target:
 
     Attributes:
         name: Name of the target.
-        invariant: The statement that every example must keep.
-        properties: Makes the tests.
+        invariant: Statement that must be true for every example.
+        properties: Function that makes the tests.
         batch: Number of examples that take about a second.
     """
 

@@ -1,4 +1,4 @@
-"""A token gives the plan that it was made from, and any other text gives a plan or TokenRefused within a short time.
+"""A token gives the plan that it was made from, and any other text gives a plan or TokenRefused.
 
 A plan has a single text, but many compressed forms of that text decode to it.
 """
