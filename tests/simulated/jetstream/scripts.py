@@ -119,8 +119,9 @@ async def _inbox(client: Client) -> _Inbox:
 async def _waiting(client: Client, stream: str, count: int) -> None:
     """Wait until the server has read this number of pull requests: it reads them beside the requests that follow."""
     async with asyncio.timeout(_WAIT):
-        while (await _api(client, f"CONSUMER.INFO.{stream}.c"))["num_waiting"] < count:
-            await asyncio.sleep(0.01)
+        read = 0
+        while read < count:
+            read = (await _api(client, f"CONSUMER.INFO.{stream}.c"))["num_waiting"]
 
 
 # --- pull requests
