@@ -113,9 +113,9 @@ class _LivesForEver(_Wrong):
         return replace(ask, ttl=None)
 
 
-class _RoundsDown(_Wrong):
+class _ExpiresEarly(_Wrong):
     async def asked(self, key: str, ask: _Ask) -> _Ask:
-        return replace(ask, ttl=None if ask.ttl is None else max(1.0, ask.ttl - 1))
+        return replace(ask, ttl=None if ask.ttl is None else ask.ttl / 2)
 
 
 class _SendsAgain(_Wrong):
@@ -146,7 +146,7 @@ WRONG: Final[Mapping[type[_Wrong], str]] = {
     _Unconditional: "check_revision_0_creates_once",
     _WithoutFence: "check_a_fence_is_the_revision_of_another_key",
     _LivesForEver: "check_a_key_expires",
-    _RoundsDown: "check_a_key_expires",
+    _ExpiresEarly: "check_a_key_expires",
     _Cached: "check_a_write_is_read_by_every_client",
     _EveryKey: "check_entries_are_those_with_the_prefix",
     _SendsAgain: "check_a_lost_request_is_unknown",
