@@ -57,6 +57,16 @@ def test_retention_deletes_messages_in_some_runs(adapter: KafkaAdapter) -> None:
     assert deleted[0] and deleted[1] and not deleted[2]
 
 
+def test_members_wake_from_long_freezes_in_some_runs(adapter: KafkaAdapter) -> None:
+    frozen, loading = [], []
+    for seed in (0, 139, 7):
+        made = run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
+        assert made.run.findings == {}
+        frozen.append(made.run.happened["fault: freeze"])
+        loading.append(adapter.last.events.loading_until > 0.0)
+    assert frozen == [1, 2, 0] and loading == [True, True, False]
+
+
 def test_confirmed_dead_letters_are_in_their_topic(adapter: KafkaAdapter) -> None:
     counts = []
     for seed in (1, 4, 17):

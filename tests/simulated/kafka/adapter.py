@@ -20,7 +20,8 @@ import lanes_kafka.dead_letters.producer
 from memsource.adapters.runs import Scenario
 from memsource.adapters.threads import SteppedQueue, SteppedThread, monotonic, replaced, sleep, wait
 from memsource.sim.loop.event_loop import GROUP
-from tests.simulated.kafka.broker import Extras, SimulatedKafka
+from tests.simulated.kafka.broker import SimulatedKafka
+from tests.simulated.kafka.events import Extras
 
 POLL: Final = 1.0
 """Seconds that a turn of an idle thread takes, unless a command or a change at the broker ends it. The adapter's own
@@ -46,6 +47,10 @@ _WRITES: Final = 0.25
 """Share of the runs with dead letters at the broker."""
 
 
+_WAKES: Final = 0.2
+"""Share of the runs in which members wake from freezes that are about as long as a session."""
+
+
 class KafkaAdapter:
     """The side of ``lanes_kafka``. One object makes one run at a time."""
 
@@ -60,6 +65,7 @@ class KafkaAdapter:
             writes=rng.random() < _WRITES,
             cuts_drains=rng.random() < _CUTS_DRAINS,
             forbids=rng.random() < _FORBIDS,
+            wakes=rng.random() < _WAKES,
         )
         if self._extras.cuts_drains:
             # The commit of a gap after the last message is the last step of a drain.

@@ -59,6 +59,8 @@ class SimulatedAdmin:
     def describe_consumer_groups(self, groups: Iterable[str], *, request_timeout: float) -> dict[str, Future[Any]]:
         def act(_: str) -> Any:
             self._check_allowed("GROUP_AUTHORIZATION_FAILED")
+            if self._broker.world.now < self._broker.events.loading_until:
+                raise KafkaException(KafkaError(KafkaError.COORDINATOR_LOAD_IN_PROGRESS))
             known = self._broker.group.members
             return SimpleNamespace(members=[SimpleNamespace(member_id=member) for member in known])
 

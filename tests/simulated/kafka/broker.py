@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
-from functools import partial
 from random import Random
 from typing import Any, Final
 
@@ -29,6 +27,7 @@ from memsource.kafka.client import Client, ClientPartition, Code, Commit, KafkaF
 from memsource.sim.loop.event_loop import SimLoop, current
 from tests.simulated.kafka.admin import SimulatedAdmin
 from tests.simulated.kafka.consumer import SimulatedConsumer
+from tests.simulated.kafka.events import FORBIDDEN, Events, Extras
 from tests.simulated.kafka.producer import LETTERS, Letter, SimulatedProducer, SimulatedWriter
 
 GROUP_ID: Final = "g"
@@ -63,57 +62,11 @@ _IMPOSSIBLE: Final[Impossible] = {
 
 _STRATEGIES: Final = {"eager": "range", "cooperative": "cooperative-sticky"}
 
-_RETENTIONS: Final = 4
-_RETAINED_FOR: Final = 30.0
-"""Number of times that retention deletes messages in a run without faults, and the seconds in which it does so."""
-
-_TOO_FEW_REPLICAS: Final = (0.5, 2.0, 11.0)
-"""Seconds for which the topic of the dead letters may have too few replicas; the last one outlasts a write."""
-
-_HINDERED_WITHIN: Final = 12.0
-_HINDERED_AFTER: Final = (0.0, 0.0, 0.0015, 0.05)
-"""First seconds of a run in which the dead letters are hindered without a fault, and the seconds between a new record
-and the event that waited for it: before its request arrives, before the answer, and later."""
-
-_DRAINS_CUT_OFF: Final = 0.5
-_CUT_OFF_FOR: Final = (3.0, 6.5, 12.0)
-"""Share of the drains of such a run in which the member is cut off, and the seconds."""
-
-_FORBIDDEN: Final[tuple[Code, ...]] = ("GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED")
-_FORBIDDEN_FOR: Final = (0.5, 3.0, 12.0)
-_FORBIDDEN_WITHIN: Final = 20.0
-"""Permissions that are lost, and the seconds until they are given back; and the first seconds of a run in which it
-happens without a fault."""
-
 _FAILS_WITHIN: Final = 12.0
 """Seconds after a refused read within which its source fails, unless a stop closes it; the longest handler takes 7."""
 
 _RECENTLY: Final = 60.0
 """Seconds after a refused request in which a process may end by the refusal."""
-
-_STRAYS_LEADERLESS: Final = 0.5
-_LEADERLESS: Final = (0.5, 3.0, 8.0)
-"""Share of the deleted positions after which nobody tells the bounds of logs, and the seconds."""
-
-_EXTRA: Final = 0.6
-"""Share of the callbacks of a run with extra events that are such events."""
-
-
-@dataclass(frozen=True)
-class Extras:
-    """Events of the broker that only some runs have.
-
-    Attributes:
-        retains: Whether retention deletes messages, also unread ones and those below a committed position.
-        writes: Whether the members write their dead letters to a topic, by the real writer.
-        cuts_drains: Whether the network may cut a member off in its drains.
-        forbids: Whether the user of the members loses a permission for a while.
-    """
-
-    retains: bool = False
-    writes: bool = False
-    cuts_drains: bool = False
-    forbids: bool = False
 
 
 class SimulatedKafka(KafkaBroker):
@@ -126,7 +79,7 @@ class SimulatedKafka(KafkaBroker):
         extras: Events that only some runs have.
 
     Attributes:
-        leaderless_until: Time until which nobody tells the bounds of logs.
+        events: Events that only some runs have.
         deleted: The messages that retention has deleted, by the name of the partition and the position.
     """
 
@@ -155,19 +108,16 @@ class SimulatedKafka(KafkaBroker):
             partitions or rng.randint(1, 4), topic=TOPIC, settings=settings, hands_over=rng.random() < 0.75
         )
         self.rng = rng
-        self._extras = extras or Extras()
+        self.events = Events(self, extras or Extras())
         self.deleted: set[tuple[str, int]] = set()
-        if self._extras.retains:
+        if self.events.extras.retains:
             # The bounds of a log are asked for by a member whose position was deleted.
             self.calls = (*self.calls, *("offsets",) * 9)
-        if self._extras.writes:
+        if self.events.extras.writes:
             self.calls = (*self.calls, *("letter",) * 6)
         self.letters: list[Letter] = []
         self._letter_offsets: dict[tuple[SimulatedProducer, int], int] = {}
-        self._too_few_replicas_until = self.leaderless_until = 0.0
-        # The event that waits for a producer with records.
-        self._hinders_next: int | None = None
-        self._forbidden: tuple[Code, float] = _FORBIDDEN[0], 0.0
+        self._forbidden: tuple[Code, float] = FORBIDDEN[0], 0.0
         self._refusals: dict[str, float] = {}
         self._ended: set[str] = set()
         self._commits_refused = False
@@ -195,13 +145,7 @@ class SimulatedKafka(KafkaBroker):
     def bind(self, world: AdapterWorld) -> None:
         self.world = world
         self.loop: SimLoop = current()
-        for _ in range(_RETENTIONS):
-            self._retain_while(_RETAINED_FOR)
-        if self._extras.forbids:
-            self.loop.call_at(self.rng.random() * _FORBIDDEN_WITHIN, self._forbid, context=Context())
-        if self._extras.writes:
-            at, target = self.rng.random() * _HINDERED_WITHIN, self.rng.randrange(8)
-            self.loop.call_at(at, self._hinder_letters, target, context=Context())
+        self.events.begin()
 
     def source(self, member: str, clock: Clock) -> KafkaSource:
         made: list[Client] = [Client(member, clock)]
@@ -219,7 +163,7 @@ class SimulatedKafka(KafkaBroker):
             topics=self.topic,
             commit_metadata=self.hands_over,
             rebuilds=_REBUILDS,
-            out_of_range="earliest" if self._extras.retains else None,
+            out_of_range="earliest" if self.events.extras.retains else None,
             client=client,
         )
         source._clock = clock
@@ -260,7 +204,7 @@ class SimulatedKafka(KafkaBroker):
     def cut_off(self, member: str, until: float) -> bool:
         now = self.world.now
         self.isolate(member, until, now)
-        self._retain_while(until)
+        self.events.retain_while(until)
         consumer = self.consumers.get(member)
         if consumer is not None and self.rng.random() < 0.5:
             consumer.on_broken_connection()
@@ -271,7 +215,7 @@ class SimulatedKafka(KafkaBroker):
         if not self.up:
             return False
         self.stop_broker(now)
-        self._retain_while(until + 1.0)
+        self.events.retain_while(until + 1.0)
         self.loop.call_at(until, lambda: self.start_broker(self.world.now), context=Context())
         for consumer in self.consumers.values():
             consumer.on_broken_connection()
@@ -279,12 +223,7 @@ class SimulatedKafka(KafkaBroker):
 
     def callback(self, target: int) -> bool:
         now = self.world.now
-        if self._extras.retains and self.rng.random() < _EXTRA and self._retain():
-            return True
-        if self._extras.writes and self.rng.random() < _EXTRA and self._hinder_letters(target):
-            return True
-        if self._extras.forbids and self.rng.random() < _EXTRA:
-            self._forbid()
+        if self.events.callback(target):
             return True
         if target < 3 or (target < 5 and self.settings.protocol == "eager"):
             # An eager group takes no single partition.
@@ -308,17 +247,8 @@ class SimulatedKafka(KafkaBroker):
         return True
 
     def rebalance(self, now: float) -> bool:
-        if self._extras.cuts_drains and self.coordinator.exists:
-            # Markers of transactions arrive before members hear of the rebalance, and are not committed yet.
-            heard = now + self.rng.random() * self.settings.heartbeat_interval
-            for number in self.partitions:
-                self.loop.call_at(heard, partial(self.skip, 1, partition=number), context=Context())
+        self.events.on_rebalance()
         return super().rebalance(now)
-
-    def _forbid(self) -> None:
-        """Take a permission away for a while."""
-        if self.world.faulty:
-            self.forbid(self.rng.choice(_FORBIDDEN), self.world.now + self.rng.choice(_FORBIDDEN_FOR))
 
     def forbid(self, code: Code, until: float) -> None:
         """Refuse requests with this error until a time."""
@@ -359,72 +289,10 @@ class SimulatedKafka(KafkaBroker):
         self._refusals[member] = self.world.now
         self.loop.call_at(self.world.now + _FAILS_WITHIN, check, context=Context())
 
-    def on_drain(self, client: Client) -> None:
-        """Cut off a client whose revoke begins, or has just asked for its commit, in some cases of some runs."""
-        if self._extras.cuts_drains and self.world.faulty and self.rng.random() < _DRAINS_CUT_OFF:
-            self.isolate(client.name, self.world.now + self.rng.choice(_CUT_OFF_FOR), self.world.now)
-
-    def on_stray(self) -> None:
-        """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""
-        if self.world.faulty and self.rng.random() < _STRAYS_LEADERLESS:
-            self.leaderless_until = self.world.now + self.rng.choice(_LEADERLESS)
-
-    def _hinder_letters(self, target: int) -> bool:
-        """Hinder a producer that has records, or else the next one that gets a record. Returns False if the event
-        waits for that record."""
-        loaded = [each for each in self._producers.values() if each.loaded and not self.client_of(each.member).crashed]
-        if loaded:
-            self._hinder(loaded[target % len(loaded)], target)
-        else:
-            self._hinders_next = target
-        return bool(loaded)
-
-    def on_letter(self, producer: SimulatedProducer) -> None:
-        """Let the event happen that waits for a record, soon after a producer has one."""
-        if self._hinders_next is not None:
-            target, self._hinders_next = self._hinders_next, None
-            at = self.world.now + self.rng.choice(_HINDERED_AFTER)
-            self.loop.call_at(at, self._hinder, producer, target, context=Context())
-
-    def _hinder(self, producer: SimulatedProducer, target: int) -> None:
-        """Let a producer fail, or leave the topic of the dead letters with too few replicas."""
-        if not self.world.faulty:
-            return
-        if target % 2:
-            producer.on_fatal()
-        else:
-            self._too_few_replicas_until = self.world.now + self.rng.choice(_TOO_FEW_REPLICAS)
-
-    def _retain_while(self, until: float) -> None:
-        """Let retention delete messages until about a time, before hindered members have read them."""
-        if self._extras.retains:
-            at = self.world.now + self.rng.random() * (until - self.world.now)
-            self.loop.call_at(at, self._retain, context=Context())
-
-    def _retain(self) -> bool:
-        """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""
-        ends: list[tuple[int, int]] = []
-        for number in self.partitions:
-            start, end = self._starts[number], self.group.topic.log(number).end
-            committed, _ = self.group.committed(number)
-            read = [each.partitions[number] for each in self._clients.values() if number in each.partitions]
-            known = {
-                end,
-                end - 1,
-                committed + 1,
-                *(each.position + 1 for each in read),
-                *(each.fetched for each in read),
-            }
-            ends += [(number, before) for before in sorted(known) if start < before <= end]
-        if not ends:
-            return False
-        self.delete_records(*self.rng.choice(ends), self.world.now)
-        return True
-
     def freeze(self, member: str, until: float) -> None:
         now = self.world.now
         super().freeze(member, until)
-        self._retain_while(until)
+        self.events.retain_while(until)
         self.frozen.add(member)
         if until - now >= self.settings.session_timeout:
             count = len(self.coordinator.taken)
@@ -455,18 +323,18 @@ class SimulatedKafka(KafkaBroker):
     def crash(self, member: str, now: float) -> None:
         super().crash(member, now)
         # The group gives the partitions of a crashed member away at the end of its session.
-        self._retain_while(now + self.settings.session_timeout)
+        self.events.retain_while(now + self.settings.session_timeout)
 
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
         self._commits_refused |= self.forbidden is not None
-        self.check_allowed(client.name, *_FORBIDDEN)
+        self.check_allowed(client.name, *FORBIDDEN)
         super().commit(client, commits, now)
         for number in commits:
             offset, completed = self.group.committed(number)
             self._stored.add((number, offset, _merged(completed)))
 
     def dead_letter_writer(self, member: str) -> SimulatedWriter | None:
-        if not self._extras.writes:
+        if not self.events.extras.writes:
             return None
         # In some processes the queue of the client has room for one record.
         few = {"queue.buffering.max.messages": 1} if self.rng.random() < 0.3 else {}
@@ -481,7 +349,7 @@ class SimulatedKafka(KafkaBroker):
     def store_letter(self, producer: SimulatedProducer, topic: str, number: int, letter: Letter) -> int:
         """Append a dead letter, unless the broker has this number of the producer. Returns its offset."""
         assert topic == LETTERS, "the members write to one topic"
-        if self.world.now < self._too_few_replicas_until:
+        if self.world.now < self.events.too_few_replicas_until:
             raise KafkaFailure("NOT_ENOUGH_REPLICAS", "simulated")
         offset = self._letter_offsets.setdefault((producer, number), len(self.letters))
         if offset == len(self.letters):
@@ -515,6 +383,16 @@ class SimulatedKafka(KafkaBroker):
     def client_of(self, member: str) -> Client:
         """The newest client of a member."""
         return self._client(member)
+
+    @property
+    def introduced(self) -> list[Client]:
+        """The newest client of each member."""
+        return list(self._clients.values())
+
+    @property
+    def producers(self) -> list[SimulatedProducer]:
+        """The newest producer of each member."""
+        return list(self._producers.values())
 
     def bound(self, partition: int, end: bool) -> int:
         """The end of a log, or its beginning."""

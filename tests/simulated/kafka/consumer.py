@@ -236,7 +236,7 @@ class SimulatedConsumer:
         found = self._link.call("committed", act, timeout)
         if self._callback == "revoke":
             # The release of the partition follows, perhaps with the commit of a gap.
-            self._broker.on_drain(self.client)
+            self._broker.events.on_drain(self.client)
         return found
 
     def offsets_for_times(
@@ -245,7 +245,7 @@ class SimulatedConsumer:
         asked = [(each.partition, each.offset) for each in partitions]
 
         def act() -> list[TopicPartition]:
-            if self._now() < self._broker.leaderless_until:
+            if self._now() < self._broker.events.leaderless_until:
                 raise KafkaFailure("LEADER_NOT_AVAILABLE", "simulated")
             self._broker.check_allowed(self.client.name, "TOPIC_AUTHORIZATION_FAILED")
             return [self._place(number, self._broker.bound(number, time == OFFSET_END)) for number, time in asked]
@@ -369,7 +369,7 @@ class SimulatedConsumer:
                 return
         places = [self._place(number) for number in callback.partitions]
         if callback.kind == "revoke":
-            self._broker.on_drain(self.client)
+            self._broker.events.on_drain(self.client)
         before = set(self._assigned)
         begun = self._now()
         self._callback = callback.kind
@@ -468,7 +468,7 @@ class SimulatedConsumer:
                 found.append(Message(error=error, topic=broker.topic, partition=number, offset=owned.fetched))
             if owned.silent and number not in self._strays and len(found) < most:
                 self._strays.add(number)
-                broker.on_stray()
+                broker.events.on_stray()
                 error = KafkaError(KafkaError._AUTO_OFFSET_RESET, "fetch failed due to requested offset not available")
                 found.append(Message(error=error, topic=broker.topic, partition=number, offset=owned.fetched))
         return found

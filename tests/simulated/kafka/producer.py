@@ -115,7 +115,7 @@ class SimulatedProducer:
         self._numbers += 1
         expires = self._now() + self._timeout
         self._queue.append(_Queued(topic, Letter(key, value, headers), on_delivery, self._numbers, expires))
-        self._broker.on_letter(self)
+        self._broker.events.on_letter(self)
 
     # --- in the thread
 

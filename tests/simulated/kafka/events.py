@@ -1,0 +1,224 @@
+"""Events of the simulated Kafka that only some runs have, such as retention, refused permissions and long freezes."""
+
+from __future__ import annotations
+
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from memsource.kafka.client import Client, Code
+from memsource.sim.plans.plan import Fault
+
+if TYPE_CHECKING:
+    from tests.simulated.kafka.broker import SimulatedKafka
+    from tests.simulated.kafka.producer import SimulatedProducer
+
+FORBIDDEN: Final[tuple[Code, ...]] = ("GROUP_AUTHORIZATION_FAILED", "TOPIC_AUTHORIZATION_FAILED")
+_FORBIDDEN_FOR: Final = (0.5, 3.0, 12.0)
+_FORBIDDEN_WITHIN: Final = 20.0
+"""Permissions that are lost, and the seconds until they are given back; and the first seconds of a run in which it
+happens without a fault."""
+
+_RETENTIONS: Final = 4
+_RETAINED_FOR: Final = 30.0
+"""Number of times that retention deletes messages in a run without faults, and the seconds in which it does so."""
+
+_TOO_FEW_REPLICAS: Final = (0.5, 2.0, 11.0)
+"""Seconds for which the topic of the dead letters may have too few replicas; the last one outlasts a write."""
+
+_HINDERED_WITHIN: Final = 12.0
+_HINDERED_AFTER: Final = (0.0, 0.0, 0.0015, 0.05)
+"""First seconds of a run in which the dead letters are hindered without a fault, and the seconds between a new record
+and the event that waited for it: before its request arrives, before the answer, and later."""
+
+_DRAINS_CUT_OFF: Final = 0.5
+_CUT_OFF_FOR: Final = (3.0, 6.5, 12.0)
+"""Share of the drains of such a run in which the member is cut off, and the seconds."""
+
+_FREEZES: Final = 2
+_FROZEN_WITHIN: Final = 25.0
+_BEYOND: Final = (0.05, 0.5, 0.5, 2.5, 4.5)
+"""Number of freezes of a run without a fault, and the first seconds of the run in which they happen; and the seconds
+beyond the limit after which a member asks whether it is still in the group."""
+
+_LOADS: Final = 0.5
+_LOADED_AFTER: Final = (0.5, 3.0, 8.0)
+"""Share of these freezes after which the coordinator loads the group, and the seconds."""
+
+_STRAYS_LEADERLESS: Final = 0.5
+_LEADERLESS: Final = (0.5, 3.0, 8.0)
+"""Share of the deleted positions after which nobody tells the bounds of logs, and the seconds."""
+
+_EXTRA: Final = 0.6
+"""Share of the callbacks of a run with extra events that are such events."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """The events of a run.
+
+    Attributes:
+        retains: Whether retention deletes messages, also unread ones and those below a committed position.
+        writes: Whether the members write their dead letters to a topic, by the real writer.
+        cuts_drains: Whether the network may cut a member off in its drains.
+        forbids: Whether the user of the members loses a permission for a while.
+        wakes: Whether members wake from freezes of about a session, and find a coordinator that still loads the group.
+    """
+
+    retains: bool = False
+    writes: bool = False
+    cuts_drains: bool = False
+    forbids: bool = False
+    wakes: bool = False
+
+
+class Events:
+    """The events of one run. No method blocks.
+
+    Args:
+        broker: The broker.
+        extras: The events that happen.
+
+    Attributes:
+        extras: The events that happen.
+        leaderless_until: Time until which nobody tells the bounds of logs.
+        loading_until: Time until which the coordinator does not list the members of the group.
+        too_few_replicas_until: Time until which the topic of the dead letters has too few replicas.
+    """
+
+    def __init__(self, broker: SimulatedKafka, extras: Extras) -> None:
+        self.extras = extras
+        self.leaderless_until = self.loading_until = self.too_few_replicas_until = 0.0
+        self._broker = broker
+        self._rng = broker.rng
+        # The event that waits for a producer with records.
+        self._hinders_next: int | None = None
+
+    def begin(self) -> None:
+        """Plan the events that happen without a fault."""
+        rng, loop = self._rng, self._broker.loop
+        for _ in range(_RETENTIONS):
+            self.retain_while(_RETAINED_FOR)
+        if self.extras.forbids:
+            loop.call_at(rng.random() * _FORBIDDEN_WITHIN, self._forbid, context=Context())
+        for _ in range(_FREEZES if self.extras.wakes else 0):
+            at, target = rng.random() * _FROZEN_WITHIN, rng.randrange(8)
+            loop.call_at(at, self._freeze, target, context=Context())
+        if self.extras.writes:
+            at, target = rng.random() * _HINDERED_WITHIN, rng.randrange(8)
+            loop.call_at(at, self._hinder_letters, target, context=Context())
+
+    def callback(self, target: int) -> bool:
+        """Let one event happen instead of a callback, in some cases. Return whether it has happened."""
+        extras, rng = self.extras, self._rng
+        if extras.retains and rng.random() < _EXTRA and self._retain():
+            return True
+        if extras.writes and rng.random() < _EXTRA and self._hinder_letters(target):
+            return True
+        if extras.forbids and rng.random() < _EXTRA:
+            self._forbid()
+            return True
+        return extras.wakes and rng.random() < _EXTRA and self._freeze(target)
+
+    # --- what the broker and its clients tell
+
+    def on_rebalance(self) -> None:
+        """Let markers of transactions arrive before members hear of a rebalance, and thus before they are committed."""
+        broker = self._broker
+        if self.extras.cuts_drains and broker.coordinator.exists:
+            heard = broker.world.now + self._rng.random() * broker.settings.heartbeat_interval
+            for number in broker.partitions:
+                broker.loop.call_at(heard, partial(broker.skip, 1, partition=number), context=Context())
+
+    def on_drain(self, client: Client) -> None:
+        """Cut off a client whose revoke begins, or has just asked for its commit, in some cases of some runs."""
+        world, rng = self._broker.world, self._rng
+        if self.extras.cuts_drains and world.faulty and rng.random() < _DRAINS_CUT_OFF:
+            self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
+
+    def on_stray(self) -> None:
+        """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""
+        world = self._broker.world
+        if world.faulty and self._rng.random() < _STRAYS_LEADERLESS:
+            self.leaderless_until = world.now + self._rng.choice(_LEADERLESS)
+
+    def on_letter(self, producer: SimulatedProducer) -> None:
+        """Let the event happen that waits for a record, soon after a producer has one."""
+        if self._hinders_next is not None:
+            target, self._hinders_next = self._hinders_next, None
+            at = self._broker.world.now + self._rng.choice(_HINDERED_AFTER)
+            self._broker.loop.call_at(at, self._hinder, producer, target, context=Context())
+
+    def retain_while(self, until: float) -> None:
+        """Let retention delete messages until about a time, before hindered members have read them."""
+        if self.extras.retains:
+            now = self._broker.world.now
+            at = now + self._rng.random() * (until - now)
+            self._broker.loop.call_at(at, self._retain, context=Context())
+
+    # --- events
+
+    def _forbid(self) -> None:
+        """Take a permission away for a while."""
+        world = self._broker.world
+        if world.faulty:
+            self._broker.forbid(self._rng.choice(FORBIDDEN), world.now + self._rng.choice(_FORBIDDEN_FOR))
+
+    def _freeze(self, target: int) -> bool:
+        """Freeze a member with partitions until about the end of its session. Return False without such a member."""
+        broker, world = self._broker, self._broker.world
+        owning = [
+            each
+            for each in world.members
+            if not (each.gone or each.ended.is_set()) and broker.client_of(each.name).partitions
+        ]
+        if not owning or not world.faulty:
+            return False
+        limit = broker.settings.session_timeout - broker.settings.heartbeat_interval - 1.0
+        seconds = limit + self._rng.choice(_BEYOND)
+        if self._rng.random() < _LOADS:
+            self.loading_until = world.now + seconds + self._rng.choice(_LOADED_AFTER)
+        world.perform(Fault(0, "freeze", 0, seconds), owning[target % len(owning)])
+        return True
+
+    def _hinder_letters(self, target: int) -> bool:
+        """Hinder a producer that has records, or else the next one that gets a record. Returns False if the event
+        waits for that record."""
+        broker = self._broker
+        loaded = [each for each in broker.producers if each.loaded and not broker.client_of(each.member).crashed]
+        if loaded:
+            self._hinder(loaded[target % len(loaded)], target)
+        else:
+            self._hinders_next = target
+        return bool(loaded)
+
+    def _hinder(self, producer: SimulatedProducer, target: int) -> None:
+        """Let a producer fail, or leave the topic of the dead letters with too few replicas."""
+        world = self._broker.world
+        if not world.faulty:
+            return
+        if target % 2:
+            producer.on_fatal()
+        else:
+            self.too_few_replicas_until = world.now + self._rng.choice(_TOO_FEW_REPLICAS)
+
+    def _retain(self) -> bool:
+        """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""
+        broker, ends = self._broker, list[tuple[int, int]]()
+        for number in broker.partitions:
+            start, end = broker.log_start(number), broker.group.topic.log(number).end
+            committed, _ = broker.group.committed(number)
+            read = [each.partitions[number] for each in broker.introduced if number in each.partitions]
+            known = {
+                end,
+                end - 1,
+                committed + 1,
+                *(each.position + 1 for each in read),
+                *(each.fetched for each in read),
+            }
+            ends += [(number, before) for before in sorted(known) if start < before <= end]
+        if not ends:
+            return False
+        broker.delete_records(*self._rng.choice(ends), broker.world.now)
+        return True
