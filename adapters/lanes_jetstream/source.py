@@ -11,13 +11,14 @@ from lanes.arguments import check_flag, check_one_of, check_seconds, check_whole
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import Stranded
 from lanes.source import Backlog, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import DEFAULT_ACK_WAIT as COHORT_ACK_WAIT
 from lanes_jetstream.cohort.partitioning import MOST_PARTITIONS
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.source import CohortSource
 from lanes_jetstream.durable.consumer import LEAST_ACK_WAIT, DurableConsumer
-from lanes_jetstream.durable.queue import QueuePart, QueueSource
+from lanes_jetstream.durable.queue import QueuePart, QueueSource, durable_name
 from lanes_jetstream.durable.source import DurableSource
 from lanes_jetstream.durable.takeover import TakeoverMode
 from lanes_jetstream.wire.acks import AckMode
@@ -215,7 +216,7 @@ class JetStreamSource:
         parts = [
             QueuePart(
                 connection=connection,
-                durable=consumer(f"{durable}__p{number}" if number else durable, subjects_of(name)),
+                durable=consumer(durable_name(durable, number), subjects_of(name)),
                 key=key,
                 acks=acks,
                 out_of_range=out_of_range,
@@ -226,7 +227,7 @@ class JetStreamSource:
             )
             for number, name in enumerate(queue.names)
         ]
-        self._source = QueueSource(connection, f"{stream}/{durable}", queue, parts, wake)
+        self._source = QueueSource(connection, stream, durable, queue, parts, wake)
 
     def __repr__(self) -> str:
         return f"<JetStreamSource over {self._source!r}>"
@@ -344,6 +345,25 @@ class JetStreamSource:
             The earliest time by ``max_age``, ``max_msgs`` and ``max_bytes`` of the stream.
         """
         return self._source.retention(message)
+
+    def stranded(self) -> Sequence[Stranded]:
+        """Return the physical queues whose messages no consumer reads; see ``lanes.source.Stranding.stranded``.
+
+        The source looks every 5 s for messages in subjects of the computed names up to twice the number of partitions.
+        It also looks for those of a former number for which the durable or the cohort has consumers.
+
+        Returns:
+            The physical queues; always empty without ``queue``.
+        """
+        return () if isinstance(self._source, DurableSource) else self._source.queue_watch.found
+
+    def findings(self) -> Sequence[str]:
+        """Return the text of the alarm about stranded messages; see ``lanes.source.Reporting.findings``.
+
+        Returns:
+            The text, or nothing.
+        """
+        return () if isinstance(self._source, DurableSource) else self._source.queue_watch.findings()
 
     def reads(self, destination: Destination) -> bool:
         """Return whether the stream stores the subject and the consumer delivers it; see ``lanes.source.Reading``.

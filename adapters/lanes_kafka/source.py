@@ -385,7 +385,7 @@ class KafkaSource:
             return ()
         found = self.stranded()
         by_queue = [[each for each in found if each.queue == queue.name] for queue in self._queues]
-        texts = [stranded_text(each, self._config.group) for each in by_queue if each]
+        texts = [stranded_text(each, f"group {self._config.group!r}") for each in by_queue if each]
         return [*texts, *self._client_thread.growth.grown.values()]
 
     def reads(self, destination: Destination) -> bool:

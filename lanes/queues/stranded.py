@@ -5,7 +5,7 @@ The functions are pure. A backend reads the facts from its broker, and logs the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from lanes.queues.partitioned import MOST_PARTITIONS, PartitionedQueue
@@ -15,6 +15,9 @@ LOOK_EVERY: Final = 5.0
 
 TOLD_EVERY: Final = 30.0
 """Seconds between two log lines about one physical queue."""
+
+CONFIRMED_AFTER: Final = 1.0
+"""Seconds until the second look at newly found messages."""
 
 _NAMED_LIMIT: Final = 5
 """Maximum number of physical queues that one log line names."""
@@ -66,7 +69,7 @@ def names_beyond(queue: PartitionedQueue, known: Iterable[str] = ()) -> tuple[st
     """
     own = set(queue.names)
     computed = PartitionedQueue(queue.name, min(2 * queue.partitions, MOST_PARTITIONS)).names
-    retired = {number: name for name in known if (number := _partition_of(queue.name, name)) >= len(computed)}
+    retired = {number: name for name in known if (number := partition_number(queue.name, name)) >= len(computed)}
     return tuple(name for name in (*computed, *(retired[one] for one in sorted(retired))) if name not in own)
 
 
@@ -90,11 +93,19 @@ def stranded_in(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], group:
 
 
 def stranded_text(stranded: Sequence[Stranded], group: str) -> str:
-    """Return a line that names physical queues with stranded messages, and the remedy. ``stranded`` is not empty."""
+    """Return a line that names physical queues with stranded messages, and the remedy.
+
+    Args:
+        stranded: The physical queues of one logical queue, at least one.
+        group: Kind and name of the group, such as ``group 'billing'``.
+
+    Returns:
+        The line.
+    """
     named = ", ".join(f"{each.name!r} ({each.messages})" for each in stranded[:_NAMED_LIMIT])
     more = f" and {len(stranded) - _NAMED_LIMIT} more" if len(stranded) > _NAMED_LIMIT else ""
     return (
-        f"queue {stranded[0].queue!r}: messages wait in {named}{more}, which no consumer of group {group!r} reads; "
+        f"queue {stranded[0].queue!r}: messages wait in {named}{more}, which no consumer of {group} reads; "
         "producers use another number of partitions, so start the consumers with that number"
     )
 
@@ -123,10 +134,95 @@ class StrandedLog:
         return due
 
 
-def _partition_of(logical: str, name: str) -> int:
+class Look(NamedTuple):
+    """The result of a look.
+
+    Attributes:
+        again: Whether the next look is due after ``CONFIRMED_AFTER``.
+        due: Findings to log now, by the name of the logical queue.
+        ended: Findings of the last look whose messages do not wait any more.
+    """
+
+    again: bool
+    due: Mapping[str, Sequence[Stranded]]
+    ended: Sequence[Stranded]
+
+
+class StrandedWatch:
+    """Decides about the findings of a watch over partitioned queues. Does no I/O.
+
+    Args:
+        queues: The queues that a source reads.
+        group: Name of the group, by which the facts name its messages and readers.
+        portion: Maximum number of physical queues of one look.
+
+    Attributes:
+        found: Findings of the last looks. The tuple is replaced, so any thread may read it.
+    """
+
+    def __init__(self, queues: Sequence[PartitionedQueue], group: str, portion: int) -> None:
+        self.found: tuple[Stranded, ...] = ()
+        self._queues = queues
+        self._group = group
+        self._portion = portion
+        self._log = StrandedLog()
+        self._doubted: set[str] = set()
+        # Names whose turn in the present round has not come.
+        self._turns: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<StrandedWatch {len(self.found)} physical queues with stranded messages>"
+
+    @property
+    def suspected(self) -> frozenset[str]:
+        """Names in ``found``, and those that the last look found for the first time."""
+        return frozenset(self._doubted.union(each.name for each in self.found))
+
+    def next_names(self, names: Callable[[], Iterable[str]]) -> list[str]:
+        """Return the names of the next look: all of them, or a portion of many.
+
+        Args:
+            names: Called for the names of a new round. Names of ``queues`` are left out.
+
+        Returns:
+            The names, each once.
+        """
+        if not self._turns:
+            read = {name for queue in self._queues for name in queue.names}
+            self._turns = [name for name in dict.fromkeys(names()) if name not in read]
+        asked, self._turns = self._turns[: self._portion], self._turns[self._portion :]
+        return asked
+
+    def conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts], now: float) -> Look:
+        """Update ``found`` by the facts of a look.
+
+        A physical queue counts from the second look on, because a rebalance takes partitions away for a moment.
+
+        Args:
+            asked: Names of the look.
+            facts: Facts by the name of the physical queue. A name without facts holds no message.
+            now: Time now, in seconds.
+
+        Returns:
+            The result.
+        """
+        before = {each.name: each for each in self.found}
+        stranded = {each.name: each for queue in self._queues for each in stranded_in(queue, facts, self._group)}
+        sure = {name: each for name, each in stranded.items() if name in before or name in self._doubted}
+        self._doubted = self._doubted - set(asked) | stranded.keys()
+        found = {name: each for name, each in before.items() if name not in asked} | sure
+        self.found = tuple(found.values())
+        due: dict[str, list[Stranded]] = {}
+        for each in self._log.due(self.found, now):
+            due.setdefault(each.queue, []).append(each)
+        ended = [each for name, each in before.items() if name not in found]
+        return Look(stranded.keys() != sure.keys(), due, ended)
+
+
+def partition_number(logical: str, name: str) -> int:
     """Return the number of the partition whose computed name is ``name``; 0 = there is none, or it is partition 0.
 
-    Only names that the group has read are looked up, so a name like ``orders__p7`` of another user is not taken.
+    Look up only names that the group has read, because a queue of another user may have a name like ``orders__p7``.
     """
     text = name.removeprefix(f"{logical}__p")
     if text == name or not (text.isascii() and text.isdecimal()) or text.startswith("0"):

@@ -78,7 +78,7 @@ def test_messages_that_the_group_does_not_read_are_stranded() -> None:
 
 def test_a_line_names_each_physical_queue_its_messages_and_the_remedy() -> None:
     found = [Stranded("q", name, number) for number, name in enumerate(NAMES[2:], 1)]
-    assert stranded_text(found, "billing") == (
+    assert stranded_text(found, "group 'billing'") == (
         "queue 'q': messages wait in 'q__p2' (1), 'q__p3' (2), 'q__p4' (3), 'q__p5' (4), 'q__p6' (5) and 1 more, "
         "which no consumer of group 'billing' reads; producers use another number of partitions, so start the "
         "consumers with that number"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -227,6 +228,52 @@ async def test_a_dead_letter_names_the_queue_and_goes_back_to_its_partition(
             await box.aclose()
     assert sorted(values) == [b"bare", b"bare", b"token", b"token"]
     await client.jetstream().delete_stream(dead)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("how", [{"durable": "work"}, {"cohort": Cohort("work", lease=LASTING)}])
+async def test_workers_with_fewer_partitions_than_the_producers_name_the_stranded_subjects_within_ten_seconds(
+    nats_server: NatsServer,
+    client: Client,
+    queue: PartitionedQueue,
+    how: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The producers use four partitions, and the workers two. The alarm ends once the messages are gone."""
+    narrow = PartitionedQueue(queue.name, partitions=2)
+    stream = client.jetstream()
+
+    async def ignore(message: Message) -> None: ...
+
+    source = JetStreamSource(nats_server.url, stream=queue.name, key=case_of, queue=narrow, **how)
+    with anyio.fail_after(50):
+        async with Consumer(source, ignore) as worker:
+
+            def stranded() -> dict[str, int]:
+                return {each.name: each.messages for each in worker.status().queues[queue.name].stranded}
+
+            await until(lambda: len(worker.status().partitions) == 2)
+            for number in range(40):
+                await stream.publish(
+                    f"{queue.names[number % 4]}.{number}" if number % 8 < 4 else queue.names[number % 4]
+                )
+            published = time.time()
+            await until(lambda: len(stranded()) == 2)
+            assert stranded() == dict.fromkeys(queue.names[2:], 10)
+            health = worker.health()
+            assert health.ok and len(health.findings) == 1
+            for name in queue.names[2:]:
+                await stream.purge_stream(queue.name, subject=name)
+                await stream.purge_stream(queue.name, subject=f"{name}.>")
+            await until(lambda: stranded() == {})
+    (line,) = [each for each in caplog.records if each.levelname == "WARNING"]
+    assert line.created - published < 10
+    assert line.getMessage().endswith(
+        f": queue {queue.name!r}: messages wait in {queue.names[2]!r} (10), {queue.names[3]!r} (10), which no consumer "
+        f"of {next(iter(how))} 'work' reads; producers use another number of partitions, so start the consumers with "
+        "that number"
+    )
+    assert line.getMessage().endswith(health.findings[0])
 
 
 @pytest.mark.anyio

@@ -101,6 +101,9 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
         "a creation may take effect late, as any request without an answer may; the lease machine verifies its lease "
         "after each creation and deletes lower durables"
     ),
+    "adapters/lanes_jetstream/wire/queue_watch.py::QueueWatch._look::of": Harmless(
+        "a look judges the subjects of its first answer; a finding counts from the second look on"
+    ),
     # --- lanes_kafka: a call of ``consume`` runs the callbacks of rebalances
     "adapters/lanes_kafka/client/intake.py::Intake._consume::rebalances": _KAFKA,
     "adapters/lanes_kafka/client/intake.py::Intake.read_past::assignment": Shown(

@@ -33,6 +33,7 @@ OTHERS: Final = {
     "lanes_jetstream.durable.takeover:Takeover._unfinished": _PART,
     "lanes_jetstream.durable.watch:DurableWatch._run": _PERIODIC,
     "lanes_jetstream.wire.connection:Connection.request": "waits for one answer, and sends nothing again",
+    "lanes_jetstream.wire.queue_watch:QueueWatch._run": _PERIODIC,
     "lanes_kafka.broker:wait_for": "waits for answers, and sends nothing again",
     "lanes_kafka.cli.queue_survey:Cluster._bounds": "a command asks again while a leader moves, until its deadline",
     "lanes_kafka.cli.queue_survey:Cluster._until": "a command waits for new topics, until its deadline",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, NamedTuple
@@ -225,6 +225,19 @@ class JetStreamEpochConsumers:
     async def names(self) -> list[EpochName]:
         """List all durables of the cohort, in order of partition, epoch and sub-number. Raises like ``found``."""
         return (await self._list())[0]
+
+    async def newest(self, partitions: Collection[int]) -> dict[int, dict[str, Any]]:
+        """Read the server's description of the newest durable of each of these partitions. Raises like ``found``.
+
+        Args:
+            partitions: Numbers of partitions, also of a former number of partitions.
+
+        Returns:
+            The descriptions by partition. A partition without a durable is missing.
+        """
+        newest = {name.partition: name for name in await self.names() if name.partition in partitions}
+        found = {number: await self._find("INFO", name.durable(self.namespace)) for number, name in newest.items()}
+        return {number: info for number, info in found.items() if info is not None}
 
     # --- requests
 

@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import nats.errors
 
@@ -26,6 +26,7 @@ from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import partition_number
 from lanes.source import Backlog, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.cohort.epoch_consumers import JetStreamEpochConsumers
 from lanes_jetstream.cohort.lease_store import bucket_name
@@ -40,6 +41,7 @@ from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
 from lanes_jetstream.wire.queue_subjects import is_of
+from lanes_jetstream.wire.queue_watch import QueueWatch, reads_only
 from lanes_jetstream.wire.stream import Intake, OutOfRange, Start
 from lanes_jetstream.wire.turns import Turns
 
@@ -82,6 +84,7 @@ class CohortSource:
         max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
         out_of_range: Policy for messages that the stream dropped.
         queue: Queue whose physical queues are the cohort partitions; None = the stream's own division.
+        queue_watch: The watch for messages that no member of the cohort reads.
     """
 
     connection: Connection
@@ -109,6 +112,9 @@ class CohortSource:
         self._cohort_watch: CohortWatch
         self._denials: Denials
         self._intake: Intake
+        self.queue_watch = QueueWatch(
+            self.connection, self.stream, self.queue, f"cohort {_named(cohort)!r}", self._consumers_of, self._name
+        )
 
     def __repr__(self) -> str:
         return f"<CohortSource {self._name}>"
@@ -174,6 +180,8 @@ class CohortSource:
         self._membership_task.add_done_callback(lambda _: self._inbox.wake.set())
         await self._until_joined(membership)
         self._cohort_watch.start()
+        self._opened.push_async_callback(self.queue_watch.stop)
+        self.queue_watch.start()
         return dataclasses.replace(self.declared(), partitions=found.partitioning.partitions)
 
     def declared(self) -> SourceTraits:
@@ -289,6 +297,13 @@ class CohortSource:
         return self._intake.stores(destination.name, destination.subject) and (
             self.queue is None or is_of(self.queue, destination.subject)
         )
+
+    async def _consumers_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Find the newest durables of physical queues, also of a former number of partitions; see ``QueueWatch``."""
+        assert self.queue is not None, "a watch without a queue does not look"
+        numbers = {partition_number(self.queue.name, name): name for name in names}
+        found = await self._consumers.newest(numbers)
+        return {numbers[each]: info for each, info in found.items() if reads_only(info, numbers[each])}
 
     # --- membership
 

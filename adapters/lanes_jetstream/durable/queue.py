@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import nats.errors
 from nats.aio.msg import Msg
@@ -19,20 +19,28 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import partition_number
 from lanes.source import Assigned, Backlog, Delivered, Destination, Outage, Retention, SourceEvent, SourceTraits
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.source import DurableSource
 from lanes_jetstream.durable.takeover import POLL_INTERVAL
+from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.acks import keep_alive
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.messages import sequences
 from lanes_jetstream.wire.pull_requests import PULL_EXPIRES
+from lanes_jetstream.wire.queue_watch import QueueWatch, reads_only
 
 _BUSY: Final = 1.0
 """Seconds after the last message for which a partition counts as busy."""
 
 _BUSY_EXPIRES: Final = 1.0
 """Seconds until an unfilled request of a busy partition ends, so that another partition can have its room."""
+
+
+def durable_name(durable: str, partition: int) -> str:
+    """Return the name of the durable of a partition; partition 0 has the name itself."""
+    return f"{durable}__p{partition}" if partition else durable
 
 
 class QueuePart(DurableSource):
@@ -136,25 +144,33 @@ class QueueSource:
 
     Args:
         connection: Connection to the server, which all ``parts`` share.
-        name: Name of the stream and the durable.
+        stream: Name of the stream.
+        durable: Name of the durable of partition 0.
         queue: The queue.
         parts: The durable of each partition, in order.
         wake: The event that the parts share.
+
+    Attributes:
+        queue_watch: The watch for messages that no consumer of the durable reads.
     """
 
     def __init__(
         self,
         connection: Connection,
-        name: str,
+        stream: str,
+        durable: str,
         queue: PartitionedQueue,
         parts: Sequence[QueuePart],
         wake: asyncio.Event,
     ) -> None:
         self.connection = connection
         self.parts = list(parts)
-        self._name = f"jetstream {name}"
+        self._name = f"jetstream {stream}/{durable}"
         connection.serve(self._name)
+        self._stream = stream
+        self._durable = durable
         self._queue = queue
+        self.queue_watch = QueueWatch(connection, stream, queue, f"durable {durable!r}", self._consumers_of, self._name)
         self._wake = wake
         self._by_partition: dict[Partition, QueuePart] = {}
         self._assigned = False
@@ -169,6 +185,7 @@ class QueueSource:
         """Connect, check the stream, and find or create each durable; see ``lanes.source.Source.open``."""
         traits = [await part.open() for part in self.parts]
         self._by_partition = {part.partition: part for part in self.parts}
+        self.queue_watch.start()
         return dataclasses.replace(
             self.declared(),
             extend_interval=min((each.extend_interval for each in traits if each.extend_interval), default=None),
@@ -222,6 +239,7 @@ class QueueSource:
             stack.push_async_callback(self.connection.close)
             for part in self.parts:
                 stack.push_async_callback(part.end)
+            stack.push_async_callback(self.queue_watch.stop)
 
     def lag(self, partition: Partition) -> int | None:
         """Return the number of unacknowledged and undelivered messages; see ``lanes.source.Lagging``."""
@@ -243,6 +261,18 @@ class QueueSource:
     def reads(self, destination: Destination) -> bool:
         """Return whether a durable delivers messages that are published to this destination."""
         return any(part.reads(destination) for part in self.parts)
+
+    # --- messages that no consumer reads
+
+    async def _consumers_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
+        """Find the durables of physical queues, also of a former number of partitions; see ``QueueWatch``."""
+        found = {}
+        for name in names:
+            durable = durable_name(self._durable, partition_number(self._queue.name, name))
+            info = await self.connection.find(f"CONSUMER.INFO.{self._stream}.{durable}", codes.CONSUMER_NOT_FOUND)
+            if info is not None and reads_only(info, name):
+                found[name] = info
+        return found
 
     # --- messages
 

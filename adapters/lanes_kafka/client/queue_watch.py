@@ -25,12 +25,12 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from lanes.clock import Clock
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import (
+    CONFIRMED_AFTER,
     LOOK_EVERY,
     QueueFacts,
     Stranded,
-    StrandedLog,
+    StrandedWatch,
     names_beyond,
-    stranded_in,
     stranded_text,
 )
 from lanes_kafka.broker import COORDINATOR_TIMEOUT, QUESTION_TIMEOUT
@@ -38,9 +38,6 @@ from lanes_kafka.client.lag import PORTION
 from lanes_kafka.errors import NOT_ALLOWED
 
 log = logging.getLogger("lanes.kafka")
-
-_CONFIRMED_AFTER: Final = 1.0
-"""Seconds until the second look at newly found messages, and until a group that rebalances is asked again."""
 
 _POSITIONS_EVERY: Final = 60.0
 """Seconds between two questions for all positions of the group, which show the topics of a former, larger width."""
@@ -71,9 +68,6 @@ class QueueWatch:
         wake: Called with None by a thread of the client when ``advance`` may go on.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for log lines.
-
-    Attributes:
-        found: Topics with stranded messages at the last look. The tuple is replaced, so any thread may read it.
     """
 
     def __init__(
@@ -86,7 +80,6 @@ class QueueWatch:
         clock: Clock,
         name: str,
     ) -> None:
-        self.found: tuple[Stranded, ...] = ()
         self._queues = queues
         self._group = group
         self._admin = admin
@@ -94,7 +87,7 @@ class QueueWatch:
         self._wake = wake
         self._clock = clock
         self._name = name
-        self._log = StrandedLog()
+        self._stranded = StrandedWatch(queues, group, PORTION)
         self._look: _Look | None = None
         self._waiting: Collection[Future[Any]] = ()
         # Kept during a look only: a client that is asked for the coordinator must not outlive a lost question.
@@ -104,12 +97,14 @@ class QueueWatch:
         # Topics in which the group has committed positions.
         self._known: frozenset[str] = frozenset()
         self._known_at = 0.0
-        # Names whose turn in the present round has not come.
-        self._turns: list[str] = []
-        self._doubted: set[str] = set()
 
     def __repr__(self) -> str:
         return f"<QueueWatch {len(self.found)} topics with stranded messages>"
+
+    @property
+    def found(self) -> tuple[Stranded, ...]:
+        """Topics with stranded messages at the last look. Any thread may read it."""
+        return self._stranded.found
 
     def __bool__(self) -> bool:
         """Whether a look waits for an answer."""
@@ -160,7 +155,7 @@ class QueueWatch:
             self._own = None
             if positions.exception() is None:
                 self._known = frozenset(place.topic for place in positions.result(0).topic_partitions)
-        asked = self._next_names()
+        asked = self._stranded.next_names(self._names)
         if not asked:
             return
         topics = admin.describe_topics(TopicCollection(asked), request_timeout=QUESTION_TIMEOUT)
@@ -181,7 +176,7 @@ class QueueWatch:
             yield [members, positions]
             described = members.result(0)
             if described.state in _MOVING:
-                self._next = self._clock() + _CONFIRMED_AFTER
+                self._next = self._clock() + CONFIRMED_AFTER
                 return
             facts = queue_facts(self._group, bounds, described.members, positions.result(0).topic_partitions)
         self._conclude(asked, facts)
@@ -192,14 +187,8 @@ class QueueWatch:
         question = ConsumerGroupTopicPartitions(self._group, places)
         return own.list_consumer_group_offsets([question], request_timeout=COORDINATOR_TIMEOUT)[self._group]
 
-    def _next_names(self) -> list[str]:
-        """Return the names of this look: all of them, or a portion of many."""
-        if not self._turns:
-            names = (name for queue in self._queues for name in names_beyond(queue, self._known))
-            read = {name for queue in self._queues for name in queue.names}
-            self._turns = [name for name in dict.fromkeys(names) if name not in read]
-        asked, self._turns = self._turns[:PORTION], self._turns[PORTION:]
-        return asked
+    def _names(self) -> list[str]:
+        return [name for queue in self._queues for name in names_beyond(queue, self._known)]
 
     def _existing(self, topics: Mapping[str, Future[Any]]) -> list[TopicPartition]:
         """Return the partitions of the topics that exist and that this user may see."""
@@ -215,22 +204,13 @@ class QueueWatch:
 
     def _conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts]) -> None:
         now = self._clock()
-        before = {each.name: each for each in self.found}
-        stranded = {each.name: each for queue in self._queues for each in stranded_in(queue, facts, self._group)}
-        # A rebalance may take partitions away for a moment, so a topic counts from the second look on.
-        sure = {name: each for name, each in stranded.items() if name in before or name in self._doubted}
-        if stranded.keys() != sure.keys():
-            self._next = now + _CONFIRMED_AFTER
-        self._doubted = self._doubted - set(asked) | stranded.keys()
-        found = {name: each for name, each in before.items() if name not in asked} | sure
-        for name in before.keys() - found.keys():
-            log.info("%s: queue %r: no message waits in %r any more", self._name, before[name].queue, name)
-        self.found = tuple(found.values())
-        due = self._log.due(self.found, now)
-        for queue in self._queues:
-            own = [each for each in due if each.queue == queue.name]
-            if own:
-                log.warning("%s: %s", self._name, stranded_text(own, self._group))
+        look = self._stranded.conclude(asked, facts, now)
+        if look.again:
+            self._next = now + CONFIRMED_AFTER
+        for each in look.ended:
+            log.info("%s: queue %r: no message waits in %r any more", self._name, each.queue, each.name)
+        for due in look.due.values():
+            log.warning("%s: %s", self._name, stranded_text(due, f"group {self._group!r}"))
 
 
 def queue_facts(

@@ -205,3 +205,33 @@ def test_a_missing_stream_is_named_with_the_queue() -> None:
         await asyncio.sleep(LATENCY)
 
     played(scene)
+
+
+def test_messages_that_no_member_reads_are_found_by_name(caplog: pytest.LogCaptureFixture) -> None:
+    narrow = PartitionedQueue("q", partitions=2)
+
+    async def scene(stage: Stage) -> None:
+        wide = await joined(stage)
+        await stage.publish("q__p2", "q__p3")
+        await until(lambda: len(wide.messages) == 2, wide)
+        await left(wide)
+        await forget_settings(stage)
+        # One finished and one unfinished message in q__p2, and a finished one in q__p3.
+        await stage.publish("q__p2.ann")
+        member = await joined(stage, "b", narrow)
+        began = monotonic()
+        await until(lambda: bool(member.source.queue_watch.found), member)
+        assert monotonic() - began < 6.2
+        assert [(each.name, each.messages) for each in member.source.queue_watch.found] == [("q__p2", 1)]
+        (text,) = member.source.queue_watch.findings()
+        assert "messages wait in 'q__p2' (1), which no consumer of cohort 'c' reads; producers use" in text
+        lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert lines == [f"jetstream S/c, member b: {text}"]
+        # A cohort that has never read these names finds all stored messages.
+        new = await joined(stage, "n", narrow, namespace="new")
+        await until(lambda: bool(new.source.queue_watch.found), new)
+        found = {each.name: each.messages for each in new.source.queue_watch.found}
+        assert found == {"q__p2": 2, "q__p3": 1}
+        await left(member, new)
+
+    played(scene)

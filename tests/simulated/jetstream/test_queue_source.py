@@ -14,7 +14,7 @@ from lanes.source import Assigned, Delivered, Destination
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.queue import QueueSource
 from memsource.sim.loop.virtual import until
-from tests.simulated.jetstream.stage import LATENCY, Stage, played
+from tests.simulated.jetstream.stage import LATENCY, Stage, played, refusal
 
 QUEUE: Final = PartitionedQueue("q", partitions=2)
 SUBJECTS: Final = ["q", "q.>", "q__p1", "q__p1.>"]
@@ -359,3 +359,194 @@ def test_the_wait_for_a_message_ends_when_one_partition_has_one() -> None:
         await closed(source)
 
     played(scene)
+
+
+# --- messages that no consumer reads
+
+
+WIDE: Final = PartitionedQueue("q", partitions=8)
+
+
+async def wide_stream(stage: Stage, queue: PartitionedQueue = WIDE) -> None:
+    await stage.stream("S", subjects=[subject for name in queue.names for subject in (name, f"{name}.>")])
+
+
+def stranded(source: QueueSource) -> dict[str, int]:
+    return {each.name: each.messages for each in source.queue_watch.found}
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+
+def test_a_stream_with_the_subjects_of_the_queue_alone_is_asked_for_nothing_more() -> None:
+    async def scene(stage: Stage) -> None:
+        source = await opened(stage)
+        # The first look also asks for subjects that the stream does not store any more.
+        await asyncio.sleep(6.0)
+        stage.sent.clear()
+        await asyncio.sleep(50.0)
+        assert [each for each in stage.subjects("$JS.API.CONSUMER.INFO.S.work__p") if not each.endswith("p1")] == []
+        assert all("subjects_filter" not in fields for fields in stage.fields("STREAM.INFO.S"))
+        await asyncio.sleep(10.0)
+        assert "$JS.API.CONSUMER.INFO.S.work__p3" in stage.subjects("$JS.API.CONSUMER.INFO.S")
+        assert stranded(source) == {} and source.queue_watch.findings() == ()
+        await closed(source)
+
+    played(scene)
+
+
+def test_messages_of_a_larger_number_are_found_within_ten_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage)
+        await stage.publish("q__p3.ann", "q__p3.bob", "q__p3", "q__p2", "q__p1.x", "q__p7")
+        assert await until(lambda: bool(stranded(source)), 6.5)
+        # The durable has never read q__p7, whose number is twice the width or more.
+        assert stranded(source) == {"q__p2": 1, "q__p3": 3}
+        text = (
+            "queue 'q': messages wait in 'q__p2' (1), 'q__p3' (3), which no consumer of durable 'work' reads; "
+            "producers use another number of partitions, so start the consumers with that number"
+        )
+        assert list(source.queue_watch.findings()) == [text]
+        assert warnings(caplog) == [f"jetstream S/work: {text}"]
+        await asyncio.sleep(29.0)
+        assert len(warnings(caplog)) == 1
+        await asyncio.sleep(5.0)
+        assert len(warnings(caplog)) == 2
+        await closed(source)
+
+    played(scene)
+
+
+def test_unfinished_messages_of_a_former_number_are_found_and_their_end_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        former = await opened(stage, queue=WIDE)
+        await stage.publish("q__p3", "q__p6.ann", "q__p6.ann")
+        messages = await all_received(former, 3)
+        await settle(former, [each for each in messages if each.partition.id.source == "q__p3"])
+        await former.aclose()
+        narrow = await opened(stage)
+        await asyncio.sleep(7.0)
+        # The finished message of q__p3 stays in the stream, and is not stranded.
+        assert stranded(narrow) == {"q__p6": 2}
+        await closed(narrow)
+        again = await opened(stage, queue=WIDE)
+        narrower = source_of(await stage.connect(), durable="other")
+        await narrower.open()
+        await settle(again, await all_received(again, 2))
+        await asyncio.sleep(7.0)
+        # The other durable has never read q__p3, and would read all of its messages.
+        assert stranded(narrower) == {"q__p3": 1}
+        await closed(again)
+        await closed(narrower)
+
+    played(scene)
+
+
+def test_a_durable_that_another_process_reads_is_not_stranded(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage)
+        await stage.publish("q__p2")
+        await asyncio.sleep(7.0)
+        assert stranded(source) == {"q__p2": 1}
+        reader = await opened(stage, durable="work__p2", queue=PartitionedQueue("q__p2"))
+        await all_received(reader, 1)
+        task = asyncio.create_task(reader.receive(ROOM))
+        with caplog.at_level("INFO"):
+            await asyncio.sleep(6.0)
+        assert stranded(source) == {}
+        assert "jetstream S/work: queue 'q': no message waits in 'q__p2' any more" in caplog.messages
+        task.cancel()
+        await asyncio.wait([task])
+        await closed(reader)
+        await closed(source)
+
+    played(scene)
+
+
+def test_unfinished_messages_of_removed_subjects_are_found() -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage, queue=PartitionedQueue("q", partitions=4))
+        await stage.publish("q__p3")
+        await all_received(source, 1)
+        await closed(source)
+        stage.server.api.streams["S"].config["subjects"] = SUBJECTS
+        narrow = await opened(stage)
+        for _ in range(3):
+            await asyncio.sleep(7.0)
+            assert stranded(narrow) == {"q__p3": 1}
+        await closed(narrow)
+
+    played(scene)
+
+
+def test_a_look_without_an_answer_keeps_the_findings() -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage)
+        await stage.publish("q__p2")
+        await asyncio.sleep(7.0)
+        stage.answer("CONSUMER.INFO.S.work__p2", *[refusal(503)] * 4)
+        await asyncio.sleep(10.0)
+        assert stranded(source) == {"q__p2": 1}
+        stage.answer("CONSUMER.INFO.S.work__p2", {"config": None})
+        await asyncio.sleep(10.0)
+        assert stranded(source) == {"q__p2": 1}
+        await closed(source)
+
+    played(scene)
+
+
+def test_without_the_permission_to_look_a_warning_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage)
+        stage.deny("$JS.API.CONSUMER.INFO.S.work__p2")
+        await stage.publish("q__p2", "q")
+        await asyncio.sleep(20.0)
+        (line,) = warnings(caplog)
+        assert line.startswith("jetstream S/work: ") and "work__p2" in line.casefold()
+        assert line.endswith(
+            "permit it, then start again; until then, messages of queue 'q' that no consumer reads are not noticed"
+        )
+        assert stranded(source) == {}
+        # The source itself goes on.
+        assert len(await all_received(source, 1)) == 1
+        await closed(source)
+
+    played(scene)
+
+
+def test_many_subjects_are_counted_page_by_page() -> None:
+    async def scene(stage: Stage) -> None:
+        await wide_stream(stage)
+        source = await opened(stage)
+        await stage.publish("q__p2.a", "q__p2.b", "q__p2.c")
+        stage.server.api._stream_info = in_two_pages(stage.server.api._stream_info)  # type: ignore[method-assign]
+        stage.sent.clear()
+        await asyncio.sleep(8.0)
+        assert stranded(source) == {"q__p2": 3}
+        assert {each["offset"] for each in stage.fields("STREAM.INFO.S") if "subjects_filter" in each} == {0, 2}
+        await closed(source)
+
+    played(scene)
+
+
+def in_two_pages(answer: Any) -> Any:
+    """Answer questions for the three subjects of ``q__p2.>`` in two pages."""
+
+    def info(name: str, fields: dict[str, Any], now: float) -> dict[str, Any]:
+        found: dict[str, Any] = answer(name, {**fields, "offset": 0}, now)
+        if fields.get("subjects_filter") == "q__p2.>":
+            offset = fields["offset"]
+            listed = list(found["state"]["subjects"].items())[offset : offset + 2]
+            found = {**found, "state": {**found["state"], "subjects": dict(listed)}}
+        return found
+
+    return info

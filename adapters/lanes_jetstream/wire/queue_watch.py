@@ -1,0 +1,222 @@
+"""The watch over a partitioned queue in a stream: messages of subjects that no consumer of the durable or cohort reads.
+
+Producers with another number of partitions than the workers write such messages. Most looks are one request, because
+the stream stores only the subjects of the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import nats.errors
+
+from lanes.clock import monotonic
+from lanes.cohort.leases import UnknownResult
+from lanes.errors import LanesError
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import (
+    CONFIRMED_AFTER,
+    LOOK_EVERY,
+    QueueFacts,
+    Stranded,
+    StrandedWatch,
+    names_beyond,
+    partition_number,
+    stranded_text,
+)
+from lanes_jetstream.wire.answers import ApiError
+from lanes_jetstream.wire.connection import Connection, NoAnswer, NotPermitted
+from lanes_jetstream.wire.queue_subjects import subjects_of
+from lanes_jetstream.wire.stream import Intake
+
+log = logging.getLogger("lanes.jetstream")
+
+PORTION: Final = 64
+"""Maximum number of physical queues of one look."""
+
+_ALL_EVERY: Final = 60.0
+"""Seconds between two looks that also ask for names whose subjects the stream does not store any more."""
+
+_PAGES: Final = 10
+"""Maximum number of pages of subjects that are counted. A page has up to 100,000 subjects."""
+
+Consumers = Callable[[Sequence[str]], Awaitable[Mapping[str, Mapping[str, Any]]]]
+"""Returns the server's description of the consumer of each physical queue that has one."""
+
+
+class QueueWatch:
+    """The watch over the queue of one source. Needs asyncio.
+
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        queue: The queue that the source reads; None = there is no look.
+        group: Kind and name of the group, such as ``durable 'billing'``.
+        consumers: Finds the consumers of physical queues.
+        name: Name of the source, for log lines.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        queue: PartitionedQueue | None,
+        group: str,
+        consumers: Consumers,
+        name: str,
+    ) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._queue = queue
+        self._group = group
+        self._consumers = consumers
+        self._name = name
+        self._stranded = StrandedWatch(() if queue is None else (queue,), group, PORTION)
+        self._all_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<QueueWatch of {self._name}: {len(self.found)} physical queues with stranded messages>"
+
+    @property
+    def found(self) -> tuple[Stranded, ...]:
+        """Physical queues with stranded messages at the last look. Any thread may read it."""
+        return self._stranded.found
+
+    def findings(self) -> Sequence[str]:
+        """Return the text of the alarm, or nothing. Any thread may call this method."""
+        found = self.found
+        return (stranded_text(found, self._group),) if found else ()
+
+    def start(self) -> None:
+        """Start the looks, if there is a queue. Does not block."""
+        if self._queue is not None:
+            self._task = asyncio.create_task(self._run(self._queue))
+
+    async def stop(self) -> None:
+        """End the looks. Idempotent."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _run(self, queue: PartitionedQueue) -> None:
+        pause = LOOK_EVERY
+        while True:
+            await asyncio.sleep(pause)
+            try:
+                pause = CONFIRMED_AFTER if await self._look(queue) else LOOK_EVERY
+            except NotPermitted as error:
+                log.warning(
+                    "%s: %s, then start again; until then, messages of queue %r that no consumer reads are not noticed",
+                    self._name,
+                    error,
+                    queue.name,
+                )
+                return
+            except _UNANSWERED as error:
+                # The checks of the source report a lasting fault.
+                log.debug("%s: cannot look for stranded messages: %s", self._name, error)
+
+    async def _look(self, queue: PartitionedQueue) -> bool:
+        """Look once. Returns whether the next look is due soon."""
+        info = await self._connection.api(f"STREAM.INFO.{self._stream}")
+        intake = Intake.of(info["config"])
+
+        def names() -> Iterable[str]:
+            everything = monotonic() >= self._all_at
+            if everything:
+                self._all_at = monotonic() + _ALL_EVERY
+            known = queue_names(queue, intake.patterns.get(self._stream, ()))
+            suspected = self._stranded.suspected
+            return [
+                name
+                for name in names_beyond(queue, [*known, *suspected])
+                if everything or name in suspected or stores(intake, name)
+            ]
+
+        asked = self._stranded.next_names(names)
+        found = await self._consumers(asked) if asked else {}
+        facts = {}
+        for name in asked:
+            consumer = found.get(name)
+            if consumer is not None:
+                facts[name] = consumer_facts(consumer, self._group)
+            elif stores(intake, name) and partition_number(queue.name, name) < 2 * queue.partitions:
+                messages = await count_messages(self._connection, self._stream, name)
+                facts[name] = QueueFacts(1, messages, {self._group: messages})
+        look = self._stranded.conclude(asked, facts, monotonic())
+        for each in look.ended:
+            log.info("%s: queue %r: no message waits in %r any more", self._name, each.queue, each.name)
+        for due in look.due.values():
+            log.warning("%s: %s", self._name, stranded_text(due, self._group))
+        return look.again
+
+
+_UNANSWERED: Final = (
+    ApiError,
+    LanesError,
+    NoAnswer,
+    UnknownResult,
+    nats.errors.Error,
+    OSError,
+    KeyError,
+    TypeError,
+    ValueError,
+)
+"""Errors of a look. Malformed answers are among them."""
+
+
+def stores(intake: Intake, name: str) -> bool:
+    """Return whether the stream stores subjects of a physical queue."""
+    return any(intake.may_store(each) for each in subjects_of(name))
+
+
+def queue_names(queue: PartitionedQueue, patterns: Iterable[str]) -> list[str]:
+    """Return the beginnings of patterns that may be names of physical queues: as many tokens as the queue has."""
+    length = queue.name.count(".") + 1
+    return list(dict.fromkeys(".".join(pattern.split(".")[:length]) for pattern in patterns))
+
+
+def reads_only(consumer: Mapping[str, Any], name: str) -> bool:
+    """Return whether a consumer delivers the messages of one physical queue and no others."""
+    config = consumer.get("config") or {}
+    filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    return bool(set(filters) <= set(subjects_of(name)))
+
+
+def consumer_facts(consumer: Mapping[str, Any], group: str) -> QueueFacts:
+    """Return the facts of a physical queue by the description of the consumer that reads only this queue."""
+    unfinished = int(consumer.get("num_pending") or 0) + int(consumer.get("num_ack_pending") or 0)
+    return QueueFacts(1, unfinished, {group: unfinished}, {group: int(int(consumer.get("num_waiting") or 0) > 0)})
+
+
+async def count_messages(connection: Connection, stream: str, name: str) -> int:
+    """Count the messages of a physical queue, in up to a million subjects.
+
+    Args:
+        connection: Connection to the server.
+        stream: Name of the stream.
+        name: Name of the physical queue.
+
+    Returns:
+        The number of messages.
+
+    Raises:
+        ApiError: The server refused a request.
+        NoAnswer: The server did not answer.
+    """
+    messages = 0
+    for pattern in subjects_of(name):
+        offset = 0
+        for _ in range(_PAGES):
+            info = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": pattern, "offset": offset})
+            subjects: Mapping[str, int] = info["state"].get("subjects") or {}
+            messages += sum(map(int, subjects.values()))
+            offset += len(subjects)
+            if not subjects or offset >= int(info.get("total") or 0):
+                break
+    return messages
