@@ -8,8 +8,9 @@ BROKER ?= jetstream
 PROTOCOL ?= classic
 PROCESSES ?= 6
 FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
-DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS))
-DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL)
+QUEUE := $(if $(WIDTH),--width $(WIDTH))
+DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS)) $(QUEUE)
+DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL) $(QUEUE)
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
 SOAK := tests.soak.$(if $(filter-out file,$(origin BROKER)),$(BROKER),simulation)
 # Its makers' word on their next version, three times a build, is not about this site.
@@ -30,7 +31,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
+run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [WIDTH=4 MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
 run-spark: environment-run-spark  ## a replay on Spark with fenced effects, killed twice on the way, and its audit [ARGS="--events 5000"]

@@ -36,6 +36,7 @@ def app() -> typer.Typer:
             metavar="NUMBER",
             show_default="Kafka 3, JetStream 1",
         ),
+        width: int = typer.Option(1, help="Number of physical queues that hold the events.", metavar="NUMBER"),
         protocol: str = typer.Option("classic", help="Kafka protocol.", metavar="classic|cooperative|consumer"),
         data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
         events: int | None = typer.Option(
@@ -89,6 +90,7 @@ def app() -> typer.Typer:
                 keep=keep,
                 broker=choice("--broker", broker, BrokerName),
                 members=members,
+                width=width,
                 protocol=choice("--protocol", protocol, Protocol),
             )
         except DemoError as error:

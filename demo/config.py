@@ -47,6 +47,7 @@ VARIABLE: Final = "LANES_DEMO_WORKER"
 
 ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _PARTITIONS_LIMIT: Final = 100
+_WIDTH_LIMIT: Final = 64
 _MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
 _LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
 _PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
@@ -79,7 +80,10 @@ class DemoConfig:
         on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
         broker: Kind of broker.
         members: Number of processes; None is 3 on Kafka and 1 on JetStream.
-        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream.
+        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream. With a
+            ``width`` above 1, the topics of Kafka share this number and have at least one each, and a JetStream cohort
+            has one partition for each physical queue.
+        width: Number of physical queues that hold the events, by their cases; 1 is the plain stream or topic.
         protocol: Protocol of the Kafka group.
         lease: Lease of the JetStream cohort in seconds.
         retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
@@ -106,6 +110,7 @@ class DemoConfig:
     broker: BrokerName = "jetstream"
     members: int | None = None
     partitions: int | None = None
+    width: int = 1
     protocol: Protocol = "classic"
     lease: float = 10.0
     retention: Retention = "limits"
@@ -119,8 +124,11 @@ class DemoConfig:
 
     @property
     def shared(self) -> int:
-        """Number of partitions that the members share."""
-        return self.partitions or _PARTITIONS[self.broker]
+        """Number of partitions that the members share. Each physical queue has the same number of them."""
+        wanted = self.partitions or _PARTITIONS[self.broker]
+        if self.width == 1:
+            return wanted
+        return self.width * (math.ceil(wanted / self.width) if self.broker == "kafka" else 1)
 
     @property
     def in_group(self) -> bool:
@@ -146,6 +154,8 @@ class DemoConfig:
             )
         if self.partitions is not None and not 1 <= self.partitions <= _PARTITIONS_LIMIT:
             raise DemoError(f"partitions={self.partitions}: must be 1 to {_PARTITIONS_LIMIT}")
+        if not 1 <= self.width <= _WIDTH_LIMIT:
+            raise DemoError(f"width={self.width}: must be 1 to {_WIDTH_LIMIT} physical queues, such as 4")
         if self.members is not None and not _LEAST[self.broker] <= self.members <= self.shared:
             raise DemoError(
                 f"members={self.members}: must be {_LEAST[self.broker]} to {self.shared}, because the demo "
@@ -192,6 +202,8 @@ class WorkerConfig:
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.
         lease: Lease in a cohort in seconds; 0 outside a cohort.
+        queue: Name of the logical queue: the topic, or on JetStream the subject before the case.
+        width: Number of physical queues; 1 is the plain stream or topic.
     """
 
     server: str = field(repr=False)
@@ -211,6 +223,8 @@ class WorkerConfig:
     broker: BrokerName = "jetstream"
     protocol: Protocol = "classic"
     lease: float = 0.0
+    queue: str = ""
+    width: int = 1
 
     @property
     def faults(self) -> Faults:

@@ -46,18 +46,20 @@ class Findings(NamedTuple):
         redelivered: Cause (restart, held, settled or late) → number of redeliveries.
         peak_in_flight: Highest number of messages that one process had in flight.
         group: Figures of a group or cohort; None without a group.
+        stranded: Number of published events that no worker has handled; None without a history.
     """
 
     verdicts: Sequence[Verdict]
     redelivered: Mapping[str, int]
     peak_in_flight: int
     group: GroupFindings | None = None
+    stranded: int | None = None
 
 
 def examine(directory: Path, seen: Seen | None = None) -> Findings:
     """Read and check all segments of a directory. Blocks. ``seen`` has facts about a group; None without a group."""
     import memsource
-    from memsource.checkers import MARGIN, BoundedRepeats, checkers_within
+    from memsource.checkers import MARGIN, BoundedRepeats, NothingStranded, checkers_within
 
     try:
         segments = memsource.read([directory])
@@ -66,16 +68,19 @@ def examine(directory: Path, seen: Seen | None = None) -> Findings:
         return Findings([Verdict("history", "unproven", str(error))], {}, 0)
     knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
     # A frozen process is late by the length of the freeze, and its history does not record the freeze.
-    checkers = checkers_within(MARGIN + (knowledge.frozen if knowledge is not None else 0.0))
+    frozen = knowledge.frozen if knowledge is not None else 0.0
+    checkers = (*checkers_within(MARGIN + frozen), NothingStranded)
     if knowledge is not None and knowledge.deadlines:
         checkers += (partial(BoundedRepeats, excused=knowledge.forgotten),)
+    checked = memsource.check(segments, checkers, taken=knowledge.taken if knowledge is not None else ())
     verdicts = [
         Verdict(found.name, found.status, _detail(found.violations, found.witnesses, found.reasons))
-        for found in memsource.check(segments, checkers, taken=knowledge.taken if knowledge is not None else ())
+        for found in checked
     ]
+    stranded = sum(found.violations for found in checked if found.name == NothingStranded.__name__)
     counts = memsource.counts(segments)
     group = findings(knowledge) if knowledge is not None else None
-    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight, group)
+    return Findings(verdicts, counts.redeliveries, counts.peak_in_flight, group, stranded)
 
 
 def _detail(violations: int, witnesses: Sequence[str], reasons: Sequence[str]) -> str:

@@ -34,6 +34,8 @@ class Report:
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
         killed: A line for each kill: the worker, the time of the kill, and the time until others continued.
+        width: Number of physical queues that hold the events.
+        stranded: Number of published events that no worker has handled, by the histories; None without a history.
         workers: Number of workers started.
         violations: Steps whose write was refused as an order violation.
         lost: Events neither stored nor dead-lettered.
@@ -70,6 +72,8 @@ class Report:
     failure: str | None = None
     group: GroupFindings | None = None
     killed: Sequence[str] = ()
+    width: int = 1
+    stranded: int | None = 0
 
     @property
     def rate(self) -> float:
@@ -119,6 +123,8 @@ class Report:
                 "rate": round(self.rate, 1),
                 "serial_rate": round(self.serial_rate, 1),
                 "speedup": round(self.speedup, 1),
+                "width": self.width,
+                "stranded": self.stranded,
                 "order_violations": len(self.violations),
                 "lost": len(self.lost),
                 "doubled": len(self.doubled),
@@ -150,6 +156,8 @@ class Report:
                 True,
             ),
             ("speed-up", f"{self.speedup:.1f} ×" if self.serial_rate else "not measured", True),
+            ("physical queues", str(self.width), True),
+            ("stranded", "unknown" if self.stranded is None else str(self.stranded), self.stranded == 0),
             ("order violations", str(len(self.violations)), not self.violations),
             ("lost", str(len(self.lost)), not self.lost),
             ("doubled effects", str(len(self.doubled)), not self.doubled),

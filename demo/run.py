@@ -155,6 +155,8 @@ async def _report(
         verdicts=findings.verdicts,
         failure=part.failure,
         group=findings.group,
+        width=config.width,
+        stranded=findings.stranded,
     )
 
 

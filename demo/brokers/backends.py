@@ -20,28 +20,32 @@ HEARTBEAT: Final = 0.5
 
 _STRATEGY: Final = {"classic": "range", "cooperative": "cooperative-sticky"}
 
+_STRATEGY_OF_TOPICS: Final = _STRATEGY | {"classic": "roundrobin"}
+"""Strategy over several topics. ``range`` would give partition 0 of every topic to the same member."""
+
 
 def broker_of(config: DemoConfig, name: str) -> Broker:
     """Return the broker object of the parent, not connected. The names of its topics or streams contain ``name``."""
     if config.broker == "kafka":
         from demo.brokers.kafka import KafkaBroker
 
-        return KafkaBroker(config.server, name, config.shared)
+        return KafkaBroker(config.server, name, config.shared, config.width)
     if config.in_group:
         from demo.brokers.cohort import CohortBroker
 
-        return CohortBroker(config.server, name, config.shared, config.retention)
+        return CohortBroker(config.server, name, config.shared, config.retention, config.width)
     from demo.brokers.jetstream import JetStreamBroker
 
-    return JetStreamBroker(config.server, name)
+    return JetStreamBroker(config.server, name, width=config.width)
 
 
 def source_of(config: WorkerConfig) -> lanes.Source:
     """Return the source of a worker."""
+    queue = lanes.PartitionedQueue(config.queue, config.width)
     if config.broker == "kafka":
         from lanes_kafka import KafkaSource
 
-        return KafkaSource(member_settings(config), topics=config.stream)
+        return KafkaSource(member_settings(config), topics=queue)
     from lanes_jetstream import JetStreamSource, subject_token
 
     if config.lease:
@@ -52,12 +56,14 @@ def source_of(config: WorkerConfig) -> lanes.Source:
             stream=config.stream,
             cohort=Cohort(config.durable, member=config.member, lease=config.lease),
             key=subject_token(-1),
+            queue=queue if config.width > 1 else None,
         )
     return JetStreamSource(
         config.server,
         stream=config.stream,
         durable=config.durable,
         key=subject_token(-1),
+        queue=queue if config.width > 1 else None,
         ack_wait=config.ack_wait,
     )
 
@@ -85,7 +91,7 @@ def member_settings(config: WorkerConfig) -> dict[str, Any]:
     if config.protocol == "consumer":
         return settings | {"group.protocol": "consumer"}
     return settings | {
-        "partition.assignment.strategy": _STRATEGY[config.protocol],
+        "partition.assignment.strategy": (_STRATEGY if config.width == 1 else _STRATEGY_OF_TOPICS)[config.protocol],
         "session.timeout.ms": int(SESSION * 1000),
         "heartbeat.interval.ms": int(HEARTBEAT * 1000),
     }

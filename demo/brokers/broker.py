@@ -10,6 +10,7 @@ from demo.events import Event
 from demo.ledger import Step
 from demo.membership import Snapshot
 from lanes.history.recorder import Recorder
+from lanes.queues.partitioned import PartitionedQueue
 
 Published = Callable[[int], Awaitable[None]]
 """Callback that ``Broker.publish`` calls repeatedly, with the number of events of this call confirmed so far."""
@@ -40,11 +41,13 @@ class Broker(Protocol):
         stream: Name of the stream or topic of the events.
         durable: Name of the durable consumer, the group or the cohort that reads the events.
         dead_subject: Subject or topic of the dead letters.
+        queue: The events' queue: topics, or on JetStream subjects without their last token, the case.
     """
 
     stream: str
     durable: str
     dead_subject: str
+    queue: PartitionedQueue
 
     @property
     def connected(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from demo.brokers.broker import Left
@@ -25,11 +26,18 @@ LEASES_EVERY: Final = 0.5
 
 
 class CohortBroker(JetStreamBroker):
-    """A ``GroupBroker`` on JetStream. ``stream`` stores the subjects ``<partition>.declarations.<name>.<case>``."""
+    """A ``GroupBroker`` on JetStream.
 
-    def __init__(self, server: str, name: str, partitions: int, retention: Retention) -> None:
-        super().__init__(server, name, retention=retention, transform=_transform(partitions))
+    ``stream`` stores the subjects ``<partition>.declarations.<name>.<case>``. With a ``width`` above 1, the partitions
+    are the physical queues, and ``stream`` stores the events under their own subjects.
+    """
+
+    def __init__(self, server: str, name: str, partitions: int, retention: Retention, width: int = 1) -> None:
+        transform = _transform(partitions) if width == 1 else None
+        super().__init__(server, name, retention=retention, transform=transform, width=width)
         self.partitions = partitions
+        names = self.queue.names if width > 1 else (self.stream,) * partitions
+        self._places = [(source, number) for number, source in enumerate(names)]
         self._view = CohortView(self._connection, self.stream, NAMESPACE)
         self._there = False
         self._latest = NONE
@@ -41,6 +49,8 @@ class CohortBroker(JetStreamBroker):
         self._made.append(f"KV_{bucket_name(self.stream, NAMESPACE)}")
 
     def _place(self, case: str) -> PartitionId:
+        if self.queue.partitions > 1:
+            return super()._place(case)
         return PartitionId(self.stream, partition_of([case], self.partitions))
 
     async def left(self) -> Left | None:
@@ -72,7 +82,7 @@ class CohortBroker(JetStreamBroker):
             if self._latest.generation != plan.generation or asked >= self._looked + LEASES_EVERY:
                 self._looked = asked
                 heartbeats, leases = await self._view.heartbeats(), await self._view.leases()
-                self._latest = _snapshot(self.stream, asked, plan, heartbeats, leases)
+                self._latest = _snapshot(self._places, asked, plan, heartbeats, leases)
         except ConfigError:
             # The bucket does not exist until the first member has started.
             return NONE
@@ -82,7 +92,11 @@ class CohortBroker(JetStreamBroker):
 
 
 def _snapshot(
-    stream: str, asked: float, plan: PlanRecord, heartbeats: dict[str, Heartbeat], leases: dict[int, Lease]
+    places: Sequence[tuple[str, int]],
+    asked: float,
+    plan: PlanRecord,
+    heartbeats: dict[str, Heartbeat],
+    leases: dict[int, Lease],
 ) -> Snapshot:
     held = {number: lease.member for number, lease in leases.items() if lease.member in heartbeats}
     # A partition with an epoch has nearly finished its takeover.
@@ -91,7 +105,7 @@ def _snapshot(
         for number, owner in enumerate(plan.owners)
     )
     members = {
-        name: Member(one.nonce, frozenset((stream, number) for number, owner in held.items() if owner == name))
+        name: Member(one.nonce, frozenset(places[number] for number, owner in held.items() if owner == name))
         for name, one in heartbeats.items()
     }
     return Snapshot(asked, monotonic(), "STABLE" if settled else "MOVING", members, plan.generation, plan.owners)

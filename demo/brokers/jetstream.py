@@ -22,6 +22,7 @@ from lanes.clock import monotonic
 from lanes.core.types import PartitionId
 from lanes.errors import SourceError
 from lanes.history.recorder import Recorder
+from lanes.queues.partitioned import PartitionedQueue
 from lanes_jetstream.wire.answers import ApiError
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.connection import NoAnswer as NoApi
@@ -42,6 +43,9 @@ _WINDOW: Final = 2_000
 _CONFIRMED_WITHIN: Final = 5.0
 """Seconds without a confirmation after which the publisher sends the unconfirmed events again."""
 
+_NAMED_LIMIT: Final = 4
+"""Most subjects that an error names."""
+
 _PAUSE: Final = 0.2
 """Seconds without a confirmation after which the publisher checks whether it must send events again."""
 
@@ -49,22 +53,30 @@ _PAUSE: Final = 0.2
 class JetStreamBroker:
     """A ``Broker`` on JetStream.
 
-    ``stream`` captures ``declarations.<name>.<case>``, and ``dead_stream`` captures the subject ``dead_subject``.
+    ``stream`` captures ``declarations.<name>.<case>``, and with a ``width`` above 1 the subjects of the other physical
+    queues too, such as ``declarations.<name>__p1.<case>``. ``dead_stream`` captures the subject ``dead_subject``.
 
     Args:
         server: URL of the server.
         name: Name of the run, part of the names of all streams and subjects.
         retention: Retention of ``stream``.
         transform: First token that the server adds to each stored subject; None = no token.
+        width: Number of physical queues. Above 1, each one has its own durable, and there is no ``transform``.
     """
 
     def __init__(
-        self, server: str, name: str, *, retention: Retention = "limits", transform: str | None = None
+        self,
+        server: str,
+        name: str,
+        *,
+        retention: Retention = "limits",
+        transform: str | None = None,
+        width: int = 1,
     ) -> None:
         self._connection = Connection(server)
         self._retention = retention
         self._transform = transform
-        self._subject = f"declarations.{name}"
+        self.queue = PartitionedQueue(f"declarations.{name}", width)
         self._made: list[str] = []
         self.stream = f"DECLARATIONS_{name}"
         self.durable = "approvals"
@@ -77,10 +89,10 @@ class JetStreamBroker:
         try:
             more: dict[str, Any] = {"retention": self._retention}
             if self._transform is not None:
-                stored = f"{self._transform}.{self._subject}.{{{{wildcard(1)}}}}"
-                more["subject_transform"] = {"src": f"{self._subject}.*", "dest": stored}
-            await self._make(self.stream, f"{self._subject}.*", more)
-            await self._make(self.dead_stream, self.dead_subject, {"retention": "limits"})
+                stored = f"{self._transform}.{self.queue.name}.{{{{wildcard(1)}}}}"
+                more["subject_transform"] = {"src": f"{self.queue.name}.*", "dest": stored}
+            await self._make(self.stream, [f"{name}.*" for name in self.queue.names], more)
+            await self._make(self.dead_stream, [self.dead_subject], {"retention": "limits"})
         except NoAnswer as error:
             raise DemoError(str(error)) from None
 
@@ -109,7 +121,7 @@ class JetStreamBroker:
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """See ``Broker.publish``."""
-        publisher = _Publisher(self._connection.client, self._subject, events)
+        publisher = _Publisher(self._connection.client, self.queue, events)
         recorded = 0
         await publisher.open()
         try:
@@ -128,23 +140,28 @@ class JetStreamBroker:
 
     def _place(self, case: str) -> PartitionId:
         """Return the partition of a case's events."""
-        del case
-        return PartitionId(self.stream, 0)
+        if self.queue.partitions == 1:
+            return PartitionId(self.stream, 0)
+        route = self.queue.route_by_key(case)
+        return PartitionId(route.name, route.partition)
 
     async def left(self) -> Left | None:
-        """See ``Broker.left``."""
-        try:
-            info = await self._ask(f"CONSUMER.INFO.{self.stream}.{self.durable}")
-        except ApiError as error:
-            if error.err_code == _CONSUMER_NOT_FOUND:
-                return None
-            raise DemoError(
-                f"consumer {self.stream}/{self.durable}: {error}: do not change the stream during the demo"
-            ) from None
+        """Return the backlog of all durables, see ``Broker.left``."""
+        durables = [f"{self.durable}__p{number}" if number else self.durable for number in range(self.queue.partitions)]
+        infos = []
+        for durable in durables:
+            try:
+                infos.append(await self._ask(f"CONSUMER.INFO.{self.stream}.{durable}"))
+            except ApiError as error:
+                if error.err_code == _CONSUMER_NOT_FOUND:
+                    return None
+                raise DemoError(
+                    f"consumer {self.stream}/{durable}: {error}: do not change the stream during the demo"
+                ) from None
         return Left(
-            pending=int(info["num_pending"]),
-            unacknowledged=int(info["num_ack_pending"]),
-            floor=int(info["ack_floor"]["stream_seq"]) + 1,
+            pending=sum(int(info["num_pending"]) for info in infos),
+            unacknowledged=sum(int(info["num_ack_pending"]) for info in infos),
+            floor=min(int(info["ack_floor"]["stream_seq"]) for info in infos) + 1,
         )
 
     async def count_dead_letters(self) -> int:
@@ -180,11 +197,11 @@ class JetStreamBroker:
             raise DemoError(f"stream {stream}: {error}: do not change the stream during the demo") from None
         return state
 
-    async def _make(self, stream: str, subject: str, more: Mapping[str, Any]) -> None:
+    async def _make(self, stream: str, subjects: Sequence[str], more: Mapping[str, Any]) -> None:
         config = {
             **more,
             "name": stream,
-            "subjects": [subject],
+            "subjects": subjects,
             "storage": "file",
             "num_replicas": 1,
             "max_consumers": -1,
@@ -210,7 +227,8 @@ class JetStreamBroker:
         except ApiError as error:
             remedy = "see the server's limits for streams and storage"
             if error.err_code == _SUBJECTS_OVERLAP:
-                remedy = f"another stream captures {subject!r}: delete that stream, or use another server"
+                named = ", ".join(map(repr, subjects[:_NAMED_LIMIT])) + (", …" if subjects[_NAMED_LIMIT:] else "")
+                remedy = f"another stream captures {named}: delete that stream, or use another server"
             raise DemoError(f"{where} cannot be created: {error}: {remedy}") from None
         self._made.append(stream)
 
@@ -223,9 +241,9 @@ class _Publisher:
     The server recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
     """
 
-    def __init__(self, client: Client, subject: str, events: Sequence[Event]) -> None:
+    def __init__(self, client: Client, queue: PartitionedQueue, events: Sequence[Event]) -> None:
         self._client = client
-        self._subject = subject
+        self._queue = queue
         self._events = events
         self._inbox = client.new_inbox()
         self._subscription: Any = None
@@ -281,7 +299,7 @@ class _Publisher:
                 before = self._events[index - 1]
                 headers["Nats-Expected-Last-Msg-Id"] = f"{before.case}/{before.step}"
             await self._client.publish(
-                f"{self._subject}.{event.case}",
+                f"{self._queue.route_by_key(event.case).name}.{event.case}",
                 event.payload,
                 reply=f"{self._inbox}.{self._round}.{index}",
                 headers=headers,

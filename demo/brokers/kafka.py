@@ -22,6 +22,7 @@ from demo.membership import Snapshot
 from lanes.clock import monotonic
 from lanes.core.types import PartitionId
 from lanes.history.recorder import Recorder
+from lanes.queues.partitioned import PartitionedQueue
 
 _BATCH: Final = 2_000
 """Most events that are published and not yet confirmed."""
@@ -43,10 +44,11 @@ _Answer = TypeVar("_Answer")
 class KafkaBroker:
     """A ``GroupBroker`` on Kafka, with its own topics and its own group.
 
-    ``stream`` has ``partitions`` partitions, and ``dead_subject`` has one partition. Both topics have one replica.
+    The ``width`` topics of ``queue`` share ``partitions`` partitions evenly, and ``dead_subject`` has one partition.
+    Each topic has one replica. ``stream`` is the first topic.
     """
 
-    def __init__(self, server: str, name: str, partitions: int) -> None:
+    def __init__(self, server: str, name: str, partitions: int, width: int = 1) -> None:
         self._server = server
         self.partitions = partitions
         self._made: list[str] = []
@@ -58,9 +60,14 @@ class KafkaBroker:
         self._producer: Producer
         self.connected = False
         self.stream = f"declarations-{name}"
+        self.queue = PartitionedQueue(self.stream, width)
         self.durable = f"approvals-{name}"
         self.dead_subject = f"dead-declarations-{name}"
         self._coordinator = Coordinator(server, self.durable)
+
+    @property
+    def _partitions_of_topic(self) -> int:
+        return self.partitions // self.queue.partitions
 
     async def open(self) -> None:
         """See ``Broker.open``."""
@@ -79,7 +86,8 @@ class KafkaBroker:
 
     def _make(self) -> None:
         self._admin.list_topics(timeout=_WITHIN)
-        topics = [NewTopic(self.stream, self.partitions, 1), NewTopic(self.dead_subject, 1, 1)]
+        topics = [NewTopic(name, self._partitions_of_topic, 1) for name in self.queue.names]
+        topics.append(NewTopic(self.dead_subject, 1, 1))
         for topic, made in self._admin.create_topics(topics, operation_timeout=_WITHIN).items():
             try:
                 made.result()
@@ -128,27 +136,27 @@ class KafkaBroker:
             batch = events[begin : begin + _BATCH]
             places = await asyncio.to_thread(self._produce, batch)
             now = monotonic()
-            for event, (number, offset) in zip(batch, places, strict=True):
-                history.produced(PartitionId(self.stream, number), offset, event.case.encode(), now)
+            for event, (partition, offset) in zip(batch, places, strict=True):
+                history.produced(partition, offset, event.case.encode(), now)
             await published(begin + len(batch))
         history.flush()
 
-    def _produce(self, events: Sequence[Event]) -> list[tuple[int, int]]:
+    def _produce(self, events: Sequence[Event]) -> list[tuple[PartitionId, int]]:
         """Publish the events, and return partition and offset of each. Blocks until all are confirmed or one fails."""
-        places: list[tuple[int, int]] = [(-1, -1)] * len(events)
+        places: list[tuple[PartitionId, int]] = [(PartitionId(self.stream, -1), -1)] * len(events)
         failures: list[tuple[Event, KafkaError]] = []
 
         def confirmed(index: int, error: KafkaError | None, message: Message) -> None:
             if error is not None:
                 failures.append((events[index], error))
                 return
-            number, offset = message.partition(), message.offset()
-            assert number is not None and offset is not None, "a confirmed message has a partition and an offset"
-            places[index] = number, offset
+            topic, number, offset = message.topic(), message.partition(), message.offset()
+            assert topic is not None and number is not None and offset is not None, "a confirmed message has a place"
+            places[index] = PartitionId(topic, number), offset
 
         for index, event in enumerate(events):
-            key = event.case.encode()
-            self._producer.produce(self.stream, event.payload, key, on_delivery=partial(confirmed, index))
+            route = self.queue.route_by_key(event.case)
+            self._producer.produce(route.name, event.payload, route.key, on_delivery=partial(confirmed, index))
         while self._producer.flush(_POLL) and not failures and not self._closing:
             pass
         if failures:
@@ -169,7 +177,8 @@ class KafkaBroker:
         return await self._ask(self._left)
 
     def _left(self) -> Left:
-        parts = [TopicPartition(self.stream, number) for number in range(self.partitions)]
+        numbers = range(self._partitions_of_topic)
+        parts = [TopicPartition(name, number) for name in self.queue.names for number in numbers]
         pending = floors = 0
         for part in self._reader.committed(parts, timeout=_WITHIN):
             begin, end = self._reader.get_watermark_offsets(part, timeout=_WITHIN)

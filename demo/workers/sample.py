@@ -76,6 +76,8 @@ def worker_config(
         broker=config.broker,
         protocol=config.protocol,
         lease=config.lease if config.broker == "jetstream" and config.in_group else 0.0,
+        queue=broker.queue.name,
+        width=broker.queue.partitions,
     )
 
 

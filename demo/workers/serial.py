@@ -18,6 +18,7 @@ from demo.child import end_with_parent
 from demo.config import ATTEMPTS, WorkerConfig
 from demo.workers.client import Client
 from demo.workers.handler import Approve, Declined
+from lanes.queues.partitioned import PartitionedQueue
 
 _BATCH: Final = 50
 _FETCH_TIMEOUT: Final = 2.0
@@ -85,7 +86,7 @@ async def _from_jetstream(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
 
 
 async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a topic, read by a separate group, and commit after every batch."""
+    """Yield the messages of all topics, read by a separate group, and commit after every batch."""
     from confluent_kafka import Consumer
 
     consumer = Consumer(
@@ -97,7 +98,7 @@ async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
             "log_level": 0,
         }
     )
-    consumer.subscribe([config.stream])
+    consumer.subscribe(list(PartitionedQueue(config.queue, config.width).names))
     patience = _JOIN_TIMEOUT
     try:
         # A call for several messages waits for all of them, so the first call asks for one message.

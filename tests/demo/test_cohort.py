@@ -67,6 +67,15 @@ async def test_members_join_and_leave_without_repeats(nats_server: NatsServer, t
     assert await streams(nats_server) <= before
 
 
+async def test_each_physical_queue_is_a_partition_of_a_cohort(nats_server: NatsServer) -> None:
+    before = await streams(nats_server)
+    report = await run(config(nats_server, width=4, lease=10.0, script=comes_and_goes))
+    assert report.broken == []
+    assert (report.done, report.workers, report.width, report.stranded) == (2_000, 3, 4, 0)
+    assert report.group is not None and set(report.group.recovery) == {"join", "stop"}
+    assert await streams(nats_server) <= before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("retention", get_args(Retention))
 async def test_everything_is_done_to_a_cohort(nats_server: NatsServer, retention: Retention) -> None:

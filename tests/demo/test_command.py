@@ -58,6 +58,8 @@ def test_help(demo: Command, arguments: list[str]) -> None:
         (["run", *SERVER, "--kill-at", "2"], 3, "kill_at=[2.0]: must be rising fractions"),
         (["run", *SERVER, "--events", "0"], 3, "events=0"),
         (["run", *SERVER, "--members", "65"], 3, "members=65: must be 1 to 64"),
+        (["run", *SERVER, "--width", "0"], 3, "width=0: must be 1 to 64 physical queues, such as 4"),
+        (["run", *SERVER, "--width", "four"], 64, "'--width': Input should be a valid integer"),
         (["run", *SERVER, "--data", "/no/such/file"], 3, "/no/such/file: no such file"),
     ],
 )

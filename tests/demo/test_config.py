@@ -38,6 +38,9 @@ from demo.places import places
         ({"members": 9, "partitions": 8}, "members=9: must be 1 to 8"),
         ({"broker": "kafka", "server": "h:9092", "members": 1}, "members=1: must be 2 to 8"),
         ({"partitions": 101}, "partitions=101: must be 1 to 100"),
+        ({"width": 0}, "width=0: must be 1 to 64 physical queues, such as 4"),
+        ({"width": 65}, "width=65: must be 1 to 64 physical queues"),
+        ({"width": 2, "members": 3}, "members=3: must be 1 to 2, because .* each member needs a partition"),
         ({"lease": 2.0}, "lease=2.0: must be a finite number of seconds, 3 or more"),
         ({"retention": "all"}, "retention='all': must be 'limits' or 'workqueue' or 'interest'"),
         (
@@ -62,6 +65,25 @@ def test_how_many_members_share_how_much() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("broker", "members", "partitions", "width", "shared"),
+    [
+        ("kafka", 3, None, 1, 8),
+        ("kafka", 3, None, 3, 9),
+        ("kafka", 3, None, 16, 16),
+        ("kafka", 3, 4, 4, 4),
+        ("jetstream", 3, None, 1, 64),
+        ("jetstream", 3, None, 4, 4),
+    ],
+)
+def test_each_physical_queue_has_as_many_partitions(
+    broker: Any, members: int, partitions: int | None, width: int, shared: int
+) -> None:
+    server = "h:9092" if broker == "kafka" else "nats://h:4222"
+    one = DemoConfig(broker=broker, server=server, members=members, partitions=partitions, width=width)
+    assert one.shared == shared
+
+
 def test_a_worker_gets_all_settings_from_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     told = WorkerConfig(
         server="nats://127.0.0.1:4222",
@@ -78,6 +100,8 @@ def test_a_worker_gets_all_settings_from_its_environment(monkeypatch: pytest.Mon
         seconds=1.0,
         fail_every=7,
         poison_every=8,
+        queue="declarations.x",
+        width=4,
     )
     monkeypatch.setenv(VARIABLE, told.environment()[VARIABLE])
     assert WorkerConfig.load() == told

@@ -103,6 +103,15 @@ async def test_a_group_loses_one_and_repeats_only_that(kafka: KafkaServer, tmp_p
     assert topics(kafka) <= before[0] and groups(kafka) <= before[1]
 
 
+async def test_a_group_over_several_topics_loses_one(kafka: KafkaServer) -> None:
+    before = topics(kafka)
+    report = await run(config(kafka, latency=0.03, width=4, serial_seconds=0.5, script=kills_and_stops))
+    assert report.broken == []
+    assert (report.done, report.kills, report.width, report.stranded) == (3_000, 1, 4, 0)
+    assert report.group is not None and set(report.group.recovery) == {"kill", "stop"}
+    assert topics(kafka) <= before
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "cooperative", "consumer"])
 async def test_everything_is_done_to_a_group(kafka: KafkaServer, protocol: Protocol) -> None:

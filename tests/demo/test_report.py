@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from demo import Report
-from demo.history import Verdict
+from demo.history import Verdict, examine
+from lanes.core.types import PartitionId
+from lanes.history.recorder import Recorder
 
 KEYS = [
     "events",
@@ -17,6 +20,8 @@ KEYS = [
     "rate",
     "serial_rate",
     "speedup",
+    "width",
+    "stranded",
     "order_violations",
     "lost",
     "doubled",
@@ -93,7 +98,8 @@ def test_a_kill_is_a_row_of_its_own_and_the_sample_is_labelled_as_a_measurement(
 
 
 def test_the_line_for_machines_has_exactly_its_keys() -> None:
-    line = json.loads(report(lost=[("a", 1)], doubled=[("b", 1)], violations=[("c", 1)]).json())
+    changes = {"lost": [("a", 1)], "doubled": [("b", 1)], "violations": [("c", 1)], "width": 4, "stranded": 2}
+    line = json.loads(report(**changes).json())
     assert list(line) == KEYS
     assert line == {
         "events": 100,
@@ -102,6 +108,8 @@ def test_the_line_for_machines_has_exactly_its_keys() -> None:
         "rate": 50.0,
         "serial_rate": 0.5,
         "speedup": 100.0,
+        "width": 4,
+        "stranded": 2,
         "order_violations": 1,
         "lost": 1,
         "doubled": 1,
@@ -111,6 +119,24 @@ def test_the_line_for_machines_has_exactly_its_keys() -> None:
         "max_in_flight": 50,
         "rss_mb": 44.0,
     }
+
+
+def test_events_that_no_worker_reads_are_stranded(tmp_path: Path) -> None:
+    publisher = Recorder(tmp_path, member="publisher")
+    publisher.open(source="test", concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=0.0)
+    for position in (3, 4):
+        publisher.produced(PartitionId("orders__p2", 0), position, b"a", 0.0)
+    publisher.close("stopped", 1.0)
+    found = examine(tmp_path)
+    (verdict,) = [each for each in found.verdicts if each.name == "NothingStranded"]
+    assert (found.stranded, verdict.status) == (2, "violated")
+    assert ("stranded", "2", False) in report(stranded=found.stranded).rows()
+
+
+def test_without_a_history_the_stranded_events_are_unknown(tmp_path: Path) -> None:
+    unknown = report(stranded=examine(tmp_path).stranded)
+    assert ("stranded", "unknown", False) in unknown.rows()
+    assert json.loads(unknown.json())["stranded"] is None
 
 
 def test_a_missing_measurement_causes_no_division_by_zero() -> None:

@@ -17,6 +17,7 @@ import pytest
 from nats.aio.client import Client
 
 import lanes
+import memsource
 from demo import DemoConfig, DemoError, Progress, run
 from lanes.clock import monotonic
 from tests.components import NatsServer
@@ -42,6 +43,24 @@ async def client(nats_server: NatsServer) -> AsyncIterator[Client]:
 
 async def streams(client: Client) -> set[str]:
     return {info.config.name or "" for info in await client.jetstream().streams_info()}
+
+
+def started_in(kept: Path) -> set[str]:
+    """The partitions whose messages have started, by the histories of a run."""
+    segments = memsource.read([kept / "history"])
+    return {row.partition for segment in segments for row in segment.rows if row.event == "started"}
+
+
+async def test_a_worker_of_a_wide_queue_is_killed_and_nothing_is_stranded(
+    nats_server: NatsServer, client: Client, tmp_path: Path
+) -> None:
+    before = await streams(client)
+    report = await run(config(nats_server, name="wide", width=4, serial_seconds=0.2, keep=tmp_path / "kept"))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers, report.width, report.stranded) == (2_000, 1, 2, 4, 0)
+    queue = lanes.PartitionedQueue("declarations.wide", 4)
+    assert started_in(tmp_path / "kept") == {f"{name}/{number}" for number, name in enumerate(queue.names)}
+    assert await streams(client) == before
 
 
 async def test_a_run_removes_its_files_except_those_to_keep(
