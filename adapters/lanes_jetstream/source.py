@@ -25,7 +25,8 @@ from lanes_jetstream.wire.acks import AckMode
 from lanes_jetstream.wire.connection import Connection, Server
 from lanes_jetstream.wire.keys import MISSING_KEY, KeyFunction, check_key, check_varies
 from lanes_jetstream.wire.queue_subjects import check_queue, check_stream, subjects_of
-from lanes_jetstream.wire.stream import OutOfRange, Start, is_subject, start_fields
+from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
+from lanes_jetstream.wire.subjects import is_subject
 
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
@@ -67,7 +68,8 @@ class JetStreamSource:
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
             the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
             engine does not call the handler, and the poison policy decides about the message. A ``subject_token`` that
-            is the same literal in all subjects of the consumer is refused, unless ``shared`` is True.
+            is the same literal in all subjects of a durable, or the number that ``partition()`` of a transform stores,
+            is refused, unless ``shared`` is True.
         filter_subject: Subject filter of a consumer that is created; None = all subjects. A filter that matches no
             subject and no message of the stream is refused.
         queue: A partitioned queue in the stream; None = no queue. Partition n has the subjects ``NAME`` and ``NAME.>``,

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal
 from lanes.errors import ConfigError, SourceError
 from lanes.history.writer import key_hash
 from lanes.queues.partitioned import PartitionedQueue
+from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.keys import KeyFunction, SubjectTokens, whole_subject
 from lanes_jetstream.wire.queue_subjects import check_stream, subjects_of
-from lanes_jetstream.wire.stream import Intake
-from lanes_jetstream.wire.transforms import destination_tokens, function_of
+from lanes_jetstream.wire.subjects import covers
+from lanes_jetstream.wire.transforms import destination_tokens, function_of, wildcard_of
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -68,7 +69,7 @@ class Rule:
     def filter(self, partition: int) -> str:
         """Return the pattern of the stored subjects of one partition."""
         tokens = destination_tokens(self.destination)
-        before = ["*" if _reference(token) is not None else token for token in tokens[: self.partition_token]]
+        before = ["*" if wildcard_of(token) is not None else token for token in tokens[: self.partition_token]]
         return ".".join([*before, str(partition), *([">"] if len(tokens) > self.partition_token + 1 else [])])
 
 
@@ -235,7 +236,7 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     uncovered = [
         subject
         for subject in config.get("subjects") or []
-        if origins or not any(_covers(rule.source, subject) for rule in rules)
+        if origins or not any(covers(rule.source, subject) for rule in rules)
     ]
     if uncovered:
         raise ConfigError(
@@ -256,7 +257,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
         name, arguments = function_of(token)
         if name == "partition":
             found.append((place, arguments))
-        reference = _reference(token)
+        reference = wildcard_of(token)
         if reference is not None and fixed:
             references[reference] = place
         # Other functions may split a token, or use a part of a token.
@@ -268,7 +269,7 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
         )
     (place, (partitions, *hashed)) = found[0]
     for token in tokens[:place]:
-        if "{{" in token and _reference(token) is None:
+        if "{{" in token and wildcard_of(token) is None:
             raise ConfigError(
                 f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(), and "
                 "filters need literal tokens or {{wildcard(n)}} there; put partition() first"
@@ -288,23 +289,6 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
         tuple(references[wildcard] for wildcard in hashed) if hashed else None,
         len(tokens) if fixed else None,
     )
-
-
-def _reference(token: str) -> int | None:
-    """Return the number of the source wildcard that a destination token copies; None for any other token."""
-    name, arguments = function_of(token)
-    return arguments[0] if name == "wildcard" and arguments else None
-
-
-def _covers(pattern: str, subject: str) -> bool:
-    """Return whether ``pattern`` matches every subject that the second pattern, ``subject``, matches."""
-    wide, narrow = pattern.split("."), subject.split(".")
-    for place, token in enumerate(wide):
-        if token == ">":
-            return len(narrow) > place
-        if place >= len(narrow) or narrow[place] == ">" or (token != "*" and token != narrow[place]):
-            return False
-    return len(narrow) == len(wide)
 
 
 class KeyWatch:

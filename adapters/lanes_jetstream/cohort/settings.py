@@ -13,7 +13,7 @@ from lanes.cohort.membership import CohortSettings
 from lanes.core.cohort.records import check_name
 from lanes.errors import ConfigError
 from lanes_jetstream.cohort.partitioning import MANAGED
-from lanes_jetstream.wire.stream import is_subject
+from lanes_jetstream.wire.subjects import is_subject
 
 NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """The valid names of cohorts and namespaces."""

@@ -23,11 +23,11 @@ from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError, number
 from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.keys import KeyFunction, check_varies, whole_subject
 from lanes_jetstream.wire.queue_subjects import check_stream, subjects_of
 from lanes_jetstream.wire.stream import (
     START_PATIENCE,
-    Intake,
     Start,
     find_or_create,
     similar_stream,

@@ -38,11 +38,12 @@ from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.watch import CohortWatch
 from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
+from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.keys import KeyFunction
 from lanes_jetstream.wire.messages import READER
 from lanes_jetstream.wire.queue_subjects import is_of
 from lanes_jetstream.wire.queue_watch import QueueWatch, reads_only
-from lanes_jetstream.wire.stream import Intake, OutOfRange, Start
+from lanes_jetstream.wire.stream import OutOfRange, Start
 from lanes_jetstream.wire.turns import Turns
 
 log = logging.getLogger("lanes.jetstream")

@@ -17,7 +17,7 @@ from lanes_jetstream.dead_letters.writer import capturing_streams, dead_letter_s
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError
 from lanes_jetstream.wire.connection import Connection, NoAnswer, Server
-from lanes_jetstream.wire.stream import matches
+from lanes_jetstream.wire.subjects import matches
 from lanes_jetstream.wire.transforms import Transform, may_make, origins_of, own_transform, published_subject
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")

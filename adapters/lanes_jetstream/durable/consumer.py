@@ -20,8 +20,9 @@ from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError
 from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, NoAnswer
-from lanes_jetstream.wire.keys import KeyFunction, check_varies
-from lanes_jetstream.wire.stream import StreamState, matches, read_stream
+from lanes_jetstream.wire.keys import KeyFunction, check_no_partition_number, check_varies
+from lanes_jetstream.wire.stream import StreamState, read_stream
+from lanes_jetstream.wire.subjects import matches
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -247,7 +248,7 @@ class DurableConsumer:
     async def ensure(self, key: KeyFunction | None = None) -> None:
         """Find or create the consumer, and check it. Raises ``ConfigError`` with each fault and its remedy.
 
-        If ``key`` is the same for all subjects of the consumer, the call creates no consumer.
+        If ``key`` does not fit the subjects of the consumer, the call creates no consumer.
         """
         self.stream_state = await read_stream(self._connection, self.stream)
         self._check(self.stream_state)
@@ -268,8 +269,11 @@ class DurableConsumer:
         self._check_key(key, self.config)
 
     def _check_key(self, key: KeyFunction | None, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` if the key is the same for all subjects of a consumer with this configuration."""
-        check_varies(key, self.stream_state.intake.within(_filters(config)), f"consumer {self}")
+        """Raise ``ConfigError`` if all subjects of a consumer, or all of one partition, have the same key."""
+        intake, filters = self.stream_state.intake, _filters(config)
+        made = intake.made(filters)
+        check_no_partition_number(key, made, self.stream)
+        check_varies(key, intake.within(filters), f"consumer {self}", made)
 
     def misfits(self, config: Mapping[str, Any]) -> str:
         """Describe the faults of a configuration with their remedies. Returns an empty text if there is no fault."""

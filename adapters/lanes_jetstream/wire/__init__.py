@@ -1,5 +1,5 @@
 """Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
-Reading order: ``codes``, ``answers``, ``connection``, ``stream``, ``queue_subjects``, ``queue_watch``, ``retention``,
-``pull_requests``, ``turns``, ``keys``, ``transforms``, ``messages``, ``acks``.
+Reading order: ``codes``, ``answers``, ``connection``, ``subjects``, ``transforms``, ``intake``, ``stream``,
+``queue_subjects``, ``queue_watch``, ``retention``, ``pull_requests``, ``turns``, ``keys``, ``messages``, ``acks``.
 """

@@ -11,6 +11,7 @@ from lanes.arguments import shown_value
 from lanes.core.types import PartitionKey
 from lanes.errors import ConfigError
 from lanes.handlers import check_plain_function
+from lanes_jetstream.wire.transforms import function_of, known_tokens, partition_numbers, wildcard_of
 
 KeyFunction = Callable[[Msg], PartitionKey | None]
 """A function from the client's message to its key. None = no key, so the message has no order."""
@@ -54,7 +55,7 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
     key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
-    same literal in all subjects.
+    same literal in all subjects, or is the number that ``partition()`` of a transform stores.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.
@@ -121,13 +122,16 @@ def check_key(key: object) -> None:
         check_plain_function("key", key, "the client's message")
 
 
-def check_varies(key: KeyFunction | None, patterns: Sequence[str], origin: str) -> None:
+def check_varies(
+    key: KeyFunction | None, patterns: Sequence[str], origin: str, destinations: Sequence[str] = ()
+) -> None:
     """Check that subjects do not all have the same key.
 
     Args:
         key: The key function; only ``subject_token`` is checked.
         patterns: Patterns of all subjects; empty = unknown.
         origin: Name of the consumer or filter with these subjects, for the error.
+        destinations: Destinations of transforms that make such subjects. The error recommends no partition number.
 
     Raises:
         ConfigError: Each token of the key is the same literal in all patterns.
@@ -136,7 +140,10 @@ def check_varies(key: KeyFunction | None, patterns: Sequence[str], origin: str) 
     if not isinstance(key, SubjectTokens) or (same := _one_key(key.tokens, split)) is None:
         return
     columns = [{each[place] for each in split} for place in range(min(map(len, split)))]
-    varying = [place for place, found in enumerate(columns) if len(found) > 1 or found & {"*", ">"}]
+    numbers = {place for each in destinations for place in partition_numbers(each)}
+    varying = [
+        place for place, found in enumerate(columns) if place not in numbers and (len(found) > 1 or found & {"*", ">"})
+    ]
     remedy = f"another token, such as subject_token({varying[0]})" if varying else "header(name), or another function"
     named = ", ".join([*patterns[:_NAMED_PATTERNS], *(["…"] if len(patterns) > _NAMED_PATTERNS else [])])
     raise ConfigError(
@@ -145,15 +152,55 @@ def check_varies(key: KeyFunction | None, patterns: Sequence[str], origin: str) 
     )
 
 
+def check_no_partition_number(key: KeyFunction | None, destinations: Sequence[str], stream: str) -> None:
+    """Check that the key is not the number that ``partition()`` of a transform stores in the subject.
+
+    Args:
+        key: The key function; only ``subject_token`` is checked.
+        destinations: Destinations of the transforms that make the consumer's subjects.
+        stream: Name of the stream.
+
+    Raises:
+        ConfigError: A token of the key is the number of a partition, and the other tokens are literals.
+    """
+    if not isinstance(key, SubjectTokens):
+        return
+    for destination in destinations:
+        tokens = known_tokens(destination)
+        chosen = [function_of(token) for token in _chosen(key.tokens, tokens) or ()]
+        hashed = next((arguments[1:] for name, arguments in chosen if name == "partition"), None)
+        if hashed is None or any(name == "wildcard" for name, _ in chosen):
+            continue
+        # The token of each wildcard of the published subject.
+        places = {number: place for place, each in enumerate(tokens) if (number := wildcard_of(each)) is not None}
+        if hashed and all(number in places for number in hashed):
+            remedy = f"{SubjectTokens(tuple(places[number] for number in hashed))!r}, which partition() hashes"
+        elif places:
+            remedy = f"the token that holds the key, such as subject_token({next(iter(places.values()))})"
+        else:
+            remedy = "header(name), or another token"
+        raise ConfigError(
+            f"key={key!r}: is the partition number that stream {stream!r} stores by its transform to {destination!r}, "
+            f"so all messages of a partition have one key and run one at a time; use {remedy}; or pass a function of "
+            "the message, if you want one order for each partition number"
+        )
+
+
+def _chosen(tokens: Sequence[int], pattern: Sequence[str]) -> list[str] | None:
+    """Return the tokens of a pattern with these indices; None if a subject may have other or too few tokens."""
+    open_end = pattern[-1] == ">"
+    if any(not -len(pattern) <= token < len(pattern) or (token < 0 and open_end) for token in tokens):
+        return None
+    chosen = [pattern[token] for token in tokens]
+    return None if ">" in chosen else chosen
+
+
 def _one_key(tokens: Sequence[int], patterns: Sequence[Sequence[str]]) -> str | None:
     """Return the key of all subjects that match one of the patterns; None = the key may vary, or is missing."""
     found: set[str] = set()
     for pattern in patterns:
-        open_end = pattern[-1] == ">"
-        if any(not -len(pattern) <= token < len(pattern) or (token < 0 and open_end) for token in tokens):
-            return None
-        chosen = [pattern[token] for token in tokens]
-        if "*" in chosen or ">" in chosen:
+        chosen = _chosen(tokens, pattern)
+        if chosen is None or "*" in chosen:
             return None
         found.add(".".join(chosen))
     return found.pop() if len(found) == 1 else None

@@ -12,7 +12,8 @@ from typing import Final
 from lanes.arguments import shown_value
 from lanes.errors import ConfigError
 from lanes.queues.partitioned import PartitionedQueue
-from lanes_jetstream.wire.stream import Intake, is_subject, overlap
+from lanes_jetstream.wire.intake import Intake
+from lanes_jetstream.wire.subjects import is_subject, overlap
 
 _NAMED: Final = 8
 """Maximum number of subjects that an error names."""

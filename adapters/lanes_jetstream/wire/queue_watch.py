@@ -29,8 +29,8 @@ from lanes.queues.stranded import (
 )
 from lanes_jetstream.wire.answers import ApiError
 from lanes_jetstream.wire.connection import Connection, NoAnswer, NotPermitted
+from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.queue_subjects import subjects_of
-from lanes_jetstream.wire.stream import Intake
 
 log = logging.getLogger("lanes.jetstream")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Literal
@@ -14,6 +14,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError, read_pages
 from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, NoAnswer
+from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.retention import NO_LIMITS, Limits
 
 Start = Literal["beginning", "next"] | int | datetime
@@ -33,56 +34,6 @@ and the servers of a cluster elect the leader of a new stream.
 
 _RETRY_DELAY: Final = 0.05
 """Seconds until a stream is requested again whose name is taken, or which has no leader."""
-
-
-@dataclass(frozen=True, slots=True)
-class Intake:
-    """The subjects that a stream stores.
-
-    Attributes:
-        patterns: Patterns of subjects by the name of the stream that they are published to: the stream itself, its
-            origin as a mirror, or one of its sources.
-        transforms: Whether the stream changes subjects.
-        external: Whether the stream copies a stream of another account or domain, whose subjects are unknown.
-    """
-
-    patterns: Mapping[str, Sequence[str]]
-    transforms: bool
-    external: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Intake:
-        """Make the intake of a stream with this configuration."""
-        patterns = {str(config["name"]): list(config.get("subjects") or ())}
-        transforms = bool(config.get("subject_transform"))
-        origins = [origin for origin in (config.get("mirror"), *(config.get("sources") or ())) if origin]
-        for origin in origins:
-            # An origin of another account or domain has a name that means nothing here.
-            if not origin.get("external"):
-                changes = origin.get("subject_transforms") or ()
-                transforms = transforms or bool(changes)
-                taken = [each.get("src") or ">" for each in changes] or [origin.get("filter_subject") or ">"]
-                patterns.setdefault(str(origin["name"]), []).extend(taken)
-        return cls(patterns, transforms, any(origin.get("external") for origin in origins))
-
-    def stores(self, stream: str, subject: str) -> bool:
-        """Return whether the stream stores messages that are published to a subject of a stream."""
-        return any(matches(each, subject) for each in self.patterns.get(stream, ()))
-
-    def may_store(self, pattern: str) -> bool:
-        """Return whether a stored subject may match a pattern. True if the stored subjects are unknown."""
-        return self.transforms or self.external or any(overlap(each, pattern) for each in self.subjects)
-
-    def within(self, filters: Sequence[str]) -> list[str]:
-        """Return the patterns of the stored subjects that filters select. Unknown stored subjects may be any."""
-        if self.transforms or self.external:
-            return sorted(set(filters))
-        return sorted({narrowed(each, wanted) for each in self.subjects for wanted in filters if overlap(each, wanted)})
-
-    @property
-    def subjects(self) -> list[str]:
-        """The patterns of all stored subjects, for a stream that changes no subjects and copies no external stream."""
-        return sorted({each for patterns in self.patterns.values() for each in patterns})
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,46 +155,6 @@ async def _create(
         if error.err_code in (codes.STREAM_NAME_TAKEN, codes.NO_LEADER):
             raise
         raise ConfigError(f"{what} cannot be created: {error}; {remedy}") from None
-
-
-def matches(pattern: str, subject: str) -> bool:
-    """Return whether a pattern with wildcards matches a subject without wildcards."""
-    wanted, found = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted = wanted[:-1]
-        if len(found) <= len(wanted):
-            return False
-        found = found[: len(wanted)]
-    return len(wanted) == len(found) and all(one in ("*", other) for one, other in zip(wanted, found, strict=True))
-
-
-def overlap(one: str, other: str) -> bool:
-    """Return whether a subject without wildcards exists that both patterns match."""
-    these, those = one.split("."), other.split(".")
-    for this, that in zip(these, those, strict=False):
-        if ">" in (this, that):
-            return True
-        if this != that and "*" not in (this, that):
-            return False
-    return len(these) == len(those)
-
-
-def narrowed(one: str, other: str) -> str:
-    """Return the pattern of all subjects that two overlapping patterns both match."""
-    these, those = one.split("."), other.split(".")
-    for place, (this, that) in enumerate(zip(these, those, strict=False)):
-        if ">" in (this, that):
-            return ".".join(those[:place] + (those if this == ">" else these)[place:])
-        those[place] = that if this == "*" else this
-    return ".".join(those)
-
-
-def is_subject(subject: object) -> bool:
-    """Return whether a value is a subject, which may have wildcards."""
-    if not isinstance(subject, str) or any(c.isspace() for c in subject):
-        return False
-    tokens = subject.split(".")
-    return all(tokens) and ">" not in tokens[:-1]
 
 
 def start_fields(start: object) -> dict[str, Any]:

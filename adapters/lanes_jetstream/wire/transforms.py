@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from lanes_jetstream.wire.stream import matches
+from lanes_jetstream.wire.subjects import matches
 
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
@@ -26,6 +26,12 @@ def function_of(token: str) -> tuple[str, list[int]]:
         return ("wildcard", [int(token[1:])]) if _DOLLAR.fullmatch(token) else ("", [])
     arguments = [argument.strip() for argument in (match[2] or "").split(",")]
     return match[1].lower(), [int(a) for a in arguments if a.isascii() and a.isdigit()]
+
+
+def wildcard_of(token: str) -> int | None:
+    """Return the number of the source wildcard that a destination token copies; None for any other token."""
+    name, arguments = function_of(token)
+    return arguments[0] if name == "wildcard" and arguments else None
 
 
 class Transform(NamedTuple):
@@ -85,15 +91,31 @@ def _transform(fields: Mapping[str, Any]) -> Transform:
     return Transform(fields.get("src") or ">", fields.get("dest") or "")
 
 
+def known_tokens(destination: str) -> list[str]:
+    """Return the tokens of a destination; ``>`` in place of all tokens whose index is unknown.
+
+    A function other than ``wildcard`` and ``partition`` may make several tokens from one token.
+    """
+    tokens = destination_tokens(destination)
+    for place, token in enumerate(tokens):
+        if function_of(token)[0] not in ("", "wildcard", "partition"):
+            return [*tokens[:place], ">"]
+    return tokens
+
+
+def partition_numbers(destination: str) -> list[int]:
+    """Return the indices of the tokens that hold the number of a partition."""
+    return [place for place, token in enumerate(known_tokens(destination)) if function_of(token)[0] == "partition"]
+
+
+def stored_pattern(destination: str) -> str:
+    """Return the pattern of the subjects that a transform makes. A subject without functions is its own pattern."""
+    return ".".join("*" if function_of(token)[0] else token for token in known_tokens(destination))
+
+
 def may_make(stored: str, destination: str) -> bool:
     """Return whether a transform to this destination could make a subject."""
-    tokens = destination_tokens(destination)
-    functions = [function_of(token)[0] for token in tokens]
-    if any(name not in ("", "wildcard", "partition") for name in functions):
-        # Other functions may make several tokens from one token.
-        return True
-    pattern = ["*" if name else token for name, token in zip(functions, tokens, strict=True)]
-    return matches(".".join(pattern), stored)
+    return matches(stored_pattern(destination), stored)
 
 
 def published_subject(stored: str, source: str, destination: str) -> str | None:

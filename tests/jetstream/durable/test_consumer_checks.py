@@ -6,14 +6,16 @@ from typing import Any
 
 import anyio
 import pytest
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig, SubjectTransform
 from nats.js.errors import ServerError
 
 import lanes
-from lanes_jetstream import JetStreamSource
+from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT, ORIGINAL_BACKOFF
+from tests.components import NatsServer
 from tests.jetstream.conftest import FreshStream
-from tests.jetstream.workload import DURABLE, Recorder, Stream, never_called, running
+from tests.jetstream.workload import DURABLE, Recorder, Stream, never_called, running, unique
 
 pytestmark = pytest.mark.anyio
 
@@ -85,6 +87,42 @@ async def test_a_filter_of_messages_that_remain_from_former_subjects_is_accepted
     async with running(lanes.Consumer(stream.source(filter_subject=f"{stream.name}.>"), recorder)):
         with anyio.fail_after(10):
             await recorder.reached(3)
+
+
+def divided(name: str) -> StreamConfig:
+    """A stream whose server divides it into two partitions."""
+    transform = SubjectTransform(src=f"{name}.*", dest=f"{name}.{{{{partition(2,1)}}}}.{{{{wildcard(1)}}}}")
+    return StreamConfig(name, subjects=[f"{name}.*"], subject_transform=transform)
+
+
+async def test_a_key_that_is_the_number_of_a_partition_is_refused_and_creates_no_consumer(
+    nats_server: NatsServer, client: Client
+) -> None:
+    stream = Stream(nats_server.url, client, unique("T"))
+    await client.jetstream().add_stream(divided(stream.name))
+    for key, said in (
+        (subject_token(1), rf"transform to '{stream.name}\..*use subject_token\(2\), which partition\(\) hashes"),
+        (subject_token(0), rf"is '{stream.name}' for every subject .*use another token, such as subject_token\(2\)"),
+    ):
+        with pytest.raises(lanes.ConfigError, match=said), anyio.fail_after(10):
+            await lanes.run(stream.source(key=key), never_called)
+    assert await client.jetstream().consumers_info(stream.name) == []
+    # The token that holds the key: keys of one partition run side by side.
+    await stream.publish(10, keys=8)
+    recorder = Recorder(lambda message: 0.2)
+    async with running(lanes.Consumer(stream.source(key=subject_token(2)), recorder)):
+        with anyio.fail_after(10):
+            await recorder.reached(10)
+    assert recorder.violations == [] and recorder.most_running > 2
+
+
+async def test_a_filter_by_the_subject_before_a_transform_is_refused(nats_server: NatsServer, client: Client) -> None:
+    stream = Stream(nats_server.url, client, unique("T"))
+    await client.jetstream().add_stream(divided(stream.name))
+    wanted = rf"matches no subject of stream '{stream.name}' \({stream.name}\.\*\.\*\)"
+    with pytest.raises(lanes.ConfigError, match=wanted), anyio.fail_after(10):
+        await lanes.run(stream.source(filter_subject=f"{stream.name}.*", key=None), never_called)
+    assert await client.jetstream().consumers_info(stream.name) == []
 
 
 async def test_max_in_flight_above_max_ack_pending_is_refused(stream: Stream) -> None:

@@ -12,7 +12,8 @@ import pytest
 import lanes
 from lanes_jetstream.durable.consumer import ConsumerState
 from lanes_jetstream.durable.watch import DurableWatch
-from lanes_jetstream.wire.stream import Intake, StreamState
+from lanes_jetstream.wire.intake import Intake
+from lanes_jetstream.wire.stream import StreamState
 from tests.jetstream.workload import Recorder, Stream, running, stops, until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
@@ -95,7 +96,7 @@ def test_a_stale_cursor_of_a_killed_server_is_no_loss(retention: str, highest: i
         retention=retention,
         drops_single_messages=False,
         loses_last_acks=True,
-        intake=Intake({}, transforms=False),
+        intake=Intake({}, (), transforms=False),
     )
     state = ConsumerState(0, 0, highest=5, deliveries=5, settled_above_floor=False, undelivered=15, paused=False)
     consumer: Any = SimpleNamespace(config={}, stream="S")

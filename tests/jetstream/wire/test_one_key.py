@@ -1,4 +1,4 @@
-"""A ``subject_token`` that is a literal in every subject is refused, because all messages would have one key."""
+"""A ``subject_token`` that is a literal, or the partition number of a transform, is refused as a key."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from lanes import ConfigError
 from lanes_jetstream import JetStreamSource, header, subject_token, whole_subject
-from lanes_jetstream.wire.keys import KeyFunction, check_varies
-from lanes_jetstream.wire.stream import Intake, matches, narrowed, overlap
+from lanes_jetstream.wire.intake import Intake
+from lanes_jetstream.wire.keys import KeyFunction, check_no_partition_number, check_varies
+from lanes_jetstream.wire.subjects import matches, narrowed, overlap
 
 SERVER = "nats://127.0.0.1:1"
 
@@ -103,13 +104,69 @@ def test_the_subjects_of_two_patterns(one: str, other: str, both: str) -> None:
         ({"subjects": ["ord.*", "bill.*"]}, ["ord.>"], ["ord.*"]),
         ({"subjects": ["ord.*", "bill.*"]}, ["*.paid", "bill.sent"], ["bill.paid", "bill.sent", "ord.paid"]),
         ({"subjects": ["ord.*"]}, ["bill.*"], []),
-        ({"subjects": ["ord.*"], "subject_transform": {"src": "ord.*", "dest": "$1.ord"}}, [">"], [">"]),
+        ({"subjects": ["ord.*"], "subject_transform": {"src": "ord.*", "dest": "$1.ord"}}, [">"], ["*.ord"]),
+        ({"subjects": ["ord.*"], "subject_transform": {"src": "ord.*", "dest": "$1.ord"}}, ["eu.*"], ["eu.ord"]),
         ({"mirror": {"name": "T", "external": {"api": "$JS.hub.API"}}}, ["a.*"], ["a.*"]),
         ({"sources": [{"name": "T", "filter_subject": "ord.eu.*"}]}, ["ord.>"], ["ord.eu.*"]),
     ],
 )
 def test_the_stored_subjects_that_filters_select(config: dict[str, Any], filters: list[str], within: list[str]) -> None:
     assert Intake.of({"name": "S", **config}).within(filters) == within
+
+
+@pytest.mark.parametrize(
+    ("key", "destination", "said"),
+    [
+        (
+            subject_token(1),
+            "ord.{{partition(64,1)}}.{{wildcard(1)}}",
+            (
+                "key=subject_token(1): is the partition number that stream 'S' stores by its transform to "
+                "'ord.{{partition(64,1)}}.{{wildcard(1)}}', so all messages of a partition have one key and run one at "
+                "a time; use subject_token(2), which partition() hashes; or pass a function of the message, if you "
+                "want one order for each partition number"
+            ),
+        ),
+        (subject_token(0, 1), "ord.{{partition(64,1)}}.$1", "use subject_token(2), which partition() hashes;"),
+        (subject_token(-2), "ord.{{ Partition(64, 1) }}.$1", "use subject_token(2), which partition() hashes;"),
+        (subject_token(0), "{{partition(9,2,1)}}.$1.x.$2", "use subject_token(3, 1), which partition() hashes;"),
+        # The whole subject is hashed, or a hashed token is not stored.
+        (subject_token(0), "{{partition(9)}}.ord.$1", "use the token that holds the key, such as subject_token(2);"),
+        (subject_token(0), "{{partition(9,2)}}.ord.$1", "use the token that holds the key, such as subject_token(2);"),
+        (subject_token(0), "{{partition(9)}}.>", "use header(name), or another token;"),
+        (subject_token(0), "{{partition(9,1)}}.{{split(1,-)}}", "use header(name), or another token;"),
+    ],
+)
+def test_the_number_of_a_partition_is_refused(key: KeyFunction, destination: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_no_partition_number(key, ["bill.$1", destination], "S")
+
+
+@pytest.mark.parametrize(
+    ("key", "destination"),
+    [
+        (subject_token(2), "ord.{{partition(64,1)}}.{{wildcard(1)}}"),
+        # Key and partition number together are no coarser than the key.
+        (subject_token(1, 2), "ord.{{partition(64,1)}}.$1"),
+        # The key function refuses each of these messages.
+        (subject_token(3), "ord.{{partition(64,1)}}.$1"),
+        # The index of a token may be any after a function that makes several tokens, and counted from an open end.
+        (subject_token(1), "{{split(1,-)}}.{{partition(64,1)}}.$1"),
+        (subject_token(-2), "{{partition(64)}}.>"),
+        (subject_token(0), "ord.{{partition(64,1)}}.$1"),
+        (whole_subject, "{{partition(64,1)}}.$1"),
+        (None, "{{partition(64,1)}}.$1"),
+    ],
+)
+def test_a_key_beside_the_number_of_a_partition_is_accepted(key: KeyFunction | None, destination: str) -> None:
+    check_no_partition_number(key, [destination], "S")
+
+
+def test_only_the_transforms_that_a_filter_selects_count() -> None:
+    a, b = "a.{{partition(4,1)}}.$1", "b.$1"
+    sources = [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": a}, {"src": "b.*", "dest": b}]}]
+    intake = Intake.of({"name": "S", "subjects": ["c.*"], "sources": sources})
+    assert (intake.made([">"]), intake.made(["b.*"]), intake.made(["c.*"])) == ([a, b], [b], [])
 
 
 def test_a_filter_alone_can_decide_the_key() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from lanes_jetstream.wire.stream import Intake, is_subject, matches, overlap
+from lanes_jetstream.wire.intake import Intake
+from lanes_jetstream.wire.subjects import is_subject, matches, overlap
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,9 @@ def test_the_subjects_that_a_stream_stores(config: dict[str, Any], stream: str, 
 def test_whether_a_stream_changes_subjects() -> None:
     assert not Intake.of({"name": "S", "subjects": ["a.>"], "sources": [{"name": "T"}]}).transforms
     assert Intake.of({"name": "S", "subject_transform": {"src": "a.*", "dest": "b.*"}}).transforms
-    assert Intake.of({"name": "S", "sources": [{"name": "T", "subject_transforms": [{"src": "a"}]}]}).transforms
+    for destination, changes in (("b", True), ("", False)):
+        pairs = [{"src": "a", "dest": destination}]
+        assert Intake.of({"name": "S", "sources": [{"name": "T", "subject_transforms": pairs}]}).transforms is changes
 
 
 @pytest.mark.parametrize(
@@ -89,11 +92,18 @@ def test_whether_two_patterns_match_one_subject(one: str, other: str, overlappin
         ({"subjects": ["orders.*", "bills.>"]}, "bill.*", False),
         ({"subjects": ["orders.*", "bills.>"]}, "*.2026.*", True),
         ({"subjects": ["orders.*"], "subject_transform": {"src": "orders.*", "dest": "o.$1"}}, "o.*", True),
+        ({"subjects": ["orders.*"], "subject_transform": {"src": "orders.*", "dest": "o.$1"}}, "orders.*", False),
+        # The transform leaves the other subjects as they are.
+        ({"subjects": ["orders.>"], "subject_transform": {"src": "orders.*", "dest": "o.$1"}}, "orders.*", True),
+        ({"subjects": ["orders.*"], "subject_transform": {"src": "orders.*", "dest": "{{split(1,-)}}.b"}}, "c.d", True),
+        ({"mirror": {"name": "T"}, "subject_transform": {"src": "a.*", "dest": "b.$1"}}, "any.*", True),
         ({"mirror": {"name": "T"}}, "any.*", True),
         ({"mirror": {"name": "T", "external": {"api": "$JS.hub.API"}}}, "any.*", True),
         ({"sources": [{"name": "T", "filter_subject": "orders.*"}]}, "orders.1", True),
         ({"sources": [{"name": "T", "filter_subject": "orders.*"}]}, "order.1", False),
         ({"sources": [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": "b"}]}]}, "b", True),
+        ({"sources": [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": "b"}]}]}, "a.1", False),
+        ({"sources": [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": ""}]}]}, "a.1", True),
     ],
 )
 def test_whether_a_stored_subject_may_match_a_filter(config: dict[str, Any], pattern: str, stored: bool) -> None:
