@@ -1,6 +1,6 @@
-"""Runs ``lanes`` on NATS JetStream: a source, dead letters, and the command ``lanes cohort``.
+"""Runs ``lanes`` on NATS JetStream: a source, dead letters, and the commands ``lanes cohort`` and ``lanes queue``.
 
-Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``.
+Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``, ``queue_survey``.
 """
 
 from __future__ import annotations

@@ -21,6 +21,23 @@ _NAMED_LIMIT: Final = 5
 """Maximum number of findings that one step names."""
 
 
+class Survey(NamedTuple):
+    """The facts of physical queues at one moment.
+
+    Attributes:
+        facts: Facts by the name of the physical queue; a missing one has the size 0.
+        groups: Groups that read the queue, or have a position in it, in alphabetical order.
+        ends: Position after the last message of each physical queue, or the sum of its partitions' positions.
+        stored: Number of partitions that a group has stored for itself, by the name of the group. Other groups have the
+            number of their members.
+    """
+
+    facts: Mapping[str, QueueFacts]
+    groups: tuple[str, ...]
+    ends: Mapping[str, int]
+    stored: Mapping[str, int] = {}
+
+
 class Step(NamedTuple):
     """A step of a runbook.
 
@@ -53,7 +70,11 @@ class Runbook(NamedTuple):
 
 
 def grow_steps(
-    before: PartitionedQueue, after: PartitionedQueue, facts: Mapping[str, QueueFacts], groups: Sequence[str]
+    before: PartitionedQueue,
+    after: PartitionedQueue,
+    facts: Mapping[str, QueueFacts],
+    groups: Sequence[str],
+    stored: Mapping[str, int] = {},
 ) -> Runbook:
     """Return the runbook of a larger number of partitions: create, start workers, then start producers.
 
@@ -62,6 +83,7 @@ def grow_steps(
         after: The queue with its new number.
         facts: Facts by the name of the physical queue.
         groups: Groups that must read the queue.
+        stored: Number of partitions that a group has stored; see ``Survey``.
 
     Returns:
         The runbook.
@@ -88,13 +110,20 @@ def grow_steps(
     create = Step(
         "create the physical queues",
         "due" if missing else "done",
-        f"missing: {_some(map(repr, missing))}" if missing else f"all exist, with {size} partition(s) each",
+        f"missing: {_some(map(repr, missing))}"
+        if missing
+        else f"all exist, with {size} partition(s) each"
+        if size > 1
+        else "all exist",
     )
+    former = _former(stored, groups, after.partitions)
     workers = Step(
         f"start all workers with partitions={after.partitions}",
-        "unknown" if not groups else "due" if unread else "done",
+        "unknown" if not groups else "due" if unread or former else "done",
         "no group has a position in the queue; name the groups of the workers"
         if not groups
+        else former
+        if former
         else f"not read: {_some(f'{name!r} by group {group!r}' for name, group in unread)}"
         if unread
         else f"read by {_some(map(repr, groups))}",
@@ -114,6 +143,7 @@ def shrink_steps(
     facts: Mapping[str, QueueFacts],
     groups: Sequence[str],
     arrived: Mapping[str, int],
+    stored: Mapping[str, int] = {},
 ) -> Runbook:
     """Return the runbook of a smaller number of partitions: producers, wait, workers, then remove.
 
@@ -123,6 +153,7 @@ def shrink_steps(
         facts: Facts by the name of the physical queue.
         groups: Groups of the workers. Other groups in ``facts`` must have finished the removed queues too.
         arrived: Number of messages that arrived between two readings, by the name of the physical queue.
+        stored: Number of partitions that a group has stored; see ``Survey``.
 
     Returns:
         The runbook.
@@ -164,10 +195,15 @@ def shrink_steps(
         "due" if waiting else "done",
         f"not finished: {_some(waiting)}" if waiting else "all finished",
     )
+    former = _former(stored, groups, after.partitions)
     workers = Step(
         f"start all workers with partitions={after.partitions}",
-        "due" if read else "done",
-        f"still read: {_some(f'{name!r} by group {group!r}' for name, group in read)}" if read else "no longer read",
+        "due" if read or former else "done",
+        former
+        if former
+        else f"still read: {_some(f'{name!r} by group {group!r}' for name, group in read)}"
+        if read
+        else "no longer read",
     )
     kept = {name for name, *_ in (*unfinished, *unclaimed, *read)} | written.keys()
     remove = Step(
@@ -206,6 +242,16 @@ def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[st
             found.append(f"{name!r} holds {fact.messages} messages, and no group has a position in it")
         reasons += found or [f"messages still arrive in {name!r}"]
     return reasons
+
+
+def _former(stored: Mapping[str, int], groups: Sequence[str], partitions: int) -> str:
+    """Return the finding about groups that have stored another number of partitions; "" = there is none."""
+    found = [f"group {name!r} ({number})" for name, number in stored.items() if name in groups and number != partitions]
+    return (
+        f"a number of partitions is stored by {_some(found)}; stop all its members, and run the command with --apply"
+        if found
+        else ""
+    )
 
 
 def _of(facts: Mapping[str, QueueFacts], name: str) -> QueueFacts:

@@ -17,7 +17,7 @@ from lanes.cli.kit import MODULES
 from tests.project.public_api import ROOT
 
 PROJECT: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-GROUPS: Final = ("lanes.commands", "lanes.dead_letter_boxes")
+GROUPS: Final = ("lanes.commands", "lanes.dead_letter_boxes", "lanes.queue_brokers")
 EXTRAS: Final[dict[str, list[str]]] = PROJECT["optional-dependencies"]
 
 

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import ConfigResource, ResourceType
 
 from lanes import Consumer, Message, PartitionedQueue, Settings
+from lanes.cli import queue as commands
 from lanes.cli.kit import Misuse
 from lanes_kafka import KafkaSource
-from lanes_kafka.cli import queue as commands
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.workload import QUIET, Topic, until
@@ -55,6 +55,23 @@ def test_a_number_in_the_wrong_direction_names_the_other_command(
 ) -> None:
     with pytest.raises(Misuse, match=words):
         lanes_queue(*arguments, "q", *NOWHERE)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--server", "nats://127.0.0.1:9"],
+            "has in --server the URL of a NATS server; name the stream of the queue wi",
+        ),
+        (["--stream", "S"], "needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222"),
+        (["--stream", "S", "--server", "a:1", "-X", "b=c"], "--stream takes neither --config nor -X, which are for Ka"),
+        ([], "needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE"),
+    ],
+)
+def test_the_options_choose_one_broker(lanes_queue: Command, arguments: list[str], words: str) -> None:
+    with pytest.raises(Misuse, match=words):
+        lanes_queue("status", "q", "--partitions", "2", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,9 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
         "tests/jetstream/cohort/test_watch.py::test_a_late_answer_about_a_former_ownership_changes_nothing"
     ),
     "adapters/lanes_jetstream/cohort/watch.py::CohortWatch._run::failure": _ASKED_AGAIN,
+    "adapters/lanes_jetstream/queue_survey.py::StreamQueues._survey::of": Harmless(
+        "a survey for people; a removal asks again after the subjects are gone"
+    ),
     # --- lanes_jetstream, durables
     "adapters/lanes_jetstream/durable/queue.py::QueueSource._pull::pulls": Harmless(
         "a message that arrives during the request is reserved before and after"

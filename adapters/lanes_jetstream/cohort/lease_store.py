@@ -158,20 +158,22 @@ class JetStreamLeaseStore:
         fence: tuple[str, int] | None = None,
     ) -> int:
         """Write a key and return its new revision; see ``lanes.cohort.leases.LeaseStore.write``."""
-        headers = self._conditions(key, revision, ttl, fence)
-        # An account or a domain with an API prefix reaches its buckets by the same prefix.
-        prefix = "" if self._connection.api_subject("") == "$JS.API." else self._connection.api_subject("")
-        try:
-            answer = await self._ask(prefix + self._subject(key), value, f"write of {key!r}", headers)
-        except _NobodyThere:
-            await self._look_for_bucket(key)
-            raise Conflict(f"{key!r}: the bucket {self._bucket!r} is new, and empty") from None
-        except ApiError as error:
-            if error.err_code in codes.WRONG_REVISION:
-                raise Conflict(f"{key!r}: {error}") from None
-            raise self._refused(f"write of {key!r}", error) from None
-        self._highest = max(self._highest, int(answer["seq"]))
-        return int(answer["seq"])
+        return await self._put(key, value, self._conditions(key, revision, ttl, fence))
+
+    async def delete(self, key: str, *, revision: int) -> None:
+        """Delete a key, as an operator does. A deleted key has no value.
+
+        Args:
+            key: The key.
+            revision: Revision that the key must have.
+
+        Raises:
+            Conflict: The key has another revision.
+            UnknownResult: No answer arrived.
+            SourceError: The server refused the deletion.
+        """
+        headers = {**self._conditions(key, revision, None, None), "KV-Operation": "DEL"}
+        await self._put(key, b"", headers)
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
         """Read the keys with a prefix that hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
@@ -199,6 +201,21 @@ class JetStreamLeaseStore:
         return {key: read.result() for key, read in reads.items() if read.result().value is not None}
 
     # --- requests
+
+    async def _put(self, key: str, value: bytes, headers: dict[str, str]) -> int:
+        # An account or a domain with an API prefix reaches its buckets by the same prefix.
+        prefix = "" if self._connection.api_subject("") == "$JS.API." else self._connection.api_subject("")
+        try:
+            answer = await self._ask(prefix + self._subject(key), value, f"write of {key!r}", headers)
+        except _NobodyThere:
+            await self._look_for_bucket(key)
+            raise Conflict(f"{key!r}: the bucket {self._bucket!r} is new, and empty") from None
+        except ApiError as error:
+            if error.err_code in codes.WRONG_REVISION:
+                raise Conflict(f"{key!r}: {error}") from None
+            raise self._refused(f"write of {key!r}", error) from None
+        self._highest = max(self._highest, int(answer["seq"]))
+        return int(answer["seq"])
 
     def _subject(self, key: str) -> str:
         if not _KEY.fullmatch(key):

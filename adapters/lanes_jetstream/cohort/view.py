@@ -321,6 +321,31 @@ class CohortView:
         """
         return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
 
+    async def forget_partitions(self) -> bool:
+        """Delete the settings and the plan of the cohort, so that its next member may have another queue.
+
+        The durables, leases and positions stay. The call changes nothing while a member is live.
+
+        Returns:
+            Whether the call deleted the settings; False if a member is live, or wrote them at the same time.
+
+        Raises:
+            SourceError: The server did not answer.
+        """
+        if await self.heartbeats():
+            return False
+        with _answered():
+            # The settings last: with them, a repetition of an interrupted call knows that the plan may be left.
+            for key in (PLAN_KEY, CONFIG_KEY):
+                entry = await self._store.read(key)
+                if entry.value is None:
+                    continue
+                try:
+                    await self._store.delete(key, revision=entry.revision)
+                except Conflict:
+                    return False
+        return True
+
     # --- inside
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:

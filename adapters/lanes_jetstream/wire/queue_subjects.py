@@ -6,7 +6,7 @@ has the subjects ``orders__p1`` and ``orders__p1.>``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from lanes.arguments import shown_value
@@ -65,20 +65,7 @@ def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
         ConfigError: The stream changes subjects, a physical queue is missing, or a subject of the stream holds
             two of them.
     """
-    if intake.transforms:
-        raise ConfigError(
-            f"stream {stream!r} transforms subjects, so the subjects of queue {queue.name!r} may not arrive in it; "
-            "remove the transforms, or use another stream for the queue"
-        )
-    for own in intake.patterns.get(stream, ()):
-        held = [name for name in queue.names if any(overlap(own, each) for each in subjects_of(name))]
-        if len(held) > 1:
-            every = [each for name in queue.names for each in subjects_of(name)]
-            raise ConfigError(
-                f"stream {stream!r} stores the physical queues {held[0]!r} and {held[1]!r} of queue {queue.name!r} by "
-                f"one subject, {own!r}, and so would store a partition that no consumer reads; replace this subject "
-                f"by {_listed(map(repr, every))}"
-            )
+    check_apart(queue.name, queue.names, stream, intake)
     missing = {
         str(number): name
         for number, name in enumerate(queue.names)
@@ -90,6 +77,34 @@ def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
             f"stream {stream!r} does not store partition {_listed(missing)} of queue {queue.name!r}; add the subjects "
             f"{_listed(map(repr, wanted))} to the stream, or correct the number of partitions"
         )
+
+
+def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -> None:
+    """Check that no subject of a stream holds two physical queues, and that the stream changes no subjects.
+
+    Args:
+        queue: Name of the logical queue.
+        names: Names of the physical queues.
+        stream: Name of the stream.
+        intake: Subjects that the stream stores.
+
+    Raises:
+        ConfigError: The stream changes subjects, or a subject of the stream holds two physical queues.
+    """
+    if intake.transforms:
+        raise ConfigError(
+            f"stream {stream!r} transforms subjects, so the subjects of queue {queue!r} may not arrive in it; "
+            "remove the transforms, or use another stream for the queue"
+        )
+    for own in intake.patterns.get(stream, ()):
+        held = [name for name in names if any(overlap(own, each) for each in subjects_of(name))]
+        if len(held) > 1:
+            every = [each for name in names for each in subjects_of(name)]
+            raise ConfigError(
+                f"stream {stream!r} stores the physical queues {held[0]!r} and {held[1]!r} of queue {queue!r} by "
+                f"one subject, {own!r}, and so would store a partition that no consumer reads; replace this subject "
+                f"by {_listed(map(repr, every))}"
+            )
 
 
 def _listed(texts: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
 """The Kafka commands of ``lanes``.
 
-Reading order: ``commands``, ``config_file``, ``doctor``; ``queue``, ``queue_survey``.
+Reading order: ``commands``, ``config_file``, ``doctor``, ``queue_survey`` (for ``lanes queue``).
 """

@@ -1,18 +1,24 @@
-"""The facts of a partitioned queue at a broker, and the creation and removal of its topics. All calls block."""
+"""The facts of a partitioned queue at a broker, and the creation and removal of its topics. All calls block.
+
+``lanes queue`` makes a ``Cluster`` by ``queue_broker``; see ``lanes.cli.queue.QueueBroker``.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from time import monotonic, sleep
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
 
 from lanes.errors import SourceError
 from lanes.queues.stranded import QueueFacts
+from lanes.queues.widths import Survey
 from lanes_kafka.broker import COORDINATOR_TIMEOUT, LEADER_MOVES, QUESTION_TIMEOUT, unanswered, wait_for
+from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.client.queue_watch import queue_facts
 from lanes_kafka.errors import client_text, is_login_refused, settings_error
 
@@ -32,18 +38,23 @@ _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
-class Survey(NamedTuple):
-    """The facts of some topics.
+def queue_broker(name: str, server: str, config: Path | None, settings: list[str]) -> Cluster:
+    """Make the client of ``lanes queue`` for Kafka.
 
-    Attributes:
-        facts: Facts by the name of the topic; a missing topic has the size 0.
-        groups: Groups with a position or a member in one of the topics, in alphabetical order.
-        ends: Sum of the ends of the logs of each topic.
+    Args:
+        name: Name of the queue.
+        server: Address of a broker, which overrides the address in the file; "" = no address.
+        config: File with the client's settings; None = no file.
+        settings: Texts ``name=value``, which override the file and ``server``.
+
+    Returns:
+        The client.
+
+    Raises:
+        ConfigError: The file or a setting is invalid.
+        Misuse: No address of a broker is given.
     """
-
-    facts: Mapping[str, QueueFacts]
-    groups: tuple[str, ...]
-    ends: Mapping[str, int]
+    return Cluster(given_settings(config, settings, server=server), name)
 
 
 class Cluster:
@@ -56,6 +67,9 @@ class Cluster:
     Raises:
         ConfigError: The client refuses its settings.
     """
+
+    noun: Final = "topic"
+    what: Final = "the Kafka broker"
 
     def __init__(self, settings: Mapping[str, Any], name: str) -> None:
         self._settings = settings
@@ -117,12 +131,19 @@ class Cluster:
             sums[place.topic] += end
         return Survey(merged, tuple(sorted(present)), sums)
 
-    def create(self, names: Mapping[str, int], like: str) -> None:
+    def arrived(self, earlier: Survey, later: Survey) -> dict[str, int]:
+        """Return the number of messages that arrived in each topic between two surveys."""
+        return {name: later.ends.get(name, 0) - end for name, end in earlier.ends.items()}
+
+    def create(self, names: Mapping[str, int], like: str) -> list[str]:
         """Create topics with the replicas and the settings of an existing topic, and wait until they exist.
 
         Args:
             names: Number of partitions of each topic.
             like: The existing topic.
+
+        Returns:
+            A line for each topic.
 
         Raises:
             SourceError: The broker does not answer, or refuses a topic.
@@ -145,12 +166,16 @@ class Cluster:
         new = [NewTopic(name, size, replicas, config=own) for name, size in names.items()]
         self._ask(list(self._admin.create_topics(new, request_timeout=QUESTION_TIMEOUT).values()), deadline)
         self._until(lambda: set(names) <= self._described(list(names), deadline).keys(), deadline)
+        return [f"created topic {name!r} with {size} partition(s)" for name, size in names.items()]
 
-    def remove(self, names: Sequence[str]) -> None:
+    def remove(self, names: Sequence[str]) -> list[str]:
         """Remove topics, and wait until they are gone.
 
         Args:
             names: Names of existing topics.
+
+        Returns:
+            A line for each topic.
 
         Raises:
             SourceError: The broker does not answer, or refuses a removal.
@@ -158,6 +183,14 @@ class Cluster:
         deadline = monotonic() + _LIMIT
         self._ask(list(self._admin.delete_topics(list(names), request_timeout=QUESTION_TIMEOUT).values()), deadline)
         self._until(lambda: not self._described(names, deadline), deadline)
+        return [f"removed topic {name!r}" for name in names]
+
+    def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
+        """Do nothing, because a group of Kafka stores no number of partitions; see ``lanes.cli.queue.QueueBroker``."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing, because the client needs no close."""
 
     def _described(self, names: Sequence[str], deadline: float) -> dict[str, list[int]]:
         """Return the numbers of the partitions of the topics that exist."""

@@ -1,0 +1,310 @@
+"""The facts of a partitioned queue in a stream, and the addition and removal of its subjects. All calls block.
+
+``lanes queue`` makes ``StreamQueues`` by ``queue_broker``; see ``lanes.cli.queue.QueueBroker``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from lanes.errors import ConfigError, SourceError
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import QueueFacts, partition_number
+from lanes.queues.widths import Survey
+from lanes_jetstream.cohort.epoch_consumers import EpochName
+from lanes_jetstream.cohort.view import CohortView, read_namespaces
+from lanes_jetstream.durable.queue import durable_name
+from lanes_jetstream.wire import codes
+from lanes_jetstream.wire.answers import read_pages
+from lanes_jetstream.wire.connection import Connection
+from lanes_jetstream.wire.intake import Intake
+from lanes_jetstream.wire.queue_subjects import check_apart, check_queue, subjects_of
+from lanes_jetstream.wire.queue_watch import consumer_facts, count_messages, reads_only, stores
+from lanes_jetstream.wire.stream import similar_stream
+from lanes_jetstream.wire.subjects import overlap
+
+T = TypeVar("T")
+
+
+class _Cohort(NamedTuple):
+    """A cohort of the stream: its view, its stored number of partitions (0 = none), and the leased partitions."""
+
+    view: CohortView
+    partitions: int
+    leased: frozenset[int]
+
+
+def queue_broker(name: str, server: str, stream: str) -> StreamQueues:
+    """Make the client of ``lanes queue`` for JetStream.
+
+    Args:
+        name: Name of the queue.
+        server: URL of a server.
+        stream: Name of the stream.
+
+    Returns:
+        The client.
+
+    Raises:
+        ConfigError: The URL or the name of the queue is invalid.
+    """
+    return StreamQueues(server, stream, name)
+
+
+class StreamQueues:
+    """A client of a server for questions about the physical queues in a stream, and for changes of its subjects.
+
+    A group is a durable, with those of all partitions, or a cohort, by its namespace. Other consumers may deliver
+    messages of a physical queue too. Only their unfinished messages count, because they have no number of partitions.
+
+    Args:
+        server: URL of a server.
+        stream: Name of the stream.
+        name: Name of the queue.
+
+    Raises:
+        ConfigError: The URL or the name of the queue is invalid.
+    """
+
+    noun: Final = "subject"
+    what: Final = "the NATS server"
+
+    def __init__(self, server: str, stream: str, name: str) -> None:
+        check_queue(PartitionedQueue(name))
+        self._connection = Connection(server)
+        self._stream = stream
+        self._queue = name
+        self._runner = asyncio.Runner()
+
+    def __repr__(self) -> str:
+        return f"<StreamQueues {self._queue} in {self._stream}>"
+
+    def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
+        """Ask for the facts of physical queues; see ``lanes.cli.queue.QueueBroker.survey``.
+
+        Args:
+            names: Names of the physical queues, at least one.
+            named: Groups that count in each physical queue, also without a consumer. Such a group has finished nothing.
+
+        Returns:
+            The facts.
+
+        Raises:
+            ConfigError: The stream does not exist, changes subjects, or holds two physical queues by one subject.
+            SourceError: The server does not answer, or refuses a question.
+        """
+        return self._run(self._survey(names, named))
+
+    def arrived(self, earlier: Survey, later: Survey) -> dict[str, int]:
+        """Return the messages that arrived between two surveys, by physical queue; 1 if their number is unknown."""
+        return {
+            name: max(1, later.facts[name].messages - earlier.facts[name].messages)
+            for name, end in earlier.ends.items()
+            if later.ends.get(name, 0) > end
+        }
+
+    def create(self, names: Mapping[str, int], like: str) -> list[str]:
+        """Add the subjects of physical queues to the stream, in the form of an existing one. Idempotent.
+
+        Args:
+            names: Names of the physical queues.
+            like: The existing physical queue.
+
+        Returns:
+            A line for each added subject.
+
+        Raises:
+            SourceError: The server does not answer, or refuses the change.
+        """
+        return self._run(self._create(names, like))
+
+    def remove(self, names: Sequence[str]) -> list[str]:
+        """Remove the subjects of physical queues from the stream. Their finished messages and consumers stay.
+
+        Args:
+            names: Names of the physical queues.
+
+        Returns:
+            A line for each removed subject.
+
+        Raises:
+            SourceError: The server does not answer or refuses the change, or a message arrived meanwhile. The subjects
+                of such a message were added again.
+        """
+        return self._run(self._remove(names))
+
+    def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
+        """Delete another number of partitions that cohorts without live members have stored. Idempotent.
+
+        Args:
+            groups: Names of the groups.
+            partitions: The new number of partitions.
+
+        Returns:
+            A line for each cohort.
+
+        Raises:
+            SourceError: The server does not answer, or refuses the deletion.
+        """
+        return self._run(self._forget(groups, partitions))
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        self._runner.run(self._connection.close())
+        self._runner.close()
+
+    # --- in the event loop
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        async def opened() -> T:
+            try:
+                await self._connection.open()
+            except BaseException:
+                work.close()
+                raise
+            with self._connection.api_errors(f"stream {self._stream!r}"):
+                return await work
+
+        return self._runner.run(opened())
+
+    async def _info(self) -> dict[str, Any]:
+        info = await self._connection.find(f"STREAM.INFO.{self._stream}", codes.STREAM_NOT_FOUND)
+        if info is None:
+            raise ConfigError(
+                f"stream {self._stream!r} does not exist at {self._connection.servers}; create it with the subjects of "
+                f"queue {self._queue!r}, or correct --stream{await similar_stream(self._connection, self._stream)}"
+            )
+        return info
+
+    async def _survey(self, names: Sequence[str], named: Sequence[str]) -> Survey:
+        intake = Intake.of((await self._info())["config"])
+        check_apart(self._queue, names, self._stream, intake)
+        consumers = await read_pages(self._connection.api, f"CONSUMER.LIST.{self._stream}", "consumers")
+        cohorts = await self._cohorts()
+        groups = {*named, *cohorts}
+        facts: dict[str, QueueFacts] = {}
+        ends: dict[str, int] = {}
+        for name in names:
+            messages = await count_messages(self._connection, self._stream, name)
+            found = QueueFacts(int(stores(intake, name)), messages)
+            ends[name] = await self._last(name)
+            for group, consumer in self._readers(name, consumers, cohorts).items():
+                groups.add(group)
+                fact = consumer_facts(consumer, group)
+                ends[name] = max(ends[name], int((consumer.get("delivered") or {}).get("stream_seq") or 0))
+                found = _merged(found, fact.unfinished, fact.readers)
+            number = partition_number(self._queue, name)
+            # An owner without room has no open pull request.
+            found = _merged(found, {}, {each: 1 for each, cohort in cohorts.items() if number in cohort.leased})
+            for consumer in consumers:
+                left = await self._left(consumer, name, messages)
+                if left is not None:
+                    found = _merged(found, {str(consumer.get("name")): left}, {})
+            # A named group without a consumer here has finished nothing.
+            absent = {group: messages for group in named if group not in found.unfinished}
+            facts[name] = _merged(found, absent, {}) if found.size else found
+        stored = {each: cohort.partitions for each, cohort in cohorts.items() if cohort.partitions}
+        return Survey(facts, tuple(sorted(groups)), ends, stored)
+
+    def _readers(
+        self, name: str, consumers: Sequence[Mapping[str, Any]], cohorts: Mapping[str, _Cohort]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Return the consumer of each group that delivers this physical queue alone."""
+        number = partition_number(self._queue, name)
+        found: dict[str, Mapping[str, Any]] = {}
+        newest: dict[str, EpochName] = {}
+        for consumer in consumers:
+            own = str(consumer.get("name"))
+            parsed = ((each, epoch) for each in cohorts if (epoch := EpochName.parse(each, own)) is not None)
+            group, epoch = next(parsed, (own.removesuffix(durable_name("", number)), None))
+            if reads_only(consumer, name) and (epoch is None or newest.get(group, epoch) <= epoch):
+                found[group] = consumer
+                if epoch is not None:
+                    newest[group] = epoch
+        return found
+
+    async def _left(self, consumer: Mapping[str, Any], name: str, messages: int) -> int | None:
+        """Return the number of messages of a physical queue that a consumer of further subjects may have to finish.
+
+        None = the consumer delivers no message of the physical queue, or no messages of others.
+        """
+        config = consumer.get("config") or {}
+        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+        if reads_only(consumer, name) or not any(overlap(each, own) for each in filters for own in subjects_of(name)):
+            return None
+        unfinished = consumer_facts(consumer, "").messages
+        floor = int((consumer.get("ack_floor") or {}).get("stream_seq") or 0)
+        return min(unfinished, messages) if await self._last(name) > floor else 0
+
+    async def _last(self, name: str) -> int:
+        """Return the sequence of the last stored message of a physical queue; 0 = no message."""
+        last = 0
+        for pattern in subjects_of(name):
+            answer = await self._connection.find(
+                f"STREAM.MSG.GET.{self._stream}", *codes.MESSAGE_NOT_FOUND, request={"last_by_subj": pattern}
+            )
+            if answer is not None:
+                last = max(last, int(answer["message"]["seq"]))
+        return last
+
+    async def _cohorts(self) -> dict[str, _Cohort]:
+        """Return the cohorts over a queue of this stream, by namespace."""
+        found = {}
+        for namespace in await read_namespaces(self._connection, self._stream):
+            view = CohortView(self._connection, self._stream, namespace)
+            try:
+                config = await view.config()
+            except ConfigError:
+                # A bucket without settings: its members are gone, and its next member decides.
+                found[namespace] = _Cohort(view, 0, frozenset())
+                continue
+            if config.choice == "queue":
+                found[namespace] = _Cohort(view, config.partitions, frozenset(await view.leases()))
+        return found
+
+    async def _create(self, names: Mapping[str, int], like: str) -> list[str]:
+        config = (await self._info())["config"]
+        present = list(config.get("subjects") or ())
+        forms = [each.removeprefix(like) for each in present if each == like or each.startswith(f"{like}.")]
+        wanted = [name + form for name in names for form in forms or ("", ".>")]
+        added = [each for each in wanted if each not in present]
+        await self._update({**config, "subjects": [*present, *added]})
+        return [f"added subject {each!r} to stream {self._stream!r}" for each in added]
+
+    async def _remove(self, names: Sequence[str]) -> list[str]:
+        config = (await self._info())["config"]
+        present = list(config.get("subjects") or ())
+        removed = [each for each in present if any(each == name or each.startswith(f"{name}.") for name in names)]
+        await self._update({**config, "subjects": [each for each in present if each not in removed]})
+        # No message arrives from now on, so a message that arrived after the check is seen here.
+        late = {
+            name: number
+            for name, fact in (await self._survey(names, ())).facts.items()
+            if (number := max(fact.unfinished.values(), default=fact.messages))
+        }
+        if late:
+            await self._update(config)
+            named = ", ".join(f"{number} messages of {name!r}" for name, number in late.items())
+            raise SourceError(
+                f"stream {self._stream!r}: {named} arrived during the removal, and the subjects are added again; start "
+                "all producers with the smaller number, wait until the messages are finished, and run the command again"
+            )
+        return [f"removed subject {each!r} from stream {self._stream!r}" for each in removed]
+
+    async def _update(self, config: Mapping[str, Any]) -> None:
+        await self._connection.api(f"STREAM.UPDATE.{self._stream}", config)
+
+    async def _forget(self, groups: Sequence[str], partitions: int) -> list[str]:
+        return [
+            f"cohort {namespace!r} has no live member, and forgot its {cohort.partitions} partition(s)"
+            for namespace, cohort in (await self._cohorts()).items()
+            if namespace in groups
+            and cohort.partitions not in (0, partitions)
+            and await cohort.view.forget_partitions()
+        ]
+
+
+def _merged(fact: QueueFacts, unfinished: Mapping[str, int], readers: Mapping[str, int]) -> QueueFacts:
+    return fact._replace(unfinished={**fact.unfinished, **unfinished}, readers={**fact.readers, **readers})

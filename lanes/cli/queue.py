@@ -1,0 +1,337 @@
+"""The commands ``lanes queue …``: the runbook of another number of partitions, and the state of a queue.
+
+An adapter registers its broker in the entry-point group ``lanes.queue_brokers``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from importlib.metadata import entry_points
+from pathlib import Path
+from time import sleep
+from typing import Annotated, Final, NamedTuple, NoReturn, Protocol, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from lanes.cli.kit import EXIT_UNUSABLE, EXIT_USAGE, Misuse, command_group, require, stop, waiting_line
+from lanes.dead_letter import printable
+from lanes.errors import ConfigError, SourceError
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import QueueFacts, names_beyond, stranded_in
+from lanes.queues.widths import Runbook, Survey, grow_steps, refused_removals, shrink_steps
+
+_ARRIVALS: Final = 1.0
+"""Seconds between the two readings that show whether a producer still writes."""
+
+_NATS_URL: Final = re.compile(r"(nats|tls|wss?)://", re.IGNORECASE)
+
+T = TypeVar("T")
+
+
+class QueueBroker(Protocol):
+    """A broker with the physical queues of a partitioned queue. All calls block.
+
+    Each call raises ``SourceError`` if the broker does not answer or refuses, and ``ConfigError`` if the queue does not
+    fit.
+
+    Attributes:
+        noun: Word of the broker for a physical queue.
+        what: Words for the broker.
+    """
+
+    @property
+    def noun(self) -> str: ...
+
+    @property
+    def what(self) -> str: ...
+
+    def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
+        """Read the facts of physical queues. Groups in ``named`` count also without a position."""
+        ...
+
+    def arrived(self, earlier: Survey, later: Survey) -> Mapping[str, int]:
+        """Return the number of messages that arrived between two surveys, by physical queue."""
+        ...
+
+    def create(self, names: Mapping[str, int], like: str) -> list[str]:
+        """Create physical queues like an existing one. Returns a line for each of them."""
+        ...
+
+    def remove(self, names: Sequence[str]) -> list[str]:
+        """Remove physical queues. Returns a line for each of them."""
+        ...
+
+    def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
+        """Remove another stored number of partitions of groups without members. Returns a line for each group."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. Idempotent."""
+        ...
+
+
+queue = command_group("Change the partitions of a queue, or show them.")
+
+Queue = Annotated[str, typer.Argument(help="Name of the logical queue.", metavar="QUEUE", show_default=False)]
+From = Annotated[
+    int, typer.Option("--from", help="Present number of partitions.", metavar="NUMBER", show_default=False)
+]
+To = Annotated[int, typer.Option("--to", help="New number of partitions.", metavar="NUMBER", show_default=False)]
+Groups = Annotated[
+    list[str],
+    typer.Option(
+        "--group", help="Group, durable or cohort of the workers; repeatable.", metavar="NAME", show_default=False
+    ),
+]
+Stream = Annotated[str, typer.Option(help="JetStream stream of the queue.", metavar="NAME", show_default=False)]
+Server = Annotated[
+    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
+]
+Config = Annotated[Path | None, typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE")]
+Settings = Annotated[
+    list[str],
+    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Where(NamedTuple):
+    """The options that reach the broker of a queue."""
+
+    queue: str
+    stream: str
+    server: str
+    config: Path | None
+    settings: list[str]
+
+    def broker(self) -> QueueBroker:
+        """Make the client of the broker.
+
+        Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
+        """
+        if self.stream:
+            if self.config is not None or self.settings:
+                raise Misuse("--stream takes neither --config nor -X, which are for Kafka")
+            if not self.server:
+                raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
+            return _make_broker("jetstream", self.queue, self.server, self.stream)
+        if _NATS_URL.match(self.server):
+            raise Misuse("has in --server the URL of a NATS server; name the stream of the queue with --stream NAME")
+        return _make_broker("kafka", self.queue, self.server, self.config, self.settings)
+
+
+def _make_broker(broker: str, *arguments: object) -> QueueBroker:
+    """Make the client that an adapter registers in the entry-point group ``lanes.queue_brokers``."""
+    points = entry_points(group="lanes.queue_brokers", name=broker)
+    if not points:
+        stop("`lanes queue`: lanes-runtime is not installed as a package; reinstall it with pip")
+    (point,) = points
+    require("`lanes queue`", *point.extras)
+    made: QueueBroker = point.load()(*arguments)
+    return made
+
+
+@queue.command()
+def grow(
+    name: Queue,
+    before: From,
+    after: To,
+    groups: Groups = [],  # noqa: B006 (typer copies it)
+    stream: Stream = "",
+    server: Server = "",
+    config: Config = None,
+    settings: Settings = [],  # noqa: B006
+    apply: Annotated[bool, typer.Option("--apply", help="Create the missing topics or subjects.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the runbook of a larger number of partitions.
+
+    Exit status: 0 = no fault was found, 3 = a fault was found. Each step shows whether the broker has seen it. With
+    --stream, the queue is in a JetStream stream, otherwise on Kafka. Without --group, all groups that read the queue
+    count. With --apply, the missing topics get the partitions, replicas and settings of the first topic, or the stream
+    gets the missing subjects. A cohort without live members forgets its number of partitions.
+    """
+    old, new = _queues(name, before, after)
+    if new.partitions <= old.partitions:
+        raise Misuse(f"has --from {before} --to {after}, and needs a larger number; see `lanes queue shrink`")
+
+    def read(broker: QueueBroker) -> tuple[Sequence[str], Runbook]:
+        found = broker.survey(new.names, groups)
+        wanted = groups or found.groups
+        return wanted, grow_steps(old, new, found.facts, wanted, found.stored)
+
+    def act(broker: QueueBroker) -> tuple[Runbook, list[str]]:
+        done: list[str] = []
+        wanted, runbook = read(broker)
+        if apply and runbook.create:
+            done += broker.create(runbook.create, old.names[0])
+            wanted, runbook = read(broker)
+        if apply and runbook.steps[0].progress == "done" and (forgot := broker.forget(wanted, new.partitions)):
+            done += forgot
+            wanted, runbook = read(broker)
+        return runbook, done
+
+    runbook, done = _asked(Where(name, stream, server, config, settings), act)
+    _conclude(runbook, done, runbook.faults, as_json=as_json)
+
+
+@queue.command()
+def shrink(
+    name: Queue,
+    before: From,
+    after: To,
+    groups: Groups = [],  # noqa: B006
+    stream: Stream = "",
+    server: Server = "",
+    config: Config = None,
+    settings: Settings = [],  # noqa: B006
+    apply: Annotated[bool, typer.Option("--apply", help="Remove the finished topics or subjects.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the runbook of a smaller number of partitions.
+
+    Exit status: 0 = no fault was found, 3 = a fault was found, or a removal was refused. The command waits for 1 s, to
+    see whether messages still arrive. With --stream, the queue is in a JetStream stream, otherwise on Kafka. With
+    --apply, it removes the topics or subjects that all groups have finished and no member reads. It refuses every other
+    removal, and names group, physical queue and number of messages. A cohort without live members then forgets its
+    number of partitions.
+    """
+    old, new = _queues(name, before, after)
+    if new.partitions >= old.partitions:
+        raise Misuse(f"has --from {before} --to {after}, and needs a smaller number; see `lanes queue grow`")
+    removed = old.names[new.partitions :]
+
+    def read(broker: QueueBroker, earlier: Survey) -> tuple[Survey, Sequence[str], Runbook]:
+        found = broker.survey(old.names, groups)
+        wanted, arrived = groups or found.groups, broker.arrived(earlier, found)
+        return found, wanted, shrink_steps(old, new, found.facts, wanted, arrived, found.stored)
+
+    def act(broker: QueueBroker) -> tuple[Runbook, list[str], list[str]]:
+        done: list[str] = []
+        first = broker.survey(old.names, groups)
+        sleep(_ARRIVALS)
+        found, wanted, runbook = read(broker, first)
+        refused = refused_removals(runbook, removed, found.facts) if apply else []
+        if apply and not refused:
+            if runbook.remove:
+                done += broker.remove(runbook.remove)
+            done += broker.forget(wanted, new.partitions)
+            *_, runbook = read(broker, found)
+        return runbook, done, refused
+
+    runbook, done, refused = _asked(Where(name, stream, server, config, settings), act)
+    faults = [*runbook.faults, *(f"not removed: {each}" for each in refused)]
+    _conclude(runbook, done, faults, as_json=as_json)
+
+
+@queue.command()
+def status(
+    name: Queue,
+    partitions: Annotated[
+        int, typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False)
+    ],
+    stream: Stream = "",
+    server: Server = "",
+    config: Config = None,
+    settings: Settings = [],  # noqa: B006
+    as_json: AsJson = False,
+) -> None:
+    """Show topics or subjects of a queue, with lag and members.
+
+    Exit status: 0 = all of them exist and no message is stranded, 3 = otherwise. A stranded message waits in a physical
+    queue of a larger number that its group does not read.
+    """
+    shown = _queue(name, partitions, "--partitions")
+    beyond = names_beyond(shown)
+    noun, found = _asked(
+        Where(name, stream, server, config, settings),
+        lambda broker: (broker.noun, broker.survey((*shown.names, *beyond))),
+    )
+    missing = [each for each in shown.names if not found.facts[each].size]
+    stranded = {
+        (each.name, group): each.messages for group in found.groups for each in stranded_in(shown, found.facts, group)
+    }
+    unclaimed = {
+        each: found.facts[each].messages
+        for each in beyond
+        if found.facts[each].messages and not found.facts[each].unfinished
+    }
+    facts = {each: fact for each, fact in found.facts.items() if each in shown.names or fact.size}
+    if as_json:
+        document = {
+            "queue": name,
+            "partitions": partitions,
+            f"{noun}s": {each: fact._asdict() for each, fact in facts.items()},
+            "missing": missing,
+            "stranded": [{noun: each, "group": group, "messages": n} for (each, group), n in stranded.items()]
+            + [{noun: each, "group": None, "messages": number} for each, number in unclaimed.items()],
+        }
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        _print(noun, "partitions", "messages", "group", "not finished", "members", rows=_rows(facts))
+        for (each, group), number in stranded.items():
+            typer.echo(f"stranded: {number} messages in {each!a}, which group {group!a} does not read")
+        for each, number in unclaimed.items():
+            typer.echo(f"stranded: {number} messages in {each!a}, in which no group has a position")
+    raise typer.Exit(EXIT_UNUSABLE if missing or stranded or unclaimed else 0)
+
+
+def _queue(name: str, partitions: int, option: str) -> PartitionedQueue:
+    try:
+        return PartitionedQueue(name, partitions)
+    except ConfigError as error:
+        fault = str(error).removeprefix("partitions=")
+        stop(f"QUEUE {name!a}: must not be empty" if not name else f"{option} {fault}", EXIT_USAGE)
+
+
+def _queues(name: str, before: int, after: int) -> tuple[PartitionedQueue, PartitionedQueue]:
+    return _queue(name, before, "--from"), _queue(name, after, "--to")
+
+
+def _asked(where: Where, ask: Callable[[QueueBroker], T]) -> T:
+    """Call ``ask`` with a client of the broker; an error of the broker ends the process."""
+    try:
+        with closing(where.broker()) as broker, waiting_line(broker.what, where.server):
+            return ask(broker)
+    except SourceError as error:
+        stop(printable(str(error)))
+
+
+def _conclude(runbook: Runbook, done: Sequence[str], faults: Sequence[str], *, as_json: bool) -> NoReturn:
+    if as_json:
+        document = {"steps": [step._asdict() for step in runbook.steps], "done": done, "faults": faults}
+        typer.echo(json.dumps(document, indent=2))
+    else:
+        rows = [(str(number), *step) for number, step in enumerate(runbook.steps, 1)]
+        _print("", "step", "progress", "found", rows=rows)
+        for text in done:
+            typer.echo(text)
+        for text in faults:
+            typer.echo(f"FAULT: {printable(text)}")
+    raise typer.Exit(EXIT_UNUSABLE if faults else 0)
+
+
+def _rows(facts: Mapping[str, QueueFacts]) -> Iterator[tuple[str, ...]]:
+    """Yield the rows of the status: one for each topic and group."""
+    for name, fact in facts.items():
+        topic = (name, str(fact.size) if fact.size else "missing", str(fact.messages))
+        groups = sorted({*fact.unfinished, *fact.readers})
+        if not groups:
+            yield (*topic, "", "", "")
+        for group in groups:
+            yield (*topic, group, str(fact.unfinished.get(group, 0)), str(fact.readers.get(group, 0)))
+
+
+def _print(*headings: str, rows: Iterable[Sequence[str]]) -> None:
+    table = Table()
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        # Names are untrusted text, which must not steer the terminal.
+        table.add_row(*map(printable, row))
+    Console(markup=False, emoji=False, highlight=False).print(table)
