@@ -192,6 +192,10 @@ class AdapterWorld(World):
         self.perform(Fault(number, choice.kind, 0, choice.amount), worker)  # type: ignore[arg-type]
         return True
 
+    def on_recreated(self) -> None:
+        """Forget the settled positions, because the broker has other messages at the same positions. Idempotent."""
+        self.progress.forget()
+
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
         """Record a finding, unless a fault ended a process that asks for a restart. The process then starts again."""
         worker = self._current()

@@ -44,9 +44,16 @@ class RealStage:
         place = TopicPartition(self.topic, partition, before)
         self._topic.admin.delete_records([place])[place].result(20)
 
-    def client(self, on_commit: Callable[..., object]) -> Consumer:
+    def recreate(self) -> None:
+        place = TopicPartition(self.topic, 0)
+        self._topic.delete()
+        made_again(self._topic)
+        wait_until(lambda: self._clients[0].committed([place], timeout=20)[0].offset < 0, "the commits to be deleted")
+
+    def client(self, on_commit: Callable[..., object], instance: str | None = None) -> Consumer:
         config: dict[str, Any] = self._topic.config(
             **self._login,
+            **({} if instance is None else {"group.instance.id": instance}),
             **{
                 "auto.offset.reset": "error",
                 "enable.auto.commit": False,
@@ -128,6 +135,17 @@ class GuardedStage(RealStage):
         except KafkaException as failure:
             return bool(failure.args[0].code() == KafkaError.GROUP_AUTHORIZATION_FAILED)
         return False
+
+
+def made_again(topic: Topic) -> None:
+    """Create a topic that was deleted just now. The broker refuses the name until the deletion has ended."""
+    while True:
+        try:
+            topic.create()
+            return
+        except KafkaException as failure:
+            if failure.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
 
 
 def _may_read(kind: ResourceType, name: str) -> AclBinding:

@@ -141,6 +141,41 @@ KAFKA: Final = (
         "a source goes on without a permission to read, and says nothing",
         "RefusedStops",
     ),
+    # --- a topic that is deleted and created again
+    _kafka(
+        "an_open_question_counts",
+        "client.topics",
+        "        self._wanted = self._begun + 1\n        return self._wanted\n",
+        "        return self._begun\n",
+        "a commit is sent after an answer that may be older than its messages",
+        "CommitsAreChecked",
+    ),
+    _kafka(
+        "a_recreated_topic_is_read_on",
+        "client.topics",
+        "        if incarnation and now.id and now.id != incarnation:\n",
+        "        if not incarnation and now.id:\n",
+        "a source does not notice that its topic has another id",
+        "CommitsAreChecked",
+        "RecreatedStops",
+    ),
+    _kafka(
+        "a_revoke_commits_to_a_new_topic",
+        "client.commits",
+        "        answered = self.topics.wait(deadline - self.clock())\n        self._check()\n",
+        "        answered = self.topics.wait(deadline - self.clock())\n",
+        "a commit in a revoke is sent although the topic has another id",
+        "CommitsAreChecked",
+    ),
+    # --- static members
+    _kafka(
+        "a_static_member_leaves",
+        "client.thread",
+        "        if not static:\n            client.unsubscribe()\n",
+        "        client.unsubscribe()\n",
+        "a static member that stops leaves its group, and its partitions move",
+        "StaticStays",
+    ),
     # --- a broker that goes away
     _kafka(
         "unanswered_is_stored",

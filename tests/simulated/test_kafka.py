@@ -59,12 +59,21 @@ def test_retention_deletes_messages_in_some_runs(adapter: KafkaAdapter) -> None:
 
 def test_members_wake_from_long_freezes_in_some_runs(adapter: KafkaAdapter) -> None:
     frozen, loading = [], []
-    for seed in (0, 139, 7):
+    for seed in (15, 139, 1):
         made = run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
         assert made.run.findings == {}
         frozen.append(made.run.happened["fault: freeze"])
         loading.append(adapter.last.events.loading_until > 0.0)
-    assert frozen == [1, 2, 0] and loading == [True, True, False]
+    assert frozen == [2, 2, 0] and loading == [True, True, False]
+
+
+def test_topics_are_recreated_and_members_are_static_in_some_runs(adapter: KafkaAdapter) -> None:
+    events = []
+    for seed in (0, 1, 8):
+        made = run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
+        assert made.run.findings == {}
+        events.append((adapter.last.topic_id, adapter.last.events.extras.static))
+    assert events == [("orders-1", True), ("orders-1", False), ("orders-2", False)]
 
 
 def test_confirmed_dead_letters_are_in_their_topic(adapter: KafkaAdapter) -> None:

@@ -30,6 +30,10 @@ class WorldProgress:
                 if furthest is None or floor >= furthest[0]:
                     self._committed[number] = floor, settlement.completed
 
+    def forget(self) -> None:
+        """Forget all settlements, after the broker has lost its messages. Idempotent."""
+        self._committed.clear()
+
     def left(self) -> list[Record]:
         """Return the messages that were never finished.
 

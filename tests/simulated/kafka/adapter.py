@@ -51,6 +51,13 @@ _WAKES: Final = 0.2
 """Share of the runs in which members wake from freezes that are about as long as a session."""
 
 
+_RECREATES: Final = 0.15
+"""Share of the runs in which the topic is deleted and created again."""
+
+_STATIC: Final = 0.2
+"""Share of the runs with static members."""
+
+
 class KafkaAdapter:
     """The side of ``lanes_kafka``. One object makes one run at a time."""
 
@@ -66,7 +73,12 @@ class KafkaAdapter:
             cuts_drains=rng.random() < _CUTS_DRAINS,
             forbids=rng.random() < _FORBIDS,
             wakes=rng.random() < _WAKES,
+            recreates=rng.random() < _RECREATES,
+            static=rng.random() < _STATIC,
         )
+        if self._extras.static:
+            # Static members are meant for deployments that stop or end one process after the other.
+            drawn = replace(drawn, deploys=rng.choice(["stop", "stop", "kill"]))
         if self._extras.cuts_drains:
             # The commit of a gap after the last message is the last step of a drain.
             return replace(drawn, ends=True, rebalances=True)

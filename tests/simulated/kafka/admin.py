@@ -45,7 +45,9 @@ class SimulatedAdmin:
                 raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
             return SimpleNamespace(topic_id=self._broker.topic_id, partitions=list(self._broker.partitions))
 
-        return self._ask("topics", list(topics.topic_names), act, request_timeout)
+        asked = self._ask("topics", list(topics.topic_names), act, request_timeout)
+        self._broker.on_asked(self._member, asked.get(self._broker.topic))
+        return asked
 
     def describe_cluster(self, *, request_timeout: float) -> Future[Any]:
         asked = self._ask("cluster", ["cluster"], lambda _: SimpleNamespace(nodes=[_NODE]), request_timeout)

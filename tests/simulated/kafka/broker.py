@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from contextvars import Context
+from itertools import count
 from random import Random
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import SourceError
 from lanes.source import SourceEvent
+from lanes_kafka.client.group import Assignment
 from lanes_kafka.dead_letters.wire import ID
 from lanes_kafka.source import KafkaSource
 from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
@@ -24,6 +27,8 @@ from memsource.adapters.threads import SteppedThread
 from memsource.adapters.world import AdapterWorld
 from memsource.kafka.broker import KafkaBroker, KafkaSettings
 from memsource.kafka.client import Client, ClientPartition, Code, Commit, KafkaFailure
+from memsource.memory.group import Committed
+from memsource.memory.topic import Record
 from memsource.sim.loop.event_loop import SimLoop, current
 from tests.simulated.kafka.admin import SimulatedAdmin
 from tests.simulated.kafka.consumer import SimulatedConsumer
@@ -139,6 +144,11 @@ class SimulatedKafka(KafkaBroker):
         self._doubtful: list[Partition] = []
         self.frozen: set[str] = set()
         self._sources: dict[str, KafkaSource] = {}
+        self._instances: dict[str, str] = {}
+        # The answers about the topic that members have: the time of the request, and the topic's id.
+        self._told: dict[str, list[tuple[float, str | None]]] = {}
+        self._stale_commits = False
+        self._stale: set[int] = set()
 
     # --- memsource.adapters.world.AdapterBroker
 
@@ -148,18 +158,20 @@ class SimulatedKafka(KafkaBroker):
         self.events.begin()
 
     def source(self, member: str, clock: Clock) -> KafkaSource:
-        made: list[Client] = [Client(member, clock)]
+        instance = self._instance_for(member)
+        self._reset_stale()
+        made: list[Client] = [Client(member, clock, instance)]
         self.introduce(made[0])
 
         def client(settings: dict[str, Any]) -> Any:
             if len(made) > 1 or member in self.consumers:
-                made.append(Client(member, clock))
+                made.append(Client(member, clock, instance))
                 self.introduce(made[-1])
             self.consumers[member] = SimulatedConsumer(self, made[-1], settings)
             return self.consumers[member]
 
         source = self._sources[member] = KafkaSource(
-            self._config(),
+            self._config() | ({} if instance is None else {"group.instance.id": instance}),
             topics=self.topic,
             commit_metadata=self.hands_over,
             rebuilds=_REBUILDS,
@@ -188,6 +200,23 @@ class SimulatedKafka(KafkaBroker):
         source.receive = receiving  # type: ignore[method-assign]
         source.aclose = aclose  # type: ignore[method-assign]
         return source
+
+    def _instance_for(self, member: str) -> str | None:
+        """The first instance id that no running process has, in a run with static members."""
+        if not self.events.extras.static:
+            return None
+        running = {each.name for each in self.world.members if not (each.gone or each.ended.is_set())}
+        taken = {each for name, each in self._instances.items() if name in running}
+        self._instances[member] = next(name for name in map("i-{}".format, count()) if name not in taken)
+        return self._instances[member]
+
+    def _reset_stale(self) -> None:
+        """Delete the positions of a former topic, as an operator does before the next start."""
+        for number in self._stale:
+            self._commits.pop(number, None)
+            # The group may have no member.
+            self.group._committed[number] = Committed()
+        self._stale.clear()
 
     def _check_closed(self, member: str, thread: SteppedThread) -> None:
         if thread.is_alive() and member not in self.frozen and not self._client(member).crashed:
@@ -260,6 +289,59 @@ class SimulatedKafka(KafkaBroker):
         code, until = self._forbidden
         return code if self.world.now < until else None
 
+    def delete_topic(self, now: float) -> None:
+        for number in self.partitions:
+            self._delete(number, self.group.topic.log(number).end)
+        super().delete_topic(now)
+        self.world.on_recreated()
+
+    def publish(self, *args: Any, **options: Any) -> Record:
+        # The topic appears before a producer writes to it.
+        self.create_topic(self.world.now)
+        return super().publish(*args, **options)
+
+    def on_asked(self, member: str, asked: Future[Any] | None) -> None:
+        """Record the answer to a question for the topic, and check that its source does not outlive a recreation."""
+        sent = self.world.now
+
+        def answered(future: Future[Any]) -> None:
+            error: Any = future.exception()
+            if error is None:
+                topic_id = future.result().topic_id
+                self._told.setdefault(member, []).append((sent, topic_id))
+                former = [each for each in held() if each.partition.incarnation != topic_id]
+                if former:
+                    self.loop.call_at(self.world.now + _FAILS_WITHIN, check, former, context=Context())
+            elif error.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                # The changes of a topic stay unknown to a user who may not see it.
+                self._told.setdefault(member, []).append((sent, None))
+
+        def held() -> list[Assignment]:
+            consumer = self.consumers.get(member)
+            return [] if consumer is None else consumer.assignments
+
+        def check(former: list[Assignment]) -> None:
+            if member in self._ended or member in self.frozen or self.client_of(member).crashed:
+                return
+            left = [str(each.partition.id) for each in held() if each in former]
+            if left:
+                self.world.find(
+                    "RecreatedStops", f"{member} still owns {left} {_FAILS_WITHIN:g} s after it was told of a new topic"
+                )
+
+        if asked is not None:
+            asked.add_done_callback(answered)
+
+    def was_asked(self, member: str, since: float, topic_id: str) -> bool:
+        """Whether the member has an answer with this topic id to a question that it has sent since a time."""
+        return any(sent >= since and told in (topic_id, None) for sent, told in self._told.get(member, ()))
+
+    def on_committed(self, assignment: Assignment | None) -> None:
+        """Note a commit of an assignment of a former topic, which was under way during the recreation."""
+        if assignment is not None and assignment.partition.incarnation != self.topic_id:
+            self._stale_commits = True
+            self._stale.add(assignment.partition.id.number)
+
     def check_allowed(self, member: str, *codes: Code) -> None:
         """Raise the error of a request that the broker refuses with one of these codes."""
         code = self.forbidden
@@ -269,11 +351,21 @@ class SimulatedKafka(KafkaBroker):
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Checks that do not hold in this run. After a refused commit the process commits nothing more, and ends."""
-        return ("NoDuplicateCleanly",) if self._commits_refused else ()
+        """Checks that do not hold in this run.
+
+        After a refused commit the process commits nothing more, and ends. The position of a former topic, which was
+        committed while the topic was recreated, skips messages of the new topic.
+        """
+        refused = ("NoDuplicateCleanly",) if self._commits_refused else ()
+        return (*refused, "NothingLost", "AtLeastOnce", "PerKeyOrder") if self._stale_commits else refused
 
     def refused(self, member: str, error: SourceError) -> bool:
         """Whether the broker has just refused a request of a member, so that its process may end by this error."""
+        if "group.instance.id" in str(error):
+            # The session of a process that has crashed is not over.
+            return True
+        if self.events.recreated and ("was deleted" in str(error) or "out of range" in str(error)):
+            return True
         named = "AUTHORIZATION_FAILED" in str(error) or "this user may not" in str(error)
         return named and self.world.now - self._refusals.get(member, -math.inf) < _RECENTLY
 
@@ -312,6 +404,8 @@ class SimulatedKafka(KafkaBroker):
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
         for each in settlements:
             assert each.floor is not None, "Kafka settles positions"
+            if each.partition.incarnation != self.topic_id:
+                self.world.on_recreated()
             completed = _merged(each.completed) if self.hands_over else ()
             if (each.partition.id.number, each.floor, completed) not in self._stored:
                 self.world.find(

@@ -83,7 +83,9 @@ class SimulatedConsumer:
         self._unanswered = 0
         self._callbacks: dict[str, Callable[..., object]] = {}
         self._callback = ""
-        self._leaving = self._closed = False
+        self._leaving = self._closed = self._gives_up = False
+        # The time at which each partition has delivered its messages, by position, since its last assignment.
+        self._delivered: dict[int, list[tuple[int, float]]] = {}
         client.rejoining = True
 
     def __repr__(self) -> str:
@@ -108,7 +110,14 @@ class SimulatedConsumer:
         self._broker.watch(self._wake)
 
     def unsubscribe(self) -> None:
-        """Leave the group after a last callback, which the next ``consume`` serves."""
+        """Leave the group after a last callback, which the next ``consume`` serves. A static member leaves too."""
+        if not self._leaving and self.client.instance is not None and self._adapter is not None:
+            what = f"{self.client.name} gives up its static membership, so the group moves its partitions"
+            self._broker.world.find("StaticStays", what)
+        self._gives_up = True
+        self._end()
+
+    def _end(self) -> None:
         if self._leaving:
             return
         self._leaving = True
@@ -120,7 +129,8 @@ class SimulatedConsumer:
         if self._closed:
             return
         pause()
-        self.unsubscribe()
+        # A static member keeps its partitions until its session ends.
+        self._end()
         while self._ops:
             self._ops.popleft()()
         self._closed = True
@@ -149,6 +159,7 @@ class SimulatedConsumer:
             owned.silent = False
             self._strays.discard(number)
             self._assigned[number] = owned.position
+            self._delivered[number] = []
 
     def incremental_unassign(self, partitions: Sequence[TopicPartition]) -> None:
         for each in partitions:
@@ -275,12 +286,15 @@ class SimulatedConsumer:
             broker.commit(self.client, dict(sent), self._now())
             for number, each in sent:
                 self._check_rises(assignments.get(number), number, each.offset)
+                broker.on_committed(assignments.get(number))
 
         phase: Phase = "drain" if self._callback == "revoke" else "commit"
         if asynchronous:
             # The only commits that wait are those of start positions, also of partitions of other members, and those
             # that the broker has refused.
             self._check_owned([number for number, _ in sent])
+        for number, each in sent:
+            self._check_asked(assignments.get(number), number, each.offset)
         if not asynchronous:
             self._link.call("commit", act, SOCKET_TIMEOUT, phase)
             return copies
@@ -406,8 +420,15 @@ class SimulatedConsumer:
             finally:
                 self._callback = ""
             self._assigned.clear()
+        if self._gives_up:
+            self.client.instance = None
         if self.client.isolated_since is None and self._broker.up:
             self._broker.end_close(self.client, self._now())
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """The assignments in the adapter's view."""
+        return list((self._adapter or {}).values())
 
     @property
     def _adapter(self) -> Mapping[PartitionId, Assignment] | None:
@@ -436,6 +457,18 @@ class SimulatedConsumer:
             )
         self._highest[number] = assignment, offset
 
+    def _check_asked(self, assignment: Assignment | None, number: int, offset: int) -> None:
+        """Check that the broker has told the topic's id after the last message that a commit covers was read."""
+        read = max((at for position, at in self._delivered.get(number, ()) if position < offset), default=None)
+        if assignment is None or read is None:
+            return
+        if not self._broker.was_asked(self.client.name, read, assignment.partition.incarnation):
+            self._broker.world.find(
+                "CommitsAreChecked",
+                f"{self.client.name} commits {offset} of partition {number}, which was read at {read:g} s, and no "
+                f"later answer names the topic id {assignment.partition.incarnation}",
+            )
+
     def _learn(self) -> None:
         """Tell the broker as data which assignment of the adapter belongs to each partition of the client."""
         for one, assignment in (self._adapter or {}).items():
@@ -458,6 +491,7 @@ class SimulatedConsumer:
             if broker.reachable(self.client) and number not in self.client.paused:
                 self._ends[number] = broker.bound(number, True)
             found += [self._message(record) for record in records]
+            self._delivered[number] += [(record.position, self._now()) for record in records]
             owned = self.client.partitions[number]
             if broker.forbidden != "TOPIC_AUTHORIZATION_FAILED":
                 self._refused.discard(number)

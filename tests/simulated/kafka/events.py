@@ -46,6 +46,13 @@ _LOADS: Final = 0.5
 _LOADED_AFTER: Final = (0.5, 3.0, 8.0)
 """Share of these freezes after which the coordinator loads the group, and the seconds."""
 
+_RECREATED_WITHIN: Final = 25.0
+_RECREATED_IN_DRAINS: Final = 0.3
+_ABSENT: Final = (0.0, 0.0, 0.1, 0.3)
+_RECREATIONS: Final = 2
+"""First seconds of a run in which the topic is recreated without a fault, and the share of the drains that see it; the
+seconds without the topic, and the most recreations of a run."""
+
 _STRAYS_LEADERLESS: Final = 0.5
 _LEADERLESS: Final = (0.5, 3.0, 8.0)
 """Share of the deleted positions after which nobody tells the bounds of logs, and the seconds."""
@@ -64,6 +71,8 @@ class Extras:
         cuts_drains: Whether the network may cut a member off in its drains.
         forbids: Whether the user of the members loses a permission for a while.
         wakes: Whether members wake from freezes of about a session, and find a coordinator that still loads the group.
+        recreates: Whether the topic is deleted and created again under its name.
+        static: Whether the members are static: each process has the instance id of a process that has ended before.
     """
 
     retains: bool = False
@@ -71,6 +80,8 @@ class Extras:
     cuts_drains: bool = False
     forbids: bool = False
     wakes: bool = False
+    recreates: bool = False
+    static: bool = False
 
 
 class Events:
@@ -94,6 +105,7 @@ class Events:
         self._rng = broker.rng
         # The event that waits for a producer with records.
         self._hinders_next: int | None = None
+        self._recreations = 0
 
     def begin(self) -> None:
         """Plan the events that happen without a fault."""
@@ -108,6 +120,13 @@ class Events:
         if self.extras.writes:
             at, target = rng.random() * _HINDERED_WITHIN, rng.randrange(8)
             loop.call_at(at, self._hinder_letters, target, context=Context())
+        if self.extras.recreates:
+            loop.call_at(rng.random() * _RECREATED_WITHIN, self._recreate, context=Context())
+
+    @property
+    def recreated(self) -> bool:
+        """Whether the topic was recreated."""
+        return self._recreations > 0
 
     def callback(self, target: int) -> bool:
         """Let one event happen instead of a callback, in some cases. Return whether it has happened."""
@@ -119,7 +138,9 @@ class Events:
         if extras.forbids and rng.random() < _EXTRA:
             self._forbid()
             return True
-        return extras.wakes and rng.random() < _EXTRA and self._freeze(target)
+        if extras.wakes and rng.random() < _EXTRA and self._freeze(target):
+            return True
+        return extras.recreates and rng.random() < _EXTRA and self._recreate()
 
     # --- what the broker and its clients tell
 
@@ -132,8 +153,11 @@ class Events:
                 broker.loop.call_at(heard, partial(broker.skip, 1, partition=number), context=Context())
 
     def on_drain(self, client: Client) -> None:
-        """Cut off a client whose revoke begins, or has just asked for its commit, in some cases of some runs."""
+        """Cut off a client whose revoke begins, or has just asked for its commit, or recreate its topic, in some cases
+        of some runs."""
         world, rng = self._broker.world, self._rng
+        if self.extras.recreates and rng.random() < _RECREATED_IN_DRAINS:
+            self._recreate()
         if self.extras.cuts_drains and world.faulty and rng.random() < _DRAINS_CUT_OFF:
             self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
 
@@ -202,6 +226,20 @@ class Events:
             producer.on_fatal()
         else:
             self.too_few_replicas_until = world.now + self._rng.choice(_TOO_FEW_REPLICAS)
+
+    def _recreate(self) -> bool:
+        """Delete the topic, and create it again soon. Return False if the run has had enough of that."""
+        broker, world = self._broker, self._broker.world
+        if self._recreations == _RECREATIONS or not world.faulty or not broker.coordinator.exists:
+            return False
+        self._recreations += 1
+        broker.delete_topic(world.now)
+        absent = self._rng.choice(_ABSENT)
+        if absent:
+            broker.loop.call_at(world.now + absent, lambda: broker.create_topic(world.now), context=Context())
+        else:
+            broker.create_topic(world.now)
+        return True
 
     def _retain(self) -> bool:
         """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""

@@ -6,7 +6,7 @@ A script plays on a ``Stage`` and returns its observations, which must be equal 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, Literal, Protocol
 
@@ -55,8 +55,11 @@ class Stage(Protocol):
     def allow(self, what: Guarded) -> None:
         """Give the permission back."""
 
-    def client(self, on_commit: Callable[..., object]) -> Any:
-        """Make a client that has not subscribed."""
+    def recreate(self) -> None:
+        """Delete the topic with its commits, and create it again under its name."""
+
+    def client(self, on_commit: Callable[..., object], instance: str | None = None) -> Any:
+        """Make a client that has not subscribed, as a static member if it has an instance id."""
 
     def producer(self, settings: dict[str, Any], *, reachable: bool) -> Any:
         """Make a producer with the settings of ``lanes_kafka`` and these. Unless ``reachable``, it finds no broker."""
@@ -65,13 +68,13 @@ class Stage(Protocol):
 class Member:
     """A client that assigns partition 0 at a given position, as ``lanes_kafka`` does."""
 
-    def __init__(self, stage: Stage, start: int = 0) -> None:
+    def __init__(self, stage: Stage, start: int = 0, instance: str | None = None) -> None:
         self.stage = stage
         self.heard: list[tuple[str, list[int]]] = []
         self.commits: list[tuple[str | None, list[tuple[int, int]]]] = []
         self.taken: list[tuple[int, int]] = []
         self.errors: list[tuple[str, int, int]] = []
-        self.client = stage.client(self._on_commit)
+        self.client = stage.client(self._on_commit, instance)
         self._start = start
         self.client.subscribe(
             [stage.topic], on_assign=self._on_assign, on_revoke=self._hears("revoke"), on_lost=self._hears("lost")
@@ -93,6 +96,10 @@ class Member:
                     assert error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.TOPIC_AUTHORIZATION_FAILED), error
                     self.errors.append((error.name(), *place))
         raise AssertionError(f"never: {self.heard}, {self.taken}, {self.commits}")
+
+    @property
+    def owned(self) -> list[int]:
+        return sorted(each.partition for each in self.client.assignment())
 
     def until_assigned(self) -> None:
         self.until(lambda: bool(self.heard))
@@ -237,6 +244,57 @@ def a_client_that_unsubscribes_hears_of_a_last_revoke(stage: Stage) -> Seen:
     return [member.heard]
 
 
+def a_recreated_topic_has_no_messages_and_no_commits(stage: Stage) -> Seen:
+    asking = stage.client(lambda *_: None)
+
+    def committed() -> list[tuple[int, int]]:
+        places = [TopicPartition(stage.topic, 0)]
+        return [(each.partition, each.offset) for each in asking.committed(places, timeout=10.0)]
+
+    stage.publish(0, 3)
+    member = Member(stage)
+    member.until(lambda: len(member.taken) == 3)
+    member.client.commit(offsets=[member.at(0, 3)], asynchronous=False)
+    member.client.close()
+    seen: Seen = [committed()]
+    stage.recreate()
+    seen.append(committed())
+    stage.publish(0, 2)
+    member = Member(stage)
+    member.until(lambda: len(member.taken) == 2)
+    return [*seen, member.taken]
+
+
+def _together(members: Sequence[Member], done: Callable[[], bool]) -> None:
+    """Let several members poll in turns until the condition holds."""
+    for _ in range(TURNS):
+        if done():
+            return
+        for each in members:
+            each.client.consume(1, 0.1)
+    raise AssertionError(f"never: {[each.heard for each in members]}")
+
+
+def a_static_member_that_closes_keeps_its_partitions(stage: Stage) -> Seen:
+    first, second = Member(stage, instance="i-0"), Member(stage, instance="i-1")
+    _together([first, second], lambda: len(first.owned) == len(second.owned) == 1)
+    (kept,), before = first.owned, len(second.heard)
+    first.client.close()
+    turns = iter(range(10))
+    _together([second], lambda: next(turns, None) is None)
+    back = Member(stage, instance="i-0")
+    _together([second, back], lambda: bool(back.owned))
+    return [back.owned == [kept], second.heard[before:]]
+
+
+def a_static_member_that_unsubscribes_leaves(stage: Stage) -> Seen:
+    first, second = Member(stage, instance="i-0"), Member(stage, instance="i-1")
+    _together([first, second], lambda: len(first.owned) == len(second.owned) == 1)
+    first.client.unsubscribe()
+    _together([first, second], lambda: len(second.owned) == 2)
+    return [second.owned]
+
+
 SCRIPTS: Final[tuple[Callable[[Stage], Seen], ...]] = (
     a_position_is_unknown_until_a_message_is_read,
     a_paused_partition_delivers_nothing,
@@ -248,6 +306,9 @@ SCRIPTS: Final[tuple[Callable[[Stage], Seen], ...]] = (
     an_asynchronous_commit_is_answered_in_consume,
     logs_have_a_beginning_and_an_end,
     a_client_that_unsubscribes_hears_of_a_last_revoke,
+    a_recreated_topic_has_no_messages_and_no_commits,
+    a_static_member_that_closes_keeps_its_partitions,
+    a_static_member_that_unsubscribes_leaves,
 )
 
 
@@ -324,6 +385,9 @@ class _CalmWorld:
     def exchange(self, member: str, call: str, phase: Phase) -> Choice:
         return DELIVER
 
+    def on_recreated(self) -> None:
+        pass
+
 
 class SimulatedStage:
     """The simulated broker and client, in virtual time and without faults."""
@@ -348,9 +412,13 @@ class SimulatedStage:
     def allow(self, what: Guarded) -> None:
         self.broker.forbid(_REFUSED[what], 0.0)
 
-    def client(self, on_commit: Callable[..., object]) -> SimulatedConsumer:
+    def recreate(self) -> None:
+        self.broker.delete_topic(self.broker.world.now)
+        self.broker.create_topic(self.broker.world.now)
+
+    def client(self, on_commit: Callable[..., object], instance: str | None = None) -> SimulatedConsumer:
         self._names += 1
-        client = Client(f"c-{self._names}", lambda: self.broker.world.now)
+        client = Client(f"c-{self._names}", lambda: self.broker.world.now, instance)
         self.broker.introduce(client)
         return SimulatedConsumer(self.broker, client, {"on_commit": on_commit, "error_cb": lambda error: None})
 
