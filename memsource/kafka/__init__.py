@@ -1,4 +1,4 @@
 """A Kafka broker as data, and a source over one of its clients.
 
-Reading order: ``broker``, ``log_sizes``, ``coordinator``, ``client``, ``source``.
+Reading order: ``broker``, ``log_sizes``, ``coordinator``, ``client``, ``source``, ``queue``.
 """

@@ -34,12 +34,12 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from lanes.core.offset_map import decode
-from lanes.core.types import NEVER, Partition, PartitionKey
+from lanes.core.types import NEVER, Partition, PartitionId, PartitionKey
 from memsource.kafka.client import Callback, Client, ClientPartition, Commit, KafkaFailure
 from memsource.kafka.coordinator import Coordinator, KafkaSettings
 from memsource.kafka.log_sizes import LogSizes
 from memsource.memory.broker import KeepsDeadLetters
-from memsource.memory.group import Group
+from memsource.memory.group import Assignor, Group, plan
 from memsource.memory.topic import Record
 from memsource.memory.watchers import Watched
 from memsource.personality import PersonalityName
@@ -60,6 +60,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         topic: Name of the topic.
         settings: Settings of the broker and its clients; None = the defaults of ``KafkaSettings``.
         hands_over: Whether sources also commit the positions completed above the floor.
+        assignor: Chooses the owners of the partitions; a pure function.
 
     Attributes:
         topic: Name of the topic.
@@ -80,13 +81,14 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         topic: str = "memory",
         settings: KafkaSettings | None = None,
         hands_over: bool = True,
+        assignor: Assignor = plan,
     ) -> None:
         super().__init__()
         self.topic = topic
         self.settings = settings or KafkaSettings()
         self.hands_over = hands_over
         self.hangs = False
-        self.coordinator = Coordinator(partitions, topic, self.settings)
+        self.coordinator = Coordinator(partitions, topic, self.settings, assignor)
         self._commits: dict[int, Commit] = {}
         self._starts = [0] * partitions
         self._sizes = [LogSizes() for _ in range(partitions)]
@@ -301,6 +303,10 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return self._starts[partition]
 
     # --- for clients
+
+    def place(self, number: int) -> PartitionId:
+        """The partition with a number, as its consumers name it."""
+        return PartitionId(self.topic, number)
 
     def stable_end(self, partition: int) -> int:
         """The end of the messages that clients read: the beginning of an open transaction, or the end of the log."""

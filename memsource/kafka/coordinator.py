@@ -16,7 +16,7 @@ from typing import Final
 
 from lanes.core.types import NEVER, Partition
 from memsource.kafka.client import Callback, Client, ClientPartition, KafkaFailure, OffsetReset, RebalanceProtocol
-from memsource.memory.group import Group, Notice, plan
+from memsource.memory.group import Assignor, Group, Notice, plan
 
 _GHOST: Final = "a member that joins and leaves"
 _METADATA_REFRESH: Final = 0.3
@@ -84,6 +84,7 @@ class Coordinator:
         partitions: Number of partitions.
         topic: Name of the topic.
         settings: Settings of the broker and its clients.
+        assignor: Chooses the owners of the partitions.
 
     Attributes:
         settings: Settings of the broker and its clients.
@@ -96,8 +97,9 @@ class Coordinator:
         exists: Whether the topic exists.
     """
 
-    def __init__(self, partitions: int, topic: str, settings: KafkaSettings) -> None:
+    def __init__(self, partitions: int, topic: str, settings: KafkaSettings, assignor: Assignor = plan) -> None:
         self.settings = settings
+        self._plan = assignor
         self.group = Group(partitions, name=topic, cooperative=settings.protocol != "eager", assignor=self._assignor)
         self.classic = settings.protocol != "848"
         self.clients: list[Client] = []
@@ -387,7 +389,7 @@ class Coordinator:
     # --- inside
 
     def _assignor(self, owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-        return plan(owners, members) if self.exists else [None] * len(owners)
+        return self._plan(owners, members) if self.exists else [None] * len(owners)
 
     def _take(self, member: str, numbers: Iterable[int] | None = None) -> None:
         """Record in ``taken`` that the broker takes partitions from a member; by default all its partitions."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from lanes.clock import Clock, monotonic
 from lanes.core.offset_map import LIMIT, decode, encode
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.retention import Pace, by_newer
 from lanes.source import Assigned, Backlog, Lost, Retention, Revoking, SourceEvent, SourceTraits
@@ -259,9 +259,7 @@ class KafkaMemberSource(CommittingSource):
         end = broker.group.topic.log(number).end
         # Metadata of other clients is normal and ignored. Metadata for another floor, after a reset, is ignored too.
         completed = None if commit is None else decode(commit.metadata, floor, max(0, end - floor))
-        owned = Partition(
-            PartitionId(broker.topic, number), READER, broker.topic_id or "", floor=floor, completed=completed or ()
-        )
+        owned = Partition(broker.place(number), READER, broker.topic_id or "", floor=floor, completed=completed or ())
         self._owned[number] = self.client.partitions[number].partition = owned
         self._paces[number] = Pace()
         self._paces[number].note(broker.written_bytes(number), self.client.clock())

@@ -3,6 +3,7 @@
 A mutant replaces a piece of a module's source when the module is imported. ``table`` has the mutants for the campaigns,
 ``table_jetstream`` those for the campaign over the real JetStream sources, ``table_kafka`` those for the adapter's
 tests, ``table_processes`` those for the processes of handlers, and ``table_demo`` those for the demo's reports.
+``table_widths`` and a few other tables are parts of ``table``.
 ``campaigns`` runs the campaigns of the first table. ``lease_machines`` has faulty lease machines as subclasses.
 """
 

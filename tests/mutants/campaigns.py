@@ -38,6 +38,12 @@ RUNS_A_SEED: Final = 6
 ADAPTER_RUNS: Final = 400
 """Runs of a real adapter after which a fault counts as not found."""
 
+WIDTH_RUNS: Final = 100
+"""Runs with changes of a width after which a fault counts as not found."""
+
+WIDTH_RUNS_A_SEED: Final = 2
+"""The first of these runs has no faults, the second one has."""
+
 WALKS: Final = 12_000
 """Walks of lease machines after which a fault counts as not found."""
 
@@ -99,6 +105,19 @@ def _cohort(found_by: Collection[str], *, first: int = 0) -> Found:
             found.runs += 1
             found.checks = run.findings | found.checks
             if found.checks.keys() & set(found_by) or found.runs >= RUNS:
+                return found
+    raise AssertionError("there are seeds for ever")
+
+
+def _widths(found_by: Collection[str]) -> Found:
+    from tests.memsource.sim.widths import campaign as widths_campaign
+
+    found = Found()
+    for seed in count():
+        for run in widths_campaign(seed, runs=WIDTH_RUNS_A_SEED).each():
+            found.runs += 1
+            found.checks = run.findings | found.checks
+            if found.checks.keys() & set(found_by) or found.runs >= WIDTH_RUNS:
                 return found
     raise AssertionError("there are seeds for ever")
 
@@ -167,6 +186,7 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "jetstream_2": partial(_simulated, personality="jetstream", first=2),
     "kafka": partial(_simulated, personality="kafka"),
     "cohort": _cohort,
+    "widths": _widths,
     "lease_walks": _walks,
     "cohort_targets": partial(_cohort, first=AIMED),
     "kept_attempts": _kept_attempts,

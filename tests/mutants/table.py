@@ -9,6 +9,7 @@ from tests.mutants.table_adapters import ADAPTERS
 from tests.mutants.table_cohort import COHORT
 from tests.mutants.table_combined import COMBINED
 from tests.mutants.table_runtime import RUNTIME
+from tests.mutants.table_widths import WIDTHS
 
 _ORDER: Final = (
     Mutant(
@@ -385,5 +386,5 @@ _OWNERSHIP: Final = (
 
 MUTANTS: Final = {
     mutant.name: mutant
-    for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COMBINED + COHORT + ADAPTERS
+    for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COMBINED + COHORT + ADAPTERS + WIDTHS
 }

@@ -14,7 +14,15 @@ import pytest
 
 from memsource.adapters.campaign import AdapterReport
 
-NAMES: Final = ("schedules", "kafka_schedules", "jetstream_schedules", "pairs", "pairs_unreached", "violations")
+NAMES: Final = (
+    "schedules",
+    "kafka_schedules",
+    "jetstream_schedules",
+    "width_schedules",
+    "pairs",
+    "pairs_unreached",
+    "violations",
+)
 
 _sums: Final[Counter[str]] = Counter()
 

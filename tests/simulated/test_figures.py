@@ -41,6 +41,7 @@ def test_the_last_line_has_the_sums_of_passed_and_failed_tests(tmp_path: Path, p
         "schedules": 10,
         "kafka_schedules": 5,
         "jetstream_schedules": 5,
+        "width_schedules": 0,
         "pairs": 4,
         "pairs_unreached": 0,
         "violations": 2,

@@ -280,7 +280,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     Returns:
         The result.
     """
-    histories = [data for worker in world.members if (data := worker.history.data)]
+    histories = world.histories
     segments = [segment for number, data in enumerate(histories, 1) for segment in read_bytes(data, f"w-{number}")]
     happened: Counter[str] = Counter(row.event for segment in segments for row in segment.rows)
     happened.update(world.injection.happened)

@@ -23,7 +23,7 @@ from lanes.errors import HandlerHalted, SourceError
 from lanes.handlers import Decode, Handler, handler_name, is_async
 from lanes.history.recorder import Recorder, history_of
 from lanes.history.writer import GivenUp, SegmentFile
-from lanes.source import Backlogged, Confirming, DeadLetters, Retaining, Source, SourceEvent, SourceTraits
+from lanes.source import Backlogged, Confirming, DeadLetters, Retaining, Source, SourceEvent, SourceTraits, Stranding
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, Refused, is_finding, notable
 from memsource.sim.loop.tasks import Threads, in_group
@@ -337,6 +337,8 @@ class _Link:
             self.freeze_limit, self.confirm = reporting.freeze_limit, self._confirm
         if isinstance(reporting, Retaining):
             self.retention = reporting.retention
+        if isinstance(reporting, Stranding):
+            self.stranded = reporting.stranded
 
     def __repr__(self) -> str:
         return f"<link of {self._worker.name}>"

@@ -312,6 +312,11 @@ class World:
         return self.broker.dead_letters
 
     @property
+    def histories(self) -> list[bytes]:
+        """The histories of all processes that have opened, in the order of their starts."""
+        return [data for worker in self.members if (data := worker.history.data)]
+
+    @property
     def now(self) -> float:
         """Virtual seconds since the world began."""
         return self._loop.time()
