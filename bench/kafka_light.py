@@ -45,6 +45,7 @@ class Load:
     busy: float
     cpu: float
     p50: float
+    p95: float
     p99: float
 
 
@@ -84,6 +85,7 @@ class Watch:
             100 * self._cpu / self._begin,
             1e6 * self._cpu / len(self._latencies),
             median(self._latencies),
+            cuts[94],
             cuts[98],
         )
 
