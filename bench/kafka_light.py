@@ -34,6 +34,9 @@ P99_GOAL: Final = 1.3
 RATE_OF_GOALS: Final = 1_000
 IDLE: Final = 10.0
 IDLE_GOAL: Final = 0.5
+LEAST: Final = 20
+"""Fewest messages of a measurement, because percentiles need several."""
+
 TICK: Final = 0.002
 WARM_UP: Final = 1.0
 
@@ -99,7 +102,7 @@ def figures(effort: Effort) -> list[Figure]:
         idle = [alone(_idle, backlog, by=by) for _ in range(effort.repeats) for by in ("lanes", "poll")]
         made.append(cost("kafka-light idle", "% of a core", median(idle[::2]), median(idle[1::2]), IDLE_GOAL))
         for rate, seconds in RATES.items():
-            count = effort.messages(round(rate * seconds))
+            count = max(LEAST, effort.messages(round(rate * seconds)))
             ours: list[Load] = []
             plain: list[Load] = []
             for _ in range(effort.repeats):

@@ -80,8 +80,8 @@ def figures(effort: Effort) -> list[Figure]:
             for kind in kinds:
                 measured[kind].append(alone(_measure, url, kind, count))
     made = [figure for kind in kinds for figure in _rows(kind, measured[kind], measured[kinds[0]])]
-    used = min(each.lanes for each in measured[kinds[-1]])
-    every = WIDTH_OF_GOAL * LANES
+    used = float(min(each.lanes for each in measured[kinds[-1]]))
+    every = float(WIDTH_OF_GOAL * LANES)
     return [*made, cost(f"kafka-widths {kinds[-1].name}, in use", "lanes", used, every).at_least(every)]
 
 
@@ -96,7 +96,7 @@ def _rows(kind: Kind, measured: Sequence[Measured], plain: Sequence[Measured]) -
         of("p50", "ms", lambda each: 1e3 * each.load.p50),
         of("p95", "ms", lambda each: 1e3 * each.load.p95),
         of("p99", "ms", lambda each: 1e3 * each.load.p99),
-        of("depth", "messages", lambda each: each.depth),
+        of("depth", "messages", lambda each: float(each.depth)),
     ]
 
 
