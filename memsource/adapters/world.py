@@ -73,6 +73,13 @@ class AdapterBroker(Personality, Protocol):
             The writer; None = the run has no such writer.
         """
 
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """Names of the checks that do not hold after the faults so far."""
+
+    def excuses(self, member: str, error: SourceError) -> bool:
+        """Whether a member may end by this error, because the broker has just refused its request."""
+
     def end(self) -> None:
         """End everything that still runs for the members, at the end of the run."""
 
@@ -202,14 +209,11 @@ class AdapterWorld(World):
         if isinstance(cause, SourceError) and worker is not None and self._excused(worker.name, cause):
             with in_group(None):
                 self._tasks.start_soon(self._replace, worker.make, _RESTART_AFTER)
-        elif check not in getattr(self.adapter, "unjudged", ()):
-            # Only some brokers have faults after which a check does not hold.
+        elif check not in self.adapter.unjudged:
             super().find(check, what, cause)
 
     def _excused(self, member: str, error: SourceError) -> bool:
-        # Only some brokers refuse requests.
-        refused = getattr(self.adapter, "refused", None)
-        return (bool(self.decisions) and _is_transient(error)) or (refused is not None and refused(member, error))
+        return (bool(self.decisions) and _is_transient(error)) or self.adapter.excuses(member, error)
 
     def dead_letter_writer(self, member: str) -> DeadLetters | None:
         return self.adapter.dead_letter_writer(member)

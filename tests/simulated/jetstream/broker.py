@@ -15,7 +15,7 @@ from lanes.cohort.leases import Conflict
 from lanes.core.cohort.records import LEASE_PREFIX, DrainRequest, Lease, decode, drain_key, encode, lease_key
 from lanes.core.types import Message, Partition, PartitionKey, Settlement, key_bytes
 from lanes.dead_letter import DeadLetter
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, SourceError
 from lanes_jetstream import Cohort
 from lanes_jetstream.cohort.epoch_consumers import EpochName
 from lanes_jetstream.cohort.lease_store import bucket_name
@@ -328,7 +328,14 @@ class JetStreamBroker(KeepsDeadLetters):
         lease = decode(Lease, key, value)
         return (lease.member, lease.epoch, lease.released) == (member, partition.fencing_token, False)
 
-    def refused(self, member: SimulatedMember, error: ConfigError) -> None:
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        return ()
+
+    def excuses(self, member: str, error: SourceError) -> bool:
+        return False
+
+    def judge_refused_start(self, member: SimulatedMember, error: ConfigError) -> None:
         """Judge a refused start: a process that is alone on its durable is never refused."""
         self._find("StartsAlone", f"{member.member} is refused, and no other process runs: {error}")
 

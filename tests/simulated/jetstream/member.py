@@ -37,7 +37,7 @@ class Judge(Protocol):
     def relied(self, member: SimulatedMember) -> None:
         """Judge the deadlines of a member."""
 
-    def refused(self, member: SimulatedMember, error: ConfigError) -> None:
+    def judge_refused_start(self, member: SimulatedMember, error: ConfigError) -> None:
         """Judge a refused start."""
 
     async def turn(self, member: str) -> None:
@@ -115,7 +115,7 @@ class SimulatedMember(JetStreamSource):
                 traits = await super().open()
             except (SourceError, ConfigError) as error:
                 if isinstance(error, ConfigError):
-                    self._broker.refused(self, error)
+                    self._broker.judge_refused_start(self, error)
                 if not left:
                     raise
             else:

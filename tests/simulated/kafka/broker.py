@@ -359,7 +359,7 @@ class SimulatedKafka(KafkaBroker):
         refused = ("NoDuplicateCleanly",) if self._commits_refused else ()
         return (*refused, "NothingLost", "AtLeastOnce", "PerKeyOrder") if self._stale_commits else refused
 
-    def refused(self, member: str, error: SourceError) -> bool:
+    def excuses(self, member: str, error: SourceError) -> bool:
         """Whether the broker has just refused a request of a member, so that its process may end by this error."""
         if "group.instance.id" in str(error):
             # The session of a process that has crashed is not over.
