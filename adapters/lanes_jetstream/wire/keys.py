@@ -128,16 +128,20 @@ def check_varies(
     """Check that subjects do not all have the same key.
 
     Args:
-        key: The key function; only ``subject_token`` is checked.
+        key: The key function; only ``subject_token`` and ``whole_subject`` are checked.
         patterns: Patterns of all subjects; empty = unknown.
         origin: Name of the consumer or filter with these subjects, for the error.
         destinations: Destinations of transforms that make such subjects. The error recommends no partition number.
 
     Raises:
-        ConfigError: Each token of the key is the same literal in all patterns.
+        ConfigError: Each token of the key is the same literal in all patterns, or the only subject is the key.
     """
     split = [pattern.split(".") for pattern in patterns]
-    if not isinstance(key, SubjectTokens) or (same := _one_key(key.tokens, split)) is None:
+    if isinstance(key, SubjectTokens):
+        same = _one_key(key.tokens, split)
+    else:
+        same = patterns[0] if key is whole_subject and len(set(patterns)) == 1 and _is_literal(split[0]) else None
+    if same is None:
         return
     columns = [{each[place] for each in split} for place in range(min(map(len, split)))]
     numbers = {place for each in destinations for place in partition_numbers(each)}
@@ -146,8 +150,9 @@ def check_varies(
     ]
     remedy = f"another token, such as subject_token({varying[0]})" if varying else "header(name), or another function"
     named = ", ".join([*patterns[:_NAMED_PATTERNS], *(["…"] if len(patterns) > _NAMED_PATTERNS else [])])
+    shown = "whole_subject" if key is whole_subject else repr(key)
     raise ConfigError(
-        f"key={key!r}: is {same!r} for every subject of {origin} ({named}), so all messages have one key and run one "
+        f"key={shown}: is {same!r} for every subject of {origin} ({named}), so all messages have one key and run one "
         f'at a time; use {remedy}; or pass key=None with Settings(order="partition"), if all messages need one order'
     )
 
@@ -206,8 +211,12 @@ def _one_key(tokens: Sequence[int], patterns: Sequence[Sequence[str]]) -> str | 
     return found.pop() if len(found) == 1 else None
 
 
+def _is_literal(pattern: Sequence[str]) -> bool:
+    return "*" not in pattern and ">" not in pattern
+
+
 def whole_subject(message: Msg) -> PartitionKey:
-    """Key function: the key is the whole subject.
+    """Key function: the key is the whole subject. The start of a durable with a single subject refuses it.
 
     Args:
         message: Message of the nats client.

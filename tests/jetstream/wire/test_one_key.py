@@ -30,6 +30,8 @@ SERVER = "nats://127.0.0.1:1"
             "so all messages have one key and run one at a time; use header(name), or",
         ),
         (subject_token(1), ["a.x.1", "b.x.1"], "use another token, such as subject_token(0)"),
+        (whole_subject, ["ord.eu"], "key=whole_subject: is 'ord.eu' for every subject of S (ord.eu), so all messages"),
+        (whole_subject, ["ord.eu", "ord.eu"], "run one at a time; use header(name), or another function; or pass"),
     ],
 )
 def test_one_key_for_every_subject_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
@@ -54,7 +56,10 @@ def test_one_key_for_every_subject_is_refused(key: KeyFunction, patterns: list[s
         (subject_token(2), ["ord.eu"]),
         (subject_token(-3), ["ord.eu"]),
         (subject_token(0), []),
-        (whole_subject, ["ord"]),
+        (whole_subject, ["ord", "bill"]),
+        (whole_subject, ["ord.*"]),
+        (whole_subject, ["ord.>"]),
+        (whole_subject, []),
         (header("customer"), ["ord"]),
         (None, ["ord"]),
     ],
