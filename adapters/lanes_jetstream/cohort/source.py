@@ -36,7 +36,7 @@ from lanes_jetstream.cohort.pulls import ConsumerPulls, Inbox
 from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.setup import find_cohort
 from lanes_jetstream.cohort.watch import CohortWatch
-from lanes_jetstream.wire.acks import ACK, ack_errors, keep_alive, send_all
+from lanes_jetstream.wire.acks import ACK, OwnAcks, ack_errors, keep_alive, send_all
 from lanes_jetstream.wire.connection import CLOSED, Connection, Denials
 from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.keys import KeyFunction
@@ -102,6 +102,7 @@ class CohortSource:
         cohort = self.cohort
         self._name = f"jetstream {self.stream}/{_named(cohort)}, member {cohort.member_id}"
         self.connection.serve(self._name)
+        self._own_acks = OwnAcks(self._name)
         self._key_watch: KeyWatch | None = None
         self._consumers: JetStreamEpochConsumers
         self._inbox: Inbox
@@ -234,6 +235,7 @@ class CohortSource:
             owned = self._partitions.settled(settlement)
             if owned is None:
                 continue
+            self._own_acks.look(settlement)
             tokens += [str(message.token) for message in settlement.messages]
             if owned.pulls is not None and now >= owned.confirm_at and owned.pulls.delivered_by(tokens[-1]):
                 owned.confirm_at = now + _CONFIRM

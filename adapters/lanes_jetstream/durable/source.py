@@ -23,7 +23,7 @@ from lanes_jetstream.durable.presence import Presence
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import POLL_INTERVAL, RETRY_DELAY, Takeover
 from lanes_jetstream.durable.watch import DurableWatch, ReadState
-from lanes_jetstream.wire.acks import AckMode, Acks, ack_errors, give_back, keep_alive
+from lanes_jetstream.wire.acks import AckMode, Acks, OwnAcks, ack_errors, give_back, keep_alive
 from lanes_jetstream.wire.answers import ApiError
 from lanes_jetstream.wire.connection import Connection, NoAnswer
 from lanes_jetstream.wire.keys import KeyFunction
@@ -82,6 +82,7 @@ class DurableSource:
         self._takeover: Takeover
         self._pulls: DurablePulls
         self._acks: Acks
+        self._own_acks = OwnAcks(self._name)
         self._partition: Partition | None = None
         self._assigned = False
         self._expected: int | None = None
@@ -183,6 +184,7 @@ class DurableSource:
         """
         with ack_errors(self._name):
             for settlement in settlements:
+                self._own_acks.look(settlement)
                 await self._acks.send([str(message.token) for message in settlement.messages])
 
     async def extend(self, messages: Sequence[Message]) -> None:

@@ -18,6 +18,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lanes.clock import monotonic
+from lanes.core.types import Settlement
 from lanes.errors import SourceError
 from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
 
@@ -95,6 +96,33 @@ async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
         await send_all(client, subjects, NAK)
     except (nats.errors.Error, OSError) as error:
         log.debug("%s: messages not given back: %s", name, error)
+
+
+class OwnAcks:
+    """Warns once if the handler of a source has settled a message itself.
+
+    The watch looks at one message of each settlement, so that the settlement of many messages costs no more. A handler
+    that settles every message is found at the first settlement.
+
+    Args:
+        name: Name of the source, for the log.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._told = False
+
+    def look(self, settlement: Settlement) -> None:
+        """Look at the first message of a settlement."""
+        # The client notes a call of ack, nak or term in the message. lanes acknowledges by the reply subject alone.
+        if not self._told and settlement.messages and getattr(settlement.messages[0].raw, "_ackd", False):
+            self._told = True
+            log.warning(
+                "%s: the handler settled the message at %s itself, by message.raw: after an ack() or term() the server "
+                "does not deliver a message again, even if its handler fails later; return from the handler instead",
+                self._name,
+                settlement.messages[0].position,
+            )
 
 
 class Acks:

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 
 import lanes
 from lanes_jetstream.wire.acks import send_all
-from tests.jetstream.cohort_workload import FAST
+from tests.jetstream.cohort_workload import FAST, CohortStream
 from tests.jetstream.conftest import FreshStream
 from tests.jetstream.workload import Recorder, Stream, all_done, inner, running, until
 
@@ -40,6 +40,43 @@ async def test_acknowledgements_are_read_when_a_stop_returns(stream: Stream, ack
     with anyio.fail_after(20):
         await stream.acknowledged()
     assert recorder.repeats == 0
+
+
+@pytest.mark.parametrize("kind", ["durable", "cohort"])
+async def test_a_handler_that_acknowledges_its_messages_itself_is_named_once(
+    stream: Stream, cohort_stream: CohortStream, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = stream.source() if kind == "durable" else cohort_stream.source("a")
+    recorder = Recorder()
+
+    async def handle(message: lanes.Message) -> None:
+        await cast(Msg, message.raw).ack()
+        await recorder(message)
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "settled the message at" in each.getMessage()]
+
+    async with running(lanes.Consumer(source, handle)):
+        with anyio.fail_after(20):
+            for count in (20, 40):
+                if kind == "durable":
+                    await stream.publish(20)
+                else:
+                    await cohort_stream.publish("a", "b", times=10)
+                await recorder.reached(count)
+            await until(lambda: bool(told()))
+    (line,) = told()
+    assert "itself, by message.raw: " in line and line.endswith("return from the handler instead")
+
+
+async def test_a_handler_that_leaves_the_acknowledgement_to_lanes_is_not_named(
+    stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stream.publish(20)
+    recorder = Recorder()
+    async with running(lanes.Consumer(stream.source(), recorder)):
+        await all_done(stream, recorder)
+    assert "settled the message" not in caplog.text
 
 
 @pytest.mark.parametrize("acks", ["confirmed", "confirmed-at-drain"])
