@@ -6,10 +6,12 @@ from typing import Any
 
 import anyio
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 import lanes
 from lanes import ConfigError
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
+from lanes_kafka.dead_letters.wire import Record
 from tests.kafka.reader import WITHIN
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +40,41 @@ async def test_a_closed_producer_refuses_calls(name: str) -> None:
         await producer.aclose()
         with pytest.raises(lanes.SourceError, match="not opened, or already closed"):
             await producer.call(lambda wanted: 3)
+
+
+class FailingProducer:
+    """A client that fails permanently at its first record, and drops the record. Its calls are those of a producer."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._on_error = settings["error_cb"]
+        self._dropped: list[Any] = []
+
+    def __len__(self) -> int:
+        return len(self._dropped)
+
+    def produce(self, topic: str, **record: Any) -> None:
+        self._dropped.append(record["on_delivery"])
+
+    def poll(self, timeout: float) -> int:
+        if self._dropped:
+            self._on_error(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "a gap in the numbers", fatal=True))
+            self._dropped.pop()(KafkaError(KafkaError._PURGE_QUEUE), None)
+        return 0
+
+    def flush(self, timeout: float) -> int:
+        return 0
+
+
+async def test_a_dropped_record_names_the_failure_of_the_client(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_kafka.dead_letters.producer.Producer", FailingProducer)
+    producer = ConfirmedProducer({}, name)
+    producer.open()
+    with anyio.fail_after(WITHIN):
+        with pytest.raises(KafkaException) as failed:
+            await producer.send("dead", Record(None, b"", []))
+        await producer.aclose()
+    assert failed.value.args[0].code() == KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert failed.value.args[0].str() == "a gap in the numbers"
 
 
 def test_a_consumers_dictionary_makes_producer_settings() -> None:

@@ -274,11 +274,17 @@ class ConfirmedProducer:
 
     def _connect(self) -> None:
         if self._producer is None:
-            settings: dict[str, Any] = {**self.settings, "error_cb": self._errors.on_error}
+            settings: dict[str, Any] = {**self.settings, "error_cb": self._on_error}
             try:
                 self._producer = Producer(settings)
             except (KafkaException, TypeError, ValueError) as failure:
                 raise settings_error(failure.args[0], self.settings) from None
+
+    def _on_error(self, error: KafkaError) -> None:
+        # The client reports its permanent failure before it drops its records.
+        if error.fatal():
+            self._fatal = error
+        self._errors.on_error(error)
 
     def _end(self, timeout: float) -> None:
         if self._producer is not None:

@@ -152,8 +152,8 @@ class SimulatedProducer:
         """Let the client fail permanently, as after a gap in the numbers of its records."""
         self._fatal = KafkaError(KafkaError._FATAL, "simulated", fatal=True)
         fatal = self._fatal
-        self.purge()
         self._reports.append(lambda: self._on_error(fatal))
+        self.purge()
         self._wake()
 
     def drop(self) -> None:
