@@ -208,7 +208,7 @@ class OwnershipLog:
             names = "" if len(partitions) == 1 else f": {_named(partitions)}"
             if running:
                 log.warning(
-                    "%s: %s lost (%s); %s still runs for %d message(s), whose results do not count and which the next "
+                    "%s: %s lost (%s); %s still runs for %d message(s), whose results do not count and which any next "
                     "owner runs again%s. Positions: %s",
                     self._name,
                     places,
