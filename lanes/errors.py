@@ -5,6 +5,12 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+_Options = ParamSpec("_Options")
+
 
 class LanesError(Exception):
     """Base class of the errors that ``lanes`` raises."""
@@ -86,6 +92,20 @@ class HandlerProcessError(LanesError):
     """
 
 
+def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options, None]:
+    """Let the constructor of ``Nak`` name the right call for a delay without a name."""
+
+    @functools.wraps(initialize)
+    def checked(*values: _Options.args, **options: _Options.kwargs) -> None:
+        given: tuple[Any, ...] = values[1:]
+        if len(given) > 1:
+            shown = ", ".join(map(repr, given))
+            raise TypeError(f"Nak({shown}): the delay needs its name; write Nak({given[0]!r}, delay={given[1]!r})")
+        initialize(*values, **options)
+
+    return checked
+
+
 class Nak(Exception):
     """Raised by a handler to fail an attempt, with a reason, and to choose the delay of the next attempt.
 
@@ -94,10 +114,11 @@ class Nak(Exception):
         delay: Seconds until the next attempt, finite and 0 or more. ``None`` = the backoff of ``Retry``.
 
     Raises:
-        TypeError: The reason is no text.
+        TypeError: The reason is no text, or the delay has no name.
         ValueError: The delay is out of its range.
     """
 
+    @_names_the_delay
     def __init__(self, reason: str = "", *, delay: float | None = None) -> None:
         if not isinstance(reason, str):
             raise TypeError(f"Nak({reason!r}): the reason must be a str; write Nak(delay=…) for a number of seconds")

@@ -104,9 +104,14 @@ def _check_processes(handler: object, decode: object, settings: Settings) -> Non
         except Exception as error:
             raise ConfigError(
                 f"{name}={_name(function)} cannot be sent to another process ({type(error).__qualname__}: "
-                f"{printable(error_text(error))}): define it with def at the top of a module, and open locks, files "
-                "and connections in process_setup=…"
+                f"{printable(error_text(error))}): define {'the class' if _of_a_class(function) else 'it with def'} at "
+                "the top of a module, and open locks, files and connections in process_setup=…"
             ) from error
+
+
+def _of_a_class(function: object) -> bool:
+    """Return whether a function is a class, or a method of a class or an object."""
+    return isinstance(function, type) or inspect.ismethod(function)
 
 
 def check_plain_function(name: str, function: object, wanted: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+import pickle
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -350,6 +352,18 @@ def test_a_delay_is_a_finite_number_of_seconds_from_0(delay: float) -> None:
 def test_a_delay_in_the_place_of_the_reason_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^Nak\(30\): the reason must be a str; write Nak\(delay=…\)"):
         lanes.Nak(30)  # type: ignore[arg-type]
+
+
+def test_a_delay_without_its_name_is_refused() -> None:
+    nak: Callable[..., lanes.Nak] = lanes.Nak
+    with pytest.raises(
+        TypeError, match=r"^Nak\('busy', 30\): the delay needs its name; write Nak\('busy', delay=30\)$"
+    ):
+        nak("busy", 30)
+    with pytest.raises(TypeError, match=r"^Nak\('a', 1, 2\): the delay needs its name"):
+        nak("a", 1, 2)
+    assert str(inspect.signature(lanes.Nak)) == "(reason: 'str' = '', *, delay: 'float | None' = None) -> 'None'"
+    assert pickle.loads(pickle.dumps(lanes.Nak("busy"))).reason == "busy"
 
 
 def test_nak_and_term_carry_the_wish_of_the_handler() -> None:

@@ -173,6 +173,18 @@ def test_the_trace_context_crosses(sdk: Sdk) -> None:
 # --- refusals
 
 
+def _local_class() -> Any:
+    class Order:
+        def __init__(self, message: Message) -> None:
+            self.value = message.value
+
+        @classmethod
+        def parse(cls, message: Message) -> Order:
+            return cls(message)
+
+    return Order
+
+
 def test_a_handler_that_cannot_cross_is_refused_at_the_start() -> None:
     source, settings = MemorySource(MemoryBroker()), in_processes()
     with pytest.raises(ConfigError) as local:
@@ -185,6 +197,11 @@ def test_a_handler_that_cannot_cross_is_refused_at_the_start() -> None:
         ConfigError, match=r"handler=_with cannot be sent to another process \(TypeError: cannot pickle"
     ):
         Consumer(source, functools.partial(_with, threading.Lock()), settings=settings)
+    for decode in (order := _local_class(), order.parse):
+        with pytest.raises(
+            ConfigError, match=r"decode=.*Order.* cannot be sent.*: define the class at the top of a mod"
+        ):
+            Consumer(source, handlers.record, settings=settings, decode=decode)
     with pytest.raises(ConfigError, match=r"decode=.*<lambda> cannot be sent"):
         Consumer(source, handlers.record, settings=settings, decode=lambda message: None)
     with pytest.raises(ConfigError, match=r"process_setup=.*<lambda> cannot be sent"):
