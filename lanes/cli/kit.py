@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 import sys
@@ -72,6 +73,8 @@ def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> No
         group: Any = getattr(context, "command", None)
         if text.startswith("No such command") and group is not None and "Did you mean" not in text:
             text += f"; `{command}` has {', '.join(sorted(group.list_commands(context)))}"
+        if (unknown := getattr(error, "option_name", None)) is not None and context is not None:
+            text = f"No such option: {unknown}; `{command}` has {_all_of(context.command, context, str(unknown))}"
         stop(f"{text}; run `{command} --help`", EXIT_USAGE)
     sys.exit(status)
 
@@ -81,6 +84,15 @@ def _end_at_closed_pipe() -> NoReturn:
     # Otherwise the interpreter writes the rest of the output at its exit, and reports the closed pipe.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(EXIT_CLOSED_PIPE)
+
+
+def _all_of(command: Any, context: Any, unknown: str) -> str:
+    """Return the options of a command that resemble an unknown option; all options and arguments if none does."""
+    params = command.get_params(context)
+    names = [name for each in params if each.param_type_name == "option" for name in each.opts]
+    near = difflib.get_close_matches(unknown, names, n=1)
+    wanted = [_usage(each) for each in params if each.param_type_name == "argument"]
+    return ", ".join(near or [*wanted, *names])
 
 
 def _usage(param: Any) -> str:

@@ -81,6 +81,19 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
             "No such command 'jetstream'; `lanes doctor` has kafka, spark; run `lanes doctor",
         ),
         (
+            ["dead-letters", "drop", "--all"],
+            64,
+            (
+                "No such option: --all; `lanes dead-letters drop` has ID, --topic, --config, -X, --subject, --server, "
+                "--json, --help, -h; run `lanes dead-letters drop --help`"
+            ),
+        ),
+        (
+            ["dead-letters", "list", "--tpoic", "x"],
+            64,
+            "No such option: --tpoic; `lanes dead-letters list` has --topic; run",
+        ),
+        (
             ["doctor", "kafka", "--group", "g", "--topic", "t1,t2"],
             64,
             "`lanes doctor kafka` has --topic 't1,t2', and a name has no comma; repeat the option: --topic NAME",
