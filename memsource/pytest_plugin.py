@@ -109,6 +109,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         for name, told in report.user_properties
         if name == _PROPERTY
     ]
+    if terminalreporter.config.getoption("lanes_replay") is not None and terminalreporter.stats.get("passed"):
+        # A token does not name its test, and a run of another test shows nothing about the failure.
+        lines.append(
+            "--lanes-replay: the replayed run passed, so the failure is mended, or the token belongs to another test; "
+            "use the whole line that printed the token"
+        )
     if lines:
         terminalreporter.section("simulated by lanes")
         for line in sorted(lines):

@@ -109,6 +109,7 @@ def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pyteste
     result.assert_outcomes(failed=1, deselected=2)
     found = next(line for line in failed.outlines if "FaultDifferential: " in line)
     assert found in result.outlines
+    assert "the replayed run passed" not in result.stdout.str()
 
 
 @pytest.mark.long
@@ -216,6 +217,9 @@ def test_a_replay_runs_only_simulated_tests(project: pytest.Pytester) -> None:
     result = run(project, "--lanes-replay", token, "-k", "right or plain")
     result.assert_outcomes(passed=1, deselected=2)
     assert "virtual hours" not in result.stdout.str()
+    result.stdout.fnmatch_lines(
+        ["--lanes-replay: the replayed run passed, so the failure is mended, or the token bel*"]
+    )
 
 
 def test_a_refused_token_ends_the_session_before_any_test(project: pytest.Pytester) -> None:
