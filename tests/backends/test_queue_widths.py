@@ -258,7 +258,7 @@ def test_the_number_of_partitions_grows_and_shrinks_under_load_and_kills_at_ever
 
     # Grow: the physical queues, the workers, the producers.
     crashes(deployment, 2, 2)
-    for seconds in (0.3, 0.6, 0.9):
+    for seconds in (0.1, 0.3, 0.6, 0.9):
         deployment.killed_within(seconds, *grow, "--apply")
     deployment.reaches(0, *grow, "--apply")
     deploy_workers(deployment, before=2, after=4, command=(*grow, "--apply"))
@@ -274,7 +274,8 @@ def test_the_number_of_partitions_grows_and_shrinks_under_load_and_kills_at_ever
     deployment.reaches(1, *shrink)
     deploy_workers(deployment, before=4, after=2, command=(*shrink, "--apply"))
     deployment.goes_on()
-    for seconds in (0.3, 0.9, 1.5):
+    # The command waits for a second, to see whether messages arrive.
+    for seconds in (0.1, 0.5, 0.9, 1.5):
         deployment.killed_within(seconds, *shrink, "--apply")
     crashes(deployment, 2, 2)
     deployment.reaches(3, *shrink, "--apply")

@@ -144,6 +144,23 @@ def test_unequal_and_missing_physical_queues_are_faults() -> None:
     )
 
 
+def test_workers_that_store_the_former_number_are_due() -> None:
+    facts = {"q": read(1, billing=0), "q__p1": QueueFacts(1, 0, {}, {"billing": 1})}
+    found = (
+        "a number of partitions is stored by group 'billing' (1); stop all its members, and run the command "
+        "with --apply"
+    )
+    grown = grow_steps(queue(1), queue(2), facts, ["billing"], {"billing": 1, "other": 1})
+    assert grown.steps[0].found == "all exist"
+    assert grown.steps[1][1:] == ("due", found)
+    facts["q__p1"] = QueueFacts(1, 0, {"billing": 0}, {"billing": 0})
+    shrunk = shrink_steps(queue(2), queue(1), facts, ["billing"], {}, {"billing": 2})
+    assert shrunk.steps[2][1:] == ("due", found.replace("(1)", "(2)"))
+    assert shrunk.remove == ("q__p1",)
+    for stored in ({"billing": 1}, {}):
+        assert shrink_steps(queue(2), queue(1), facts, ["billing"], {}, stored).steps[2].progress == "done"
+
+
 # --- shrink
 
 

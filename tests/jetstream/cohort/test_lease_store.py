@@ -121,6 +121,19 @@ async def test_a_revision_of_a_deleted_bucket_is_refused(client: Client, bucket:
     assert abs(before - time.time() * 1000) < 60_000
 
 
+async def test_a_deleted_key_has_no_value_and_a_changed_key_is_not_deleted(client: Client, bucket: str) -> None:
+    store = await opened(client, bucket)
+    first = await store.write("plan", b"former", revision=0)
+    second = await store.write("plan", b"present", revision=first)
+    with pytest.raises(Conflict, match="'plan'"):
+        await store.delete("plan", revision=first)
+    assert (await store.read("plan")).value == b"present"
+    await store.delete("plan", revision=second)
+    gone = await store.read("plan")
+    assert gone.value is None and gone.revision > second
+    assert await store.write("plan", b"new", revision=gone.revision) > gone.revision
+
+
 async def test_each_write_sends_a_hint(client: Client, bucket: str) -> None:
     store = await opened(client, bucket)
     keys: list[str] = []
