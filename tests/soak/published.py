@@ -125,7 +125,7 @@ BACKENDS: Final = (
         ("jetstream", "jetstream_2", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
         "schedules",
     ),
-    Backend("Kafka", ("kafka_adapter",), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),
+    Backend("Kafka", ("kafka_adapter", "widths"), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),
     Backend(
         "JetStream", ("jetstream_adapter",), "jetstream_schedules", "jetstream_pairs", ("simulation", "real_faults")
     ),
