@@ -19,7 +19,6 @@ from lanes_jetstream import (
     JetStreamDeadLetters,
     JetStreamSource,
     read_dead_letter,
-    whole_subject,
 )
 from tests.components import NatsServer
 from tests.fakes.dead_letters import dead_letter
@@ -292,7 +291,7 @@ async def test_a_subject_of_the_sources_own_stream_is_refused_at_the_start(strea
 async def test_a_subject_that_the_consumers_filter_excludes_is_accepted(stream: Stream) -> None:
     subject, recorder = f"{stream.name}.dead", Recorder()
     await stream.publish(1, keys=1)
-    source = stream.source(filter_subject=f"{stream.name}.0", key=whole_subject)
+    source = stream.source(filter_subject=f"{stream.name}.0", key=lambda message: message.subject)
     async with running(lanes.Consumer(source, recorder, dead_letters=JetStreamDeadLetters(stream.url, subject))):
         with anyio.fail_after(10):
             await recorder.reached(1)
