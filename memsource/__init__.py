@@ -37,7 +37,9 @@ if TYPE_CHECKING:
     from memsource.memory.broker import MemoryBroker
     from memsource.memory.group import Group
     from memsource.memory.group_source import GroupSource
+    from memsource.memory.locks import LockServer, MemoryLocks
     from memsource.memory.source import MemoryDeadLetters, MemorySource
+    from memsource.memory.states import MemoryStates
     from memsource.sim.errors import (
         Deadlock,
         ImpossiblePlan,
@@ -82,10 +84,13 @@ __all__ = [
     "ImpossiblePlan",
     "InjectedFailure",
     "Livelock",
+    "LockServer",
     "MemoryAttempts",
     "MemoryBroker",
     "MemoryDeadLetters",
+    "MemoryLocks",
     "MemorySource",
+    "MemoryStates",
     "NeverYields",
     "NoCommitPastUnfinished",
     "NoOverlap",
@@ -138,6 +143,7 @@ _HOMES: Final = {
     ),
     "memsource.memory.group": ("Group",),
     "memsource.memory.group_source": ("GroupSource",),
+    "memsource.memory.locks": ("LockServer", "MemoryLocks"),
     "memsource.history.reader": ("Gap", "HistoryError", "Segment", "read", "read_bytes"),
     "memsource.checkers.report": ("Checked", "Counts", "check_files", "counts", "exit_status", "render"),
     "memsource.history.rows": ("Row",),
@@ -163,6 +169,7 @@ _HOMES: Final = {
     "memsource.sim.world.worker": ("App", "Worker"),
     "memsource.sim.world.world": ("World",),
     "memsource.memory.source": ("MemoryDeadLetters", "MemorySource"),
+    "memsource.memory.states": ("MemoryStates",),
     "memsource.history.timeline": ("Timeline",),
 }
 """The public names of each module."""

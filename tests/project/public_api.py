@@ -29,6 +29,7 @@ PUBLIC: Final = (
     "lanes.clock",
     "lanes.retention",
     "lanes.cohort",
+    "lanes.ownership",
     "lanes.dead_letters",
     "memsource",
     # For authors of a backend: the contract suites
@@ -38,6 +39,8 @@ PUBLIC: Final = (
     "memsource.contract.epochs",
     "memsource.contract.dead_letters",
     "memsource.contract.attempts",
+    "memsource.contract.states",
+    "memsource.contract.locks",
     # For authors of tests and checkers: docs/guides/testing.md, docs/checkers.md, docs/design.md
     "memsource.checkers",
     "memsource.explorer",

@@ -1,0 +1,30 @@
+"""Ownership of partitions on a store without owners of its own: two small contracts, and the step that joins them.
+
+A ``Locks`` says which process may handle a partition. A ``StateStore`` keeps the position of the partition, and refuses
+a former owner. Reading order: ``state``, ``locks``, ``acquisition``,
+``held_lock``, ``local``.
+"""
+
+from __future__ import annotations
+
+from lanes.ownership.acquisition import Acquired, acquire
+from lanes.ownership.held_lock import HeldLock, check_lock_name
+from lanes.ownership.local import LocalLocks
+from lanes.ownership.locks import Held, Locks
+from lanes.ownership.state import Fenced, State, StateChange, StateKey, StateStore, StoresInTransaction
+
+__all__ = [
+    "Acquired",
+    "Fenced",
+    "Held",
+    "HeldLock",
+    "LocalLocks",
+    "Locks",
+    "State",
+    "StateChange",
+    "StateKey",
+    "StateStore",
+    "StoresInTransaction",
+    "acquire",
+    "check_lock_name",
+]

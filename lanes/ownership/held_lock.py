@@ -1,0 +1,138 @@
+"""The state of one acquisition, for the locks of this package and for your own: deadline, loss and release."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from lanes.arguments import shown_value
+from lanes.clock import Clock, monotonic
+from lanes.core.types import NEVER
+from lanes.errors import ConfigError
+
+_LIMIT: Final = 1_000
+
+
+class HeldLock:
+    """One acquisition of a lock; see ``lanes.ownership.Held``. Not thread-safe: the loop of ``Locks`` makes all calls.
+
+    Args:
+        name: Name of the lock.
+        changed: See ``Locks.try_acquire``.
+        free: Async function that gives the lock up at its service. Called by each ``release``, so it is idempotent. It
+            frees only this acquisition, and it raises nothing for a lost connection.
+        deadline: The first deadline; infinity = the lock needs no renewal.
+        clock: Clock of the deadline.
+    """
+
+    __slots__ = ("_changed", "_clock", "_deadline", "_free", "_given_up", "_lost", "_name")
+
+    def __init__(
+        self,
+        name: str,
+        changed: Callable[[], None],
+        free: Callable[[HeldLock], Awaitable[None]],
+        *,
+        deadline: float = NEVER,
+        clock: Clock = monotonic,
+    ) -> None:
+        self._name = name
+        self._changed = changed
+        self._free = free
+        self._deadline = deadline
+        self._clock = clock
+        self._lost = ""
+        self._given_up = False
+
+    def __repr__(self) -> str:
+        state = f"lost: {self._lost}" if self._lost else "released" if self._given_up else "held"
+        return f"<HeldLock {self._name!r}: {state}>"
+
+    @property
+    def name(self) -> str:
+        """The name of the lock."""
+        return self._name
+
+    @property
+    def deadline(self) -> float:
+        """The time up to which no other process can acquire the lock, in seconds of the clock."""
+        return self._deadline
+
+    @property
+    def lost(self) -> str:
+        """The reason why the lock is lost; "" = the lock is not lost."""
+        return self._lost
+
+    @property
+    def active(self) -> bool:
+        """Whether the lock is neither lost nor given up. An active lock is renewed."""
+        return not self._lost and not self._given_up
+
+    def renewed(self, deadline: float) -> bool:
+        """Record a confirmed renewal.
+
+        A renewal that is confirmed after the deadline has passed loses the lock, because its consumer may have given
+        the partition up. Ignored for a lock that is not active.
+
+        Args:
+            deadline: The new deadline, counted from the moment at which the renewal was sent.
+
+        Returns:
+            Whether the lock is still active.
+        """
+        if self.expired() or not self.active:
+            return False
+        if deadline > self._deadline:
+            self._deadline = deadline
+            self._changed()
+        return True
+
+    def expired(self) -> bool:
+        """Lose the lock if its deadline has passed.
+
+        Returns:
+            Whether the deadline has passed.
+        """
+        passed = self._clock() >= self._deadline
+        if passed:
+            self.lose("its deadline passed before a renewal was confirmed")
+        return passed
+
+    def lose(self, reason: str) -> None:
+        """Record that the lock is lost. Ignored for a lock that is not active.
+
+        Args:
+            reason: Reason of the loss, for logs.
+        """
+        if self.active:
+            self._lost = reason
+            self._changed()
+
+    async def release(self) -> None:
+        """Give the lock up; see ``Held.release``."""
+        self._given_up = True
+        await self._free(self)
+
+
+def check_lock_name(name: object) -> None:
+    """Refuse an invalid name of a lock.
+
+    Args:
+        name: The name.
+
+    Raises:
+        ConfigError: The name is no text of 1 to 1,000 characters, or has a zero byte or a lone surrogate.
+    """
+    if not isinstance(name, str) or not 0 < len(name) <= _LIMIT or "\0" in name or not _encodes(name):
+        raise ConfigError(
+            f"the lock name {shown_value(name)} is no str of 1 to {_LIMIT:,} characters without zero bytes; name what "
+            "the lock protects, such as 'orders/billing/7'"
+        )
+
+
+def _encodes(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,134 @@
+"""The contract of a store of partition states: the position of a subscription in each partition, and its fence.
+
+The *epoch* of a state is the number of its last acquisition. Each new owner of a partition raises the epoch before it
+reads the position. The store then refuses every write of a former owner. A lock that is lost unnoticed therefore
+repeats messages at most, and never moves a position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from lanes.core.types import PartitionId
+from lanes.errors import SourceError
+
+
+class StateKey(NamedTuple):
+    """The name of a state.
+
+    Attributes:
+        subscription: Name of the subscription, 1 to 200 characters without zero bytes.
+        partition: Name and number of the partition.
+        incarnation: Name that distinguishes a recreated log from the former one; "" = the source has none.
+    """
+
+    subscription: str
+    partition: PartitionId
+    incarnation: str = ""
+
+
+class State(NamedTuple):
+    """The state of a partition.
+
+    Attributes:
+        epoch: Number of the last acquisition, 1 … 2⁶³−1.
+        floor: The next position to read, 0 … 2⁶³−1. Every lower position is finished.
+        completed: The finished positions above the floor, as rising half-open runs.
+    """
+
+    epoch: int
+    floor: int
+    completed: Sequence[tuple[int, int]] = ()
+
+
+class StateChange(NamedTuple):
+    """A new state of a partition, written by its owner.
+
+    Attributes:
+        key: Name of the state.
+        state: The new state, with the epoch that ``claim`` returned to this owner.
+    """
+
+    key: StateKey
+    state: State
+
+
+class Fenced(SourceError):
+    """Another process has acquired the partition, so the state of this owner was not written. Not retryable."""
+
+
+class StateStore(Protocol):
+    """The states of partitions, in any store with an atomic compare-and-set.
+
+    One event loop makes all calls. Several calls may run at once. Every read returns the last write that was confirmed,
+    to any process. A cancelled call takes effect completely or not at all. A call sends nothing after it has ended.
+
+    Every method raises ``SourceError`` if the store does not answer or refuses the call, with ``retryable=True`` if the
+    same call may succeed later. Every method raises ``ConfigError`` for a fault that a person must correct.
+    """
+
+    async def read(self, keys: Sequence[StateKey]) -> Mapping[StateKey, State]:
+        """Read states. Changes nothing.
+
+        Args:
+            keys: Names of the states.
+
+        Returns:
+            The states by name. A state that was never claimed is missing.
+        """
+
+    async def claim(self, key: StateKey, start: int) -> State:
+        """Raise the epoch of a state in one atomic step, and return the state. Durable when the call returns.
+
+        From then on, the store refuses every change of a former owner. Call this method only while the lock of the
+        partition is held. A repeated call raises the epoch again. Epochs of a key never repeat, even after an operator
+        has deleted the state.
+
+        Args:
+            key: Name of the state.
+            start: Floor of a state that does not exist yet. Ignored if the state exists.
+
+        Returns:
+            The state with its new epoch, and with the last floor and completed positions of the former owner.
+        """
+
+    async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
+        """Write states if their epochs are unchanged. Durable when the call returns. Idempotent.
+
+        The epoch of each change is compared with the stored epoch, and never replaces it. The positions of a state
+        never fall: a change with a lower floor than the stored floor changes nothing, and is no error, because a later
+        call of the same owner was faster.
+
+        Args:
+            changes: At most one change for each key. The changes are independent of each other.
+
+        Returns:
+            One answer for each change, in order. False = the state is missing or has another epoch, so another process
+            owns the partition, and nothing was written.
+        """
+
+
+@runtime_checkable
+class StoresInTransaction(Protocol):
+    """An optional part of a state store that can write in a transaction of the caller, together with effects."""
+
+    def store_in(self, connection: Any, change: StateChange) -> Awaitable[None] | None:
+        """Write a state as ``StateStore.store`` does, in the open transaction of the caller.
+
+        The row of the state stays locked until the transaction ends. The transaction of a former owner therefore
+        commits before the next ``claim`` returns, or is refused.
+
+        Args:
+            connection: The caller's connection. Its type is that of the store's driver.
+            change: The change.
+
+        Returns:
+            Nothing; awaitable for an asynchronous connection.
+
+        Raises:
+            Fenced: The state is missing or has another epoch. Let the exception leave the transaction block, which
+                rolls the effects back.
+            ConfigError: The connection is in no transaction, or the setup must be changed.
+            SourceError: The store did not answer or refused the write.
+        """
