@@ -1,6 +1,6 @@
-"""Stores effects that happen exactly once, and attempts that outlive their process, in PostgreSQL.
+"""Stores effects that happen exactly once, attempts that outlive their process, and partition states, in PostgreSQL.
 
-Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``transactions``, ``steps``,
+Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``states``, ``transactions``, ``steps``,
 ``migrations``, ``errors``, ``names``.
 """
 
@@ -19,5 +19,6 @@ except ModuleNotFoundError as error:
 from lanes_postgres.attempts import PostgresAttempts
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
+from lanes_postgres.states import PostgresStates
 
-__all__ = ["Positions", "PostgresAttempts", "check_schema", "migrate"]
+__all__ = ["Positions", "PostgresAttempts", "PostgresStates", "check_schema", "migrate"]

@@ -46,7 +46,6 @@ async def test_a_late_store_of_a_lost_lock_is_refused() -> None:
     second = await acquired(other, states)
     assert first is not None and second is not None
     # The first owner has not noticed its loss yet.
-    assert not first.held.lost
     assert await states.store([StateChange(KEY, State(first.state.epoch, 9))]) == [False]
     assert (await states.read([KEY]))[KEY] == second.state
     one.renew()

@@ -15,7 +15,7 @@ from lanes_postgres.migrations import Migration
 from tests.components import PostgresServer
 from tests.postgres.tables import Effects, message
 
-ALL = ["positions", "attempts"]
+ALL = ["positions", "attempts", "states"]
 
 
 def test_the_files_are_numbered_without_a_gap() -> None:
@@ -60,7 +60,7 @@ def test_a_failed_migration_changes_nothing(
     connection: psycopg.Connection, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = migrations.migrations()
-    broken = [*known, Migration(3, "broken", b"CREATE TABLE half (a int); SELECT 1 / 0")]
+    broken = [*known, Migration(len(ALL) + 1, "broken", b"CREATE TABLE half (a int); SELECT 1 / 0")]
     monkeypatch.setattr(migrations, "migrations", lambda: broken)
     with pytest.raises(SourceError, match="22012"):
         migrate(connection, schema=schema)
@@ -77,9 +77,11 @@ def test_older_tables_are_updated(connection: psycopg.Connection, schema: str, m
     with Positions("books", schema=schema).once(connection, message(5)) as fresh:
         assert fresh
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"have version 1, and this lanes needs 2; run lanes_postgres\.migrate"):
+    with pytest.raises(
+        ConfigError, match=rf"have version 1, and this lanes needs {len(ALL)}; run lanes_postgres\.migrate"
+    ):
         check_schema(connection, schema=schema)
-    assert migrate(connection, schema=schema) == ["attempts"]
+    assert migrate(connection, schema=schema) == ALL[1:]
     check_schema(connection, schema=schema)
     with Positions("books", schema=schema).once(connection, message(5)) as fresh:
         assert not fresh
@@ -92,7 +94,9 @@ def test_tables_of_a_newer_version_are_refused(
     monkeypatch.setattr(migrations, "migrations", lambda: known[:1])
     refusing: list[Any] = [migrate, check_schema]
     for refused in refusing:
-        with pytest.raises(ConfigError, match=r"have version 2 of a newer lanes, and this lanes supports 1; upgrade"):
+        with pytest.raises(
+            ConfigError, match=rf"have version {len(ALL)} of a newer lanes, and this lanes supports 1; upgrade"
+        ):
             refused(connection, schema=effects.schema)
     monkeypatch.undo()
     check_schema(connection, schema=effects.schema)

@@ -126,6 +126,8 @@ class _ReadThenWrite(MemoryStates):
 class _HalfAWrite(MemoryStates):
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
         await super().store([StateChange(key, state._replace(completed=())) for key, state in changes])
+        for _ in range(4):
+            await anyio.lowlevel.checkpoint()
         return await super().store(changes)
 
 
