@@ -52,6 +52,24 @@ def test_a_flow_follows_its_marks(calls: list[tuple[str, int, int]]) -> None:
         assert flow.room() == (Room(10 - count, 20 - size) if taking and not flow.paused else Room(0, 0))
 
 
+def test_a_flow_at_a_bound_looks_for_an_idle_handler_until_its_pause_begins() -> None:
+    flow = Flow(2, 20)
+    assert flow.admit(2, 0, 0.0)
+    flow.looked(1.0)
+    assert flow.look_at == 1.0 + LOOK_EVERY
+    assert flow.due(PAUSE_AFTER)
+    flow.looked(9.0)
+    assert flow.look_at == NEVER
+
+
+def test_a_flow_at_its_bound_of_bytes_has_not_stopped_early() -> None:
+    flow = Flow(10, 20)
+    assert flow.admit(1, 20, 0.0)
+    assert not flow.stopped_early
+    assert not flow.release(0, 1)
+    assert flow.stopped_early
+
+
 @pytest.mark.parametrize(("concurrency", "low"), [(0, 5), (4, 7), (5, 7)])
 def test_the_low_mark_lies_between_the_concurrency_and_the_bound(concurrency: int, low: int) -> None:
     assert Flow(10, 20, concurrency=concurrency).low == low

@@ -19,9 +19,9 @@ from lanes.core.snapshot import (
     restore,
     snapshot,
 )
-from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
+from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition, PartitionId
 from lanes.errors import MessageError
-from tests.core.builders import assigned, deliver, effects, failed, new_engine, new_message, take, take_all
+from tests.core.builders import READER, assigned, deliver, effects, failed, new_engine, new_message, take, take_all
 
 
 def again(engine: Engine) -> Engine:
@@ -96,11 +96,31 @@ def test_a_restored_engine_continues_the_work() -> None:
         assert commits is not None
         sending = commits.sending
         assert sending is not None
-        assert (sending.floor, list(sending.completed)) == (10, [(12, 15)])
+        assert (sending.floor, list(sending.completed), sending.messages) == (10, [(12, 15)], [])
         one.settled([sending])
         one.due(99.0)
         assert take_all(one) == [10]
     assert message_id(run[0]) == MessageId(1, 10)
+
+
+def test_a_message_that_is_held_after_a_restore_follows_those_with_an_equal_end() -> None:
+    engine = new_engine()
+    partition = assigned(engine)
+    for position, key in enumerate((b"a", b"b", b"c")):
+        deliver(engine, partition, position, key=key)
+    for _ in range(2):
+        engine.finish(take(engine), failed(), 1.0)
+    restored = again(engine)
+    restored.finish(take(restored), failed(), 1.0)
+    assert len({until for until, _ in snapshot(again(restored)).holds}) == 1
+    restored.due(99.0)
+    assert take_all(restored) == [0, 1, 2]
+
+
+def test_a_restored_partition_has_its_incarnation() -> None:
+    engine = new_engine()
+    engine.assign(Partition(PartitionId("orders", 0), READER, "since May"))
+    assert only(again(engine)).incarnation == "since May"
 
 
 def test_a_restored_engine_gives_out_no_message_until_its_starts_are_resumed() -> None:
@@ -148,10 +168,11 @@ def test_objects_of_the_client_are_kept_by_reference() -> None:
     partition = assigned(engine)
     error = MessageError("no key")
     message = new_message(partition, 1)
-    message.data, message.broken = None, error
+    message.data, message.broken = "data", error
     engine.receive(partition, [message, new_message(partition, 2)], 2, 7.0)
     first, second = only(again(engine)).ledger.in_flight()
-    assert (first.raw, first.token, first.data, first.broken, first.received) == ("raw 1", "token 1", None, error, 7.0)
+    assert (first.raw, first.token, first.data, first.broken) == ("raw 1", "token 1", "data", error)
+    assert first.received == 7.0
     assert first.next is second
     assert not hasattr(second, "data")
     assert first.value == b"raw 1"
@@ -170,7 +191,8 @@ def test_a_restored_engine_settles_a_redelivery_again() -> None:
     restored = again(engine)
     assert (restored.ready, restored.flow.in_flight, len(restored.dirty)) == (1, 1, 1)
     (settlement,) = restored.collect(0.0)
-    assert [(m.position, m.token) for m in settlement.messages] == [(3, "token 3")]
+    found = [(m.position, m.token, m.partition) for m in settlement.messages]
+    assert found == [(3, "token 3", only(restored))]
     deliver(restored, only(restored), 1, key=b"a")
     assert (restored.ready, restored.late) == (1, 0)
 

@@ -15,7 +15,7 @@ import pytest
 from tests.mutants.score import forks
 from tests.mutants.score.equivalents import EQUIVALENTS, Equivalent
 from tests.mutants.score.forks import Report, forked, limit_cpu
-from tests.mutants.score.mutations import Mutation, mutations_of
+from tests.mutants.score.mutations import Mutation, mutations_of, sampled
 from tests.mutants.score.planting import Plot
 from tests.mutants.score.probes import Probes
 from tests.mutants.score.targets import ROOT, TARGETS, chosen
@@ -210,6 +210,13 @@ def test_a_verdict_holds_while_its_function_and_its_test_are_unchanged(door: Mod
     (folder / "helper.py").write_text("changed")
     assert stored().get(killed) is None
     assert Verdicts(tmp_path / "mutants.json", tmp_path, fresh=True).get(survived) is None
+
+
+def test_the_samples_of_all_seeds_have_each_mutation_once(door: ModuleType) -> None:
+    found = [*mutations(door).values()]
+    samples = [sampled(found, 3, seed) for seed in range(3)]
+    assert sorted(each.name for sample in samples for each in sample) == sorted(each.name for each in found)
+    assert sampled(found, 3, 4) == samples[1]
 
 
 def test_the_table_counts_killed_mutations_without_equivalents(door: ModuleType) -> None:

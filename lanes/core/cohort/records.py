@@ -21,6 +21,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import Field, asdict, dataclass, field, fields
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from lanes.core.cohort.ledger import SHOWN, Done, decode_done, encode_done, shown
@@ -298,7 +299,7 @@ def _not_ours(key: str, value: bytes, why: str) -> ValueError:
 def _apart(one: object, other: object) -> tuple[str, str]:
     """Return two differing values as texts, cut so that both show the difference."""
     begin = 0
-    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) > SHOWN:
+    if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) >= SHOWN:
         pairs = enumerate(zip(one, other, strict=False))
         same = next((index for index, (here, there) in pairs if here != there), min(len(one), len(other)))
         begin = max(0, same - _BEFORE)
@@ -307,19 +308,15 @@ def _apart(one: object, other: object) -> tuple[str, str]:
     return more + shown(one), more + shown(other)
 
 
-def _of_type(kind: type, name: str) -> Callable[[object], Any]:
-    """Make the check of a JSON value by its type."""
-
-    def check(value: object) -> object:
-        if not isinstance(value, kind):
-            raise ValueError(f"expected {name}, got {shown(value)}")
-        return value
-
-    return check
+def _of_type(kind: type, name: str, value: object) -> Any:
+    """Check the type of a JSON value."""
+    if not isinstance(value, kind):
+        raise ValueError(f"expected {name}, got {shown(value)}")
+    return value
 
 
-_text: Final = _of_type(str, "text")
-_items: Final = _of_type(list, "a list")
+_text: Final = partial(_of_type, str, "text")
+_items: Final = partial(_of_type, list, "a list")
 
 
 def _whole(value: object) -> int:
@@ -329,11 +326,11 @@ def _whole(value: object) -> int:
     return value
 
 
-_CHECKS: Final = {
+_CHECKS: Final[dict[str, Callable[[object], Any]]] = {
     "str": _text,
     "str | None": lambda value: None if value is None else _text(value),
     "int": _whole,
-    "bool": _of_type(bool, "true or false"),
+    "bool": partial(_of_type, bool, "true or false"),
     "int | None": lambda value: None if value is None else _whole(value),
     "tuple[int, ...]": lambda value: tuple(_whole(item) for item in _items(value)),
     "tuple[str, ...]": lambda value: tuple(_text(item) for item in _items(value)),

@@ -38,6 +38,7 @@ RECORDS: list[records.Record] = [
     Heartbeat("n0", 2, 3, 1_700_000_000_000, 10, consumer_target=5, default_consumer_target=6, rules=1),
     Lease("a", "n1"),
     Lease("a", "n1", 12, released=True),
+    Lease("a", "n1", records.HIGHEST),
     State(1_700_000_000_001, Done(90, (3, 70))),
     DrainRequest(5),
 ]
@@ -85,6 +86,7 @@ def without(record: records.Record, **changes: Any) -> bytes:
         (Lease, without(Lease("a", "n"), epoch=-1), "epoch: expected a whole number"),
         (Lease, without(Lease("a", "n"), epoch=1e300), "epoch: expected a whole number"),
         (Lease, without(Lease("a", "n"), epoch=True), "epoch: expected a whole number"),
+        (Lease, without(Lease("a", "n"), epoch=records.HIGHEST + 1), "epoch: expected a whole number"),
         (Lease, without(Lease("a", "n"), released=0), "released: expected true or false"),
         (Heartbeat, without(Heartbeat("n", 1, 2, 3), weight=2**60), "weight: expected a whole number"),
         (State, without(State(1, Done(5, (2,))), done=[5, 9]), "done: a ledger's outstanding"),
@@ -192,6 +194,8 @@ def test_a_differing_setting_is_named_with_both_values_and_the_remedy(name: str)
         ("a" * 90, "a" * 90 + "b", "is …'{}', this member has …'{}b'".format(*["a" * 20] * 2)),
         ("x" * 90, "y" * 90, "is '{}…, this member has '{}…".format("x" * 59, "y" * 59)),
         ("short", "shorn", "is 'short', this member has 'shorn'"),
+        ("a" * (SHOWN - 2) + "b", "a" * (SHOWN - 2) + "c", "is '{0}b…, this member has '{0}c…".format("a" * 58)),
+        ("a" * 59 + "b", "a" * 59 + "c", "is …'{0}b', this member has …'{0}c'".format("a" * 20)),
     ],
 )
 def test_the_difference_of_two_long_texts_is_shown(there: str, here: str, said: str) -> None:
@@ -199,12 +203,23 @@ def test_the_difference_of_two_long_texts_is_shown(there: str, here: str, said: 
     assert f"detail {said}. " in str(records.difference(found, wanted))
 
 
+def test_a_name_differs_from_no_name_of_the_cohort() -> None:
+    said = records.difference(replace(CONFIG, cohort=None), CONFIG)
+    assert said is not None and "cohort is None, this member has 'billing'" in said
+
+
+def test_a_member_without_a_stream_is_told_the_difference_without_a_place() -> None:
+    said = records.difference(CONFIG, replace(CONFIG, stream=None, lease=20))
+    assert said is not None and said.startswith("the cohort 'billing' has other settings: lease is 10")
+
+
 def test_a_field_missing_from_an_earlier_version_is_no_difference() -> None:
     value = without(CONFIG, stream=..., namespace=..., lease=...)
     found = decode(CohortConfig, "config", value)
     assert (found.stream, found.namespace, found.lease) == (None, None, None)
     assert records.difference(found, CONFIG) is None
-    assert decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10), lease=...)).lease is None
+    beat = decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10, rules=1), lease=...))
+    assert (beat.lease, beat.rules) == (None, 1)
 
 
 def test_the_former_code_reads_and_writes_the_records_of_plans_and_heartbeats() -> None:

@@ -1,4 +1,4 @@
-"""The mutation score: ``python -m tests.mutants.score [NAMES…] [--every N] [--limit SECONDS] [--fresh]``."""
+"""The mutation score: ``python -m tests.mutants.score [NAMES…] [--every N] [--seed S] [--fresh]``; see ``--help``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from tests.mutants.score.equivalents import EQUIVALENTS
-from tests.mutants.score.mutations import Mutation, mutations_of
+from tests.mutants.score.mutations import Mutation, mutations_of, sampled
 from tests.mutants.score.runner import Runner, run
 from tests.mutants.score.targets import ROOT, Target, chosen
 from tests.mutants.score.totals import FileScore, table, wrong_equivalents
@@ -19,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("make mutants", description="Print the mutation score of each file.")
     parser.add_argument("names", nargs="*", help="targets, files or folders (default: all)")
     parser.add_argument("--every", type=int, default=1, help="run a sample of one mutation in N")
+    parser.add_argument("--seed", type=int, default=0, help="which of the N samples, 0 or more")
     parser.add_argument("--limit", type=float, default=30.0, help="CPU seconds before a mutation counts as a survivor")
     parser.add_argument("--fresh", action="store_true", help="run mutations again whose verdict is stored")
     options = parser.parse_args(arguments)
@@ -29,11 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verdicts = Verdicts(fresh=options.fresh)
     good = True
     for target, files in targets.items():
-        good = _score(target, files, verdicts, options.every, options.limit) and good
+        good = _score(target, files, verdicts, options) and good
     return 0 if good else 1
 
 
-def _score(target: Target, files: Sequence[str], verdicts: Verdicts, every: int, limit: float) -> bool:
+def _score(target: Target, files: Sequence[str], verdicts: Verdicts, options: argparse.Namespace) -> bool:
     mutations = [mutation for file in files for mutation in mutations_of(ROOT / file, file)]
     scores = {file: FileScore(file) for file in files}
 
@@ -45,12 +46,12 @@ def _score(target: Target, files: Sequence[str], verdicts: Verdicts, every: int,
 
     status = run(
         target.tests,
-        Runner(target.paths(), [each for each in mutations if each.number % every == 0], verdicts, judged, limit),
+        Runner(target.paths(), sampled(mutations, options.every, options.seed), verdicts, judged, options.limit),
     )
     wrong = wrong_equivalents(
         EQUIVALENTS, mutations, [each for score in scores.values() for each in score.killed], files
     )
-    print(table(target, list(scores.values()), every))
+    print(table(target, list(scores.values()), options.every))
     for line in wrong:
         print(line)
     percent = FileScore.total(list(scores.values()))

@@ -68,6 +68,17 @@ def mutations_of(path: Path, file: str) -> list[Mutation]:
     return visitor.found
 
 
+def sampled(mutations: Iterable[Mutation], every: int, seed: int) -> list[Mutation]:
+    """Return one of ``every`` samples, which together have all mutations.
+
+    Args:
+        mutations: The mutations.
+        every: Number of samples.
+        seed: Number of the sample, 0 or more.
+    """
+    return [each for each in mutations if each.number % every == seed % every]
+
+
 class _Visitor(cst.CSTVisitor):  # type: ignore[misc]
     METADATA_DEPENDENCIES = (PositionProvider, ByteSpanPositionProvider)
 
