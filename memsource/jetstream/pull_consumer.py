@@ -125,6 +125,7 @@ class PullConsumer:
         self._acks: deque[int] = deque(maxlen=_REMEMBERED)
         self._unwritten: deque[_Change] = deque()
         self._timer = math.inf
+        self._removed = 0  # the highest removed sequence that was delivered
 
     def __repr__(self) -> str:
         return f"<PullConsumer: {len(self._pending)} unacknowledged, {len(self._queue)} to redeliver>"
@@ -205,6 +206,23 @@ class PullConsumer:
         self._queue[sequence] = None
         self._changed()
         return True
+
+    def remove(self, sequence: int, now: float) -> None:
+        """Forget a message that the stream has removed. An unacknowledged message then counts as acknowledged.
+
+        The log must belong to this durable alone. Idempotent.
+        """
+        place = bisect_left(self._log.positions, sequence)
+        if self._log.positions[place : place + 1] != [sequence]:
+            return
+        self.ack(sequence, now)
+        self._dropped.discard(sequence)
+        if place < self._at:
+            self._at -= 1
+            self._removed = max(self._removed, sequence)
+        del self._log.positions[place], self._log.records[sequence]
+        kept = [change for change in self._unwritten if change.sequence != sequence]
+        self._unwritten = deque(each._replace(at=each.at - (place < each.at)) for each in kept)
 
     # --- administration and crashes
 
@@ -314,7 +332,7 @@ class PullConsumer:
     @property
     def highest(self) -> int:
         """The highest sequence that was delivered; 0 = no sequence."""
-        return self._log.positions[self._at - 1] if self._at else 0
+        return max(self._log.positions[self._at - 1] if self._at else 0, self._removed)
 
     @property
     def undelivered(self) -> int:

@@ -82,6 +82,10 @@ class Api:
                 return {"total": len(names), "offset": 0, "limit": _PAGE, "streams": names}
             case ["STREAM", "MSG", "GET", name]:
                 return {"message": self._message(name, fields, now)}
+            case ["STREAM", "MSG", "DELETE", name]:
+                if not self._stream(name).remove(int(fields["seq"]), now):
+                    raise Refused(400, 10043, "no message found")
+                return {"success": True}
             case ["CONSUMER", "CREATE", stream, name, *_]:
                 return self._create_consumer(self._stream(stream), name, fields, now)
             case ["CONSUMER", "INFO", stream, name]:

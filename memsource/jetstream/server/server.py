@@ -155,6 +155,8 @@ class NatsServer:
         fate: Function that returns the fate of each message of a client.
         loses: Function that returns whether a delivery is lost. Its arguments are the name of the client, and the reply
             subject of the pull request.
+        on_denied: Function that is called when the server has denied a message: with its connection, its subject and
+            the time.
         version: Version that the server reports.
         seed: Seed of the delays of expiries.
 
@@ -164,6 +166,7 @@ class NatsServer:
         sessions: The connections.
         up: Whether the server runs.
         leaderless: Streams and buckets without a leader, with the time at which they have a leader again.
+        denied: Patterns of subjects to which no client may publish.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class NatsServer:
         fate: Callable[[Session, Publish], Fate] = lambda session, command: DELIVER,
         *,
         loses: Callable[[str, str], bool] = lambda member, reply: False,
+        on_denied: Callable[[Session, str, float], None] = lambda session, subject, now: None,
         version: str = "2.12.1",
         seed: int = 0,
     ) -> None:
@@ -181,6 +185,8 @@ class NatsServer:
         self.leaderless: dict[str, float] = {}
         self._fate = fate
         self._loses = loses
+        self._on_denied = on_denied
+        self.denied: list[str] = []
         self._connections = 0
         self._later: list[tuple[float, int, Callable[[float], None]]] = []
         self._scheduled = 0
@@ -226,8 +232,9 @@ class NatsServer:
 
     def receive(self, session: Session, command: Publish, now: float) -> None:
         """Perform a message of a client, unless it is lost."""
-        if any(matches(pattern, command.subject) for pattern in session.denied):
+        if (session.denied or self.denied) and self._is_denied(session, command.subject):
             session.deny(command.subject)
+            self._on_denied(session, command.subject, now)
             return
         fate = self._fate(session, command)
         if fate.kind == "drop_request":
@@ -245,6 +252,9 @@ class NatsServer:
         self._perform(command, now)
         if fate.kind == "duplicate":
             self._perform(command, now)
+
+    def _is_denied(self, session: Session, subject: str) -> bool:
+        return any(matches(pattern, subject) for pattern in (*session.denied, *self.denied))
 
     def _perform(self, command: Publish, now: float) -> None:
         if not self.up:
@@ -379,19 +389,23 @@ class NatsServer:
         for each in consumer.deliver(now, self.api.nanoseconds):
             if isinstance(each, Status):
                 self._tell(each)
-            elif consumer.losing:
-                consumer.losing -= 1
+            elif self._send(consumer, each):
+                consumer.sent[each.delivery] = each.reply
             else:
-                self._send(each)
+                consumer.sent.pop(each.delivery, None)
 
-    def _send(self, sent: Sent) -> None:
+    def _send(self, consumer: StreamConsumer, sent: Sent) -> bool:
+        """Send a message to the pull request. Returns False if the delivery is lost."""
+        if consumer.losing:
+            consumer.losing -= 1
+            return False
         if sent.reply in self._lost:
             self._lost.remove(sent.reply)
-            return
+            return False
         receiver = next((each.member for each in self.sessions if each.hears(sent.reply)), None)
         if receiver is not None and self._loses(receiver, sent.reply):
-            return
-        self._route(sent.reply, sent.answer, sent.record.value, shown=sent.record.subject)
+            return False
+        return self._route(sent.reply, sent.answer, sent.record.value, shown=sent.record.subject)
 
     def _tell(self, status: Status) -> None:
         self._route(status.reply, "", b"", status_block(status.status, status.text, **status.fields))

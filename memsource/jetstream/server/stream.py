@@ -55,11 +55,19 @@ class Status(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A message for a pull request: the reply subject of the request, the record, and the subject for its answer."""
+    """A message for a pull request.
+
+    Attributes:
+        reply: Reply subject of the request.
+        record: The message.
+        answer: Subject for the answer to the message.
+        delivery: Number of the delivery.
+    """
 
     reply: str
     record: Record
     answer: str
+    delivery: int
 
 
 @dataclass(eq=False, slots=True)
@@ -101,6 +109,7 @@ class StreamConsumer:
         data: State of the messages.
         requests: Requests that wait, in the order of their turns.
         losing: Number of the next deliveries that are lost on their way.
+        sent: Reply subjects of the pull requests by the numbers of their deliveries, without lost deliveries.
     """
 
     stream: str
@@ -111,6 +120,7 @@ class StreamConsumer:
     data: PullConsumer
     requests: list[PullRequest] = field(default_factory=list)
     losing: int = 0
+    sent: dict[int, str] = field(default_factory=dict)
 
     def takes(self, subject: str) -> bool:
         """Return whether the consumer delivers messages of a subject."""
@@ -169,7 +179,8 @@ class StreamConsumer:
             request.left -= 1
             if request.bytes is not None:
                 request.bytes = max(1, request.bytes - deliveries[0].record.size)
-            yield Sent(request.reply, deliveries[0].record, self._answer(deliveries[0], stamp(now)))
+            answer = self._answer(deliveries[0], stamp(now))
+            yield Sent(request.reply, deliveries[0].record, answer, deliveries[0].token)
             if request.left > 0:
                 request.beat_at = now + request.heartbeat
                 self.requests.append(request)
@@ -392,6 +403,15 @@ class MessageStream:
         subject = self.log.records[sequence].subject
         if not any(each.takes(subject) and sequence in each.unfinished for each in self.consumers.values()):
             self.gone.add(sequence)
+
+    def remove(self, sequence: int, now: float) -> bool:
+        """Remove a message, as a limit of the stream does. Returns False if the stream does not store the message."""
+        if sequence in self.gone or sequence not in self.log.records:
+            return False
+        self.gone.add(sequence)
+        for consumer in self.consumers.values():
+            consumer.data.remove(sequence, now)
+        return True
 
     def kill(self, now: float) -> None:
         """Kill and restart the server. The consumers forget their changes of the last 0.1 s, and their requests."""

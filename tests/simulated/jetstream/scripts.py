@@ -261,6 +261,26 @@ async def an_acknowledgement_removes_the_message_of_a_work_queue(client: Client,
     return [state[each] for each in ("messages", "first_seq", "last_seq")]
 
 
+# --- permissions
+
+
+DENIED: Final = ("$JS.API.CONSUMER.MSG.NEXT.>", "$JS.ACK.>")
+"""Subjects to which the user of the next script may not publish."""
+
+
+async def a_denied_message_has_no_effect_and_is_an_error_of_the_client(client: Client, name: str) -> Seen:
+    await _stream(client, name)
+    await _create(client, name, _consumer("c"))
+    await _publish(client, f"{name}.a")
+    inbox = await _inbox(client)
+    seen: Seen = []
+    for subject in (f"$JS.API.CONSUMER.MSG.NEXT.{name}.c", f"$JS.ACK.{name}.c.1.1.1.1.0"):
+        await client.publish(subject, b'{"batch": 1}', reply=f"{inbox.subject}.1")
+        await client.flush()
+        seen += [str(client.last_error).replace(name.lower(), "s"), await _counts(client, name)]
+    return [*seen, inbox.seen, client.is_connected]
+
+
 # --- streams and consumers
 
 
@@ -310,6 +330,31 @@ async def a_consumer_starts_at_a_sequence(client: Client, name: str) -> Seen:
     await inbox.pull(name, "c", batch=1)
     await inbox.until(1)
     return inbox.seen
+
+
+@_script
+async def a_removed_message_is_neither_delivered_nor_unacknowledged(client: Client, name: str) -> Seen:
+    await _stream(client, name)
+    await _create(client, name, _consumer("c", filter_subject=f"{name}.a"))
+    await _publish(client, *(f"{name}.{each}" for each in "aabaaa"))
+    inbox = await _inbox(client)
+    await inbox.pull(name, "c", batch=3)
+    await inbox.until(3)
+    seen: Seen = [await _counts(client, name)]
+    for sequence, left in ((1, (2, 2)), (4, (1, 2)), (5, (1, 1)), (3, (1, 1))):
+        seen.append(await _code(client, f"STREAM.MSG.DELETE.{name}", {"seq": sequence}))
+        # The server tells its consumers a moment after its answer.
+        counts: Seen = []
+        async with asyncio.timeout(_WAIT):
+            while (counts[2:3], counts[5:6]) != ([left[0]], [left[1]]):
+                counts = await _counts(client, name)
+        seen.append(counts)
+    seen.append(await _code(client, f"STREAM.MSG.DELETE.{name}", {"seq": 3}))
+    await client.request(inbox.messages[0].reply, b"+ACK", timeout=_WAIT)
+    await inbox.pull(name, "c", "2", batch=1)
+    await inbox.until(4)
+    state = (await _api(client, f"STREAM.INFO.{name}"))["state"]
+    return [*seen, await _counts(client, name), inbox.seen, [state[each] for each in ("messages", "first_seq")]]
 
 
 @_script

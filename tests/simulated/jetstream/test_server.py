@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Callable
 from random import Random
 
 import nats
@@ -14,17 +16,24 @@ from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.virtual import run
 from tests.components import NatsServer as RealServer
 from tests.jetstream.conftest import connect
-from tests.jetstream.workload import unique
+from tests.jetstream.workload import USERS, unique
 from tests.simulated.jetstream.network import HOST, Network
-from tests.simulated.jetstream.scripts import SCRIPTS, Script, Seen
+from tests.simulated.jetstream.scripts import (
+    DENIED,
+    SCRIPTS,
+    Script,
+    Seen,
+    a_denied_message_has_no_effect_and_is_an_error_of_the_client,
+)
 from tests.simulated.jetstream.seams import seams
 
 
-def simulated(script: Script) -> Seen:
-    """Play a script on a simulated server, in virtual time."""
+def simulated(script: Script, *denied: str) -> Seen:
+    """Play a script on a simulated server, in virtual time. Its user may not publish to the subjects ``denied``."""
 
     async def main() -> Seen:
         network = Network(NatsServer(), Random(0), (0.001,))
+        network.server.denied += denied
         client: Client = await nats.connect(f"nats://{HOST}:4222")
         try:
             return await script(client, "S")
@@ -46,6 +55,13 @@ async def real(script: Script, url: str) -> Seen:
         for stream in (name, f"KV_{name}"):
             await client.request(f"$JS.API.STREAM.DELETE.{stream}", timeout=10)
         await client.close()
+
+
+def test_both_servers_deny_alike(fresh_nats: Callable[..., RealServer]) -> None:
+    script = a_denied_message_has_no_effect_and_is_an_error_of_the_client
+    server = fresh_nats(config=USERS.format(denied=json.dumps(DENIED)[1:-1]))
+    url = server.url.replace("nats://", "nats://app:app@")
+    assert simulated(script, *DENIED) == asyncio.run(real(script, url))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
