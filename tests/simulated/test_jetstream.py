@@ -61,6 +61,24 @@ def test_confirmed_dead_letters_are_in_their_stream(adapter: JetStreamAdapter) -
     assert any(counts)
 
 
+def test_the_stream_removes_messages_and_the_user_loses_permissions_in_some_runs(adapter: JetStreamAdapter) -> None:
+    events = []
+    for seed in (7, 72, 47):
+        made = run_schedule(AdapterSchedule("jetstream", seed, ()), adapter)
+        assert made.run.findings == {}
+        events.append((bool(adapter.last.deleted), bool(adapter.last.events.denials)))
+    assert events == [(True, False), (False, True), (False, False)]
+
+
+def test_several_processes_share_a_durable_or_compete_for_it_in_some_runs(adapter: JetStreamAdapter) -> None:
+    for seed, refused in ((31, False), (42, True)):
+        made = run_schedule(AdapterSchedule("jetstream", seed, ()), adapter)
+        assert made.run.findings == {}
+        handled = [sum(row.event == "ended" for row in segment.rows) for segment in made.run.segments]
+        assert (sum(count > 0 for count in handled) > 1) is not refused
+        assert bool(adapter.last.refused) is refused
+
+
 @pytest.mark.parametrize("seed", [9, 11])
 def test_a_seed_makes_the_same_run_again(adapter: JetStreamAdapter, seed: int) -> None:
     schedule = AdapterSchedule("jetstream", seed)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
 from lanes import Settings
 from memsource.adapters.runs import Scenario
-from tests.simulated.jetstream.broker import JetStreamBroker, Use
+from tests.simulated.jetstream.broker import JetStreamBroker
+from tests.simulated.jetstream.events import Extras, Use
+from tests.simulated.jetstream.reports import reported
 from tests.simulated.jetstream.seams import seams
 
 _DURABLE: Final = 0.4
@@ -27,6 +30,15 @@ _DEPLOYS: Final = ("", "stop", "kill", "kill")
 _SMALL: Final = 0.25
 """Share of the runs in which a member has room for few messages, or for fewer than it has partitions."""
 
+_REMOVES: Final = 0.15
+"""Share of the runs in which the stream removes messages."""
+
+_FORBIDS: Final = 0.1
+"""Share of the runs in which the user of the members loses a permission for a while."""
+
+_SEVERAL: Final = 0.3
+"""Share of the runs with a durable in which several processes run at once, to share it or to compete for it."""
+
 
 class JetStreamAdapter:
     """The side of ``lanes_jetstream``. One object makes one run at a time."""
@@ -35,6 +47,7 @@ class JetStreamAdapter:
     _use: Use = "cohort"
     _requeues = False
     _wide = False
+    _extras = Extras()
 
     def scenario(self, drawn: Scenario, rng: Random) -> Scenario:
         """Draw the use of the stream, and the bounds that fit it."""
@@ -62,11 +75,23 @@ class JetStreamAdapter:
         self._requeues = bool(others)
         self._wide = rng.random() < _WIDE
         deploys: Any = rng.choice(_DEPLOYS) if self._wide and self._use == "durable" else ""
+        # Each further draw follows the earlier ones, so that most seeds keep their runs.
+        self._extras = Extras(removes=rng.random() < _REMOVES, forbids=rng.random() < _FORBIDS)
+        if self._use == "durable" and rng.random() < _SEVERAL:
+            self._use = rng.choice(["shared", "contended"])
+        # Two processes that compete for a moment leave more messages than one of them has room for.
+        self._requeues |= self._use == "contended"
+        if self._use == "shared":
+            settings = replace(settings, order="none")
+            others = tuple(replace(each, order="none") for each in others)
         return replace(drawn, settings=settings, others=others, deploys=deploys)
 
     def broker(self, rng: Random) -> JetStreamBroker:
-        self.last = JetStreamBroker(rng, self._use, requeues=self._requeues, wide=self._wide)
+        options: Any = {"requeues": self._requeues, "wide": self._wide, "extras": self._extras}
+        self.last = JetStreamBroker(rng, self._use, **options)
         return self.last
 
-    def seams(self) -> AbstractContextManager[object]:
-        return seams()
+    @contextmanager
+    def seams(self) -> Iterator[None]:
+        with seams(), reported(lambda pulls, text: self.last.judge_gap(pulls, text)):
+            yield

@@ -5,44 +5,38 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from random import Random
 from typing import Any, Final, Literal
 
 from lanes.clock import Clock, monotonic
 from lanes.cohort.leases import Conflict
-from lanes.core.cohort.records import LEASE_PREFIX, DrainRequest, Lease, decode, drain_key, encode, lease_key
-from lanes.core.types import Message, Partition, PartitionKey, Settlement, key_bytes
+from lanes.core.cohort.records import LEASE_PREFIX, DrainRequest, drain_key, encode
+from lanes.core.types import Message, Partition, PartitionId, PartitionKey, Settlement, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes_jetstream import Cohort
-from lanes_jetstream.cohort.epoch_consumers import EpochName
-from lanes_jetstream.cohort.lease_store import bucket_name
+from lanes_jetstream.wire.pull_requests import PullRequests
 from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
 from memsource.adapters.pairs import Impossible
 from memsource.adapters.world import AdapterWorld
-from memsource.jetstream.server.bucket import BucketStream
 from memsource.jetstream.server.protocol import Publish
 from memsource.jetstream.server.server import DELIVER, Fate, NatsServer, Session
 from memsource.jetstream.server.stream import StreamConsumer
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record, Topic
 from memsource.personality import PersonalityName
+from memsource.sim.loop.event_loop import GROUP, current
+from memsource.sim.world.worker import Worker
+from tests.simulated.jetstream.events import Events, Extras, Use
 from tests.simulated.jetstream.member import STREAM, SimulatedMember, SimulatedWriter
 from tests.simulated.jetstream.network import Network
+from tests.simulated.jetstream.ownership import BUCKET, KEPT, Ownership
+from tests.simulated.jetstream.reports import unreal_gap
 
-COHORT: Final = Cohort("orders")
-NAMESPACE: Final = COHORT.namespace
 LETTERS: Final = "letters"
 """Stream of the dead letters, and its subject."""
-
-BUCKET: Final = bucket_name(STREAM, NAMESPACE)
-KEPT: Final = f"KV_{BUCKET}"
-"""Stream of the bucket."""
-
-Use = Literal["cohort", "durable"]
-"""The members of a run: a cohort, or processes that take turns on one durable."""
 
 _LATENCIES: Final = (0.0, 0.001, 0.001, 0.02, 0.04)
 _CALM: Final = (0.0, 0.0, 0.5, 1.0, 3.0)
@@ -77,14 +71,12 @@ _EVENTS: Final = {
 
 _LEADERLESS: Final = (0.2, 1.0, 3.0, 8.0)
 
-_LATE: Final = 0.3
-"""Seconds after the end of a lease within which its member reports the loss."""
+_CONTENDED: Final[frozenset[Kind]] = frozenset({"delay", "duplicate", "crash"})
+"""Faults of a run in which processes start although another one runs. A process that is frozen or cut off does not say
+that it runs."""
 
 _ENDLESS: Final = 3600.0
 """An ack_wait that no run outlasts. The server redelivers nothing in time, so a lost message must be noticed."""
-
-_SURELY: Final = 0.1
-"""Seconds before the end of a lease from which a loss needs no other reason."""
 
 _PULL: Final = "$JS.API.CONSUMER.MSG.NEXT."
 _CONSUMER: Final = "$JS.API.CONSUMER."
@@ -93,7 +85,7 @@ _KEY: Final = f"$KV.{BUCKET}."
 
 
 class JetStreamBroker(KeepsDeadLetters):
-    """A stream with real members, all of a cohort, or by turns on one durable.
+    """A stream with real members, all of a cohort or on one durable.
 
     Args:
         rng: Source of all other settings.
@@ -101,6 +93,16 @@ class JetStreamBroker(KeepsDeadLetters):
         requeues: Whether a process must be able to requeue more messages than it has room for.
         wide: Whether the members write their dead letters by the real writer, and faults also strike members that wait
             and members that take partitions over.
+        extras: Further events.
+
+    Attributes:
+        server: The simulated server.
+        stream: The stream with the messages.
+        network: The network.
+        topic: The messages that the stream stores.
+        members: The sources so far.
+        deleted: The removed messages, by the name of the partition and the position.
+        refused: Number of processes that ended because another process ran on their durable.
     """
 
     name: PersonalityName = "jetstream"
@@ -108,12 +110,15 @@ class JetStreamBroker(KeepsDeadLetters):
     impossible: Impossible = {}  # noqa: RUF012
     phases: tuple[Phase, ...] = ("open", "steady", "drain", "lease", "commit", "takeover", "close")
 
-    def __init__(self, rng: Random, use: Use, *, requeues: bool, wide: bool) -> None:
+    def __init__(self, rng: Random, use: Use, *, requeues: bool, wide: bool, extras: Extras) -> None:
         super().__init__()
         self._rng = rng
         self._world: AdapterWorld | None = None
         self._calm_until = rng.choice(_CALM)
-        calls = [*_CALLS, *("letter" for _ in range(3))] if wide else _CALLS
+        calls = [*_CALLS, *("letter" for _ in range(3))] if wide else [*_CALLS]
+        if use == "contended":
+            # Without an answer to its question, a process may take a running process for one that has ended.
+            calls.remove("get")
         self._faulty = frozenset(rng.sample(calls, rng.choice(_FAILING)))
         self.calls: tuple[str, ...] = _CALLS
         self.reactions: dict[Kind, Sequence[str]] = {}
@@ -124,7 +129,8 @@ class JetStreamBroker(KeepsDeadLetters):
             for kind, asked in _REACTIONS.items():
                 if found := [call for call in asked if call in self._faulty]:
                     self.reactions[kind] = found
-        self._durable = use == "durable"
+        self._use: Use = use
+        self._durable = use != "cohort"
         partitions = 1 if self._durable else rng.choice([1, 2, 3, 4])
         retention = rng.choice(["limits", "limits", "workqueue"])
         overdue: Literal["keep", "force"] = "force" if rng.random() < 0.3 else "keep"
@@ -143,28 +149,33 @@ class JetStreamBroker(KeepsDeadLetters):
             self._ack_wait = rng.choice([6.0, 6.0, 30.0, 300.0])
         lease = self._cohort["lease"]
         self.deadlines: tuple[float, ...] = (lease, lease * 2 / 3, self._cohort["drain_within"], 1.5, 5.0, 6.0)
-        if self._durable:
+        if use == "shared":
+            # Only the end of ack_wait brings a lost delivery back, and no fault may outlast it.
+            self._ack_wait, self.deadlines = 30.0, (0.4, 5.0, 6.0)
+        elif self._durable:
             self.deadlines = (0.4, 5.0, 6.0, min(self._ack_wait, 30.0))
         self.topic = Topic(partitions, STREAM)
         # The first version cannot reset a consumer.
         version = rng.choice(["2.12.1", "2.14.0"])
-        self.server = NatsServer(self._fate, loses=self._loses, version=version, seed=rng.randrange(1 << 30))
+        seed = rng.randrange(1 << 30)
+        self.server = NatsServer(self._fate, loses=self._loses, on_denied=self._on_denied, version=version, seed=seed)
         self.network = Network(self.server, rng, tuple(rng.choice(_LATENCIES) for _ in range(4)))
         dest = f"{STREAM}.{{{{partition({partitions},1)}}}}.{{{{wildcard(1)}}}}"
         config: dict[str, object] = {"name": STREAM, "subjects": [f"{STREAM}.*"], "retention": retention}
         if not self._durable:
             config["subject_transform"] = {"src": f"{STREAM}.*", "dest": dest}
         self.server.api.answer(f"STREAM.CREATE.{STREAM}", json.dumps(config).encode(), 0.0)
-        self._stream = self.server.api.streams[STREAM]
+        self.stream = self.server.api.streams[STREAM]
+        self.events = Events(self, rng, extras)
         if self._writes:
             stored = json.dumps({"name": LETTERS, "subjects": [LETTERS]}).encode()
             self.server.api.answer(f"STREAM.CREATE.{LETTERS}", stored, 0.0)
         self.members: list[SimulatedMember] = []
-        self._owned: dict[int, tuple[int, str]] = {}
+        self.ownership = Ownership(self)
         self._drained: str | None = None
         self._running: str | None = None
-        self._losses = 0
-        self._deleted: set[int] = set()
+        self._losses = self.refused = 0
+        self.deleted: set[tuple[str, int]] = set()
         self._inbox = ""
         self._free = asyncio.Event()
 
@@ -173,12 +184,23 @@ class JetStreamBroker(KeepsDeadLetters):
 
     def bind(self, world: AdapterWorld) -> None:
         self._world = world
+        loop, context = asyncio.get_running_loop(), self.network.context
+        self.events.begin(lambda at, act: loop.call_at(at, self._acted, act, context=context))
+
+    def _acted(self, act: Callable[[], object]) -> None:
+        try:
+            act()
+            self.network.schedule()
+        except Exception as error:
+            # Otherwise the loop would only log the error.
+            current().fail(error)
 
     @property
     def kinds(self) -> frozenset[Kind]:
         """All faults; none in the calm begin of some runs, so that the few faults of a run meet a group at work."""
         calm = self._world is not None and self._world.now < self._calm_until
-        return frozenset() if calm else frozenset(KINDS)
+        kinds = _CONTENDED if self._use == "contended" else frozenset(KINDS)
+        return frozenset() if calm else kinds
 
     # --- producers
 
@@ -198,19 +220,19 @@ class JetStreamBroker(KeepsDeadLetters):
             record.partition, record.position, record.key, value, (), f"{STREAM}.{record.partition}.{token}"
         )
         self.topic.log(record.partition).records[record.position] = stored
-        self.server.append(STREAM, stored, self._now)
+        self.server.append(STREAM, stored, self.now)
         self.network.schedule()
         return stored
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of ``count`` sequences, but no gap at the begin of the stream, which would count as a purge."""
-        if self._stream.log.positions and self._stream.config["retention"] == "limits":
-            self._stream.log.end += count
+        if self.stream.log.positions and self.stream.config["retention"] == "limits":
+            self.stream.log.end += count
 
     def _number_next(self) -> None:
         """Let the next message of any partition have the next sequence of the stream."""
         for log in self.topic.logs:
-            log.end = self._stream.log.end
+            log.end = self.stream.log.end
 
     @property
     def partitions(self) -> range:
@@ -227,13 +249,13 @@ class JetStreamBroker(KeepsDeadLetters):
         for number in self.partitions:
             records = self.topic.log(number).records
             newest = self._newest(number)
-            positions = self._stream.stored if newest is None else newest.unfinished
+            positions = self.stream.stored if newest is None else newest.unfinished
             left += [records[each] for each in positions if each in records]
         return left
 
     def _newest(self, partition: int) -> StreamConsumer | None:
         subject = f"{STREAM}.{partition}.any"
-        found = [each for each in self._stream.consumers.values() if each.takes(subject)]
+        found = [each for each in self.stream.consumers.values() if each.takes(subject)]
         return found[-1] if found else None
 
     # --- members
@@ -242,8 +264,11 @@ class JetStreamBroker(KeepsDeadLetters):
         arguments: dict[str, Any] = {"ack_wait": self._ack_wait}
         if self._durable:
             arguments |= {"durable": "work", "takeover": self._takeover, "acks": self._acks}
+            arguments["shared"] = self._use == "shared"
         else:
             arguments["cohort"] = Cohort("orders", member=member, **self._cohort)
+        if self.events.extras.removes:
+            arguments["out_of_range"] = "earliest"
         made = SimulatedMember(self, member, **arguments)
         self.members.append(made)
         return made
@@ -258,90 +283,80 @@ class JetStreamBroker(KeepsDeadLetters):
         values = [each.value for each in log.records.values() if named in each.headers]
         if letter.value not in values:
             what = f"{member} confirms the dead letter {letter.id}, which the stream does not have"
-            self._find("LetterIsStored", what)
+            self.find("LetterIsStored", what)
 
     def assigned(self, member: SimulatedMember, partition: Partition) -> None:
-        """Record an assignment. A fencing token that is not above all earlier tokens is a finding."""
-        number, token = partition.id.number, partition.fencing_token
-        if token is None:
-            return
-        before, whose = self._owned.get(number, (0, ""))
-        if token <= before:
-            self._find("EpochsRise", f"partition {number}: {member.member} got {token}, and {whose} had {before}")
-        self._owned[number] = token, member.member
-        member.announced[number, token] = partition
+        self.ownership.assigned(member, partition)
 
     def on_started(self, member: str, message: Message) -> None:
-        """Judge the start of a handler.
+        """Judge the start of a handler; see ``Ownership``."""
+        self.ownership.on_started(member, message)
 
-        The server has the lease of the ownership, and no newer ownership has begun.
-        """
-        number = message.partition.id.number
-        bucket = self.server.api.buckets.get(KEPT)
-        if bucket is not None and number not in self._deleted and not self._holds(member, message.partition, bucket):
-            self._find("LeaseHolds", f"{member} starts a handler of {message.partition.id} without its lease")
-        newest, owner = self._owned.get(number, (0, ""))
-        if message.epoch is not None and message.epoch < newest:
-            what = f"{member} starts {message.partition.id} position {message.position} under epoch {message.epoch}"
-            self._find("NewestOwner", f"{what}, and {owner} owns the partition under epoch {newest}")
+    def relied(self, member: SimulatedMember) -> None:
+        self.ownership.relied(member)
 
-    def _find(self, check: str, what: str) -> None:
+    def lost(self, member: SimulatedMember, partition: Partition, reason: str) -> None:
+        self.ownership.lost(member, partition, reason)
+
+    @property
+    def taken(self) -> list[tuple[str, Partition]]:
+        return self.ownership.taken
+
+    def worker(self, member: str) -> Worker | None:
+        """The process of a member."""
+        assert self._world is not None, "bind comes first"
+        return next((each for each in self._world.members if each.name == member), None)
+
+    def find(self, check: str, what: str) -> None:
         assert self._world is not None, "bind comes first"
         self._world.find(check, what)
 
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
         """Do nothing, because a settlement does not promise that the server has received it."""
 
-    def relied(self, member: SimulatedMember) -> None:
-        """Judge the deadlines of a member: it relies on no lease after the server ends the lease."""
-        bucket = self.server.api.buckets.get(KEPT)
-        if bucket is None:
-            return
-        for (number, _), partition in member.announced.items():
-            late = partition.deadline - bucket.data.expires(lease_key(number))
-            if late > 0 and self._holds(member.member, partition, bucket):
-                what = f"{member.member} relies on its lease of {partition.id} for {late:g} s after its end"
-                self._find("LeaseCovers", what)
-
-    def lost(self, member: SimulatedMember, partition: Partition, reason: str) -> None:
-        """Judge a loss. Without a freeze, a member learns of the end of its lease in time, and keeps it until then."""
-        world = self._world
-        assert world is not None, "bind comes first"
-        worker = next(each for each in world.members if each.name == member.member)
-        late = self._now - max(partition.deadline, worker.frozen_until)
-        # The results of a drained partition count no more, so its loss is not urgent.
-        if late > _LATE and not worker.gone and partition.id.number not in member.leaving:
-            world.find("LossInTime", f"{member.member} learns {late:g} s late that {partition.id} is lost")
-        bucket, number, token = self.server.api.buckets.get(KEPT), partition.id.number, partition.fencing_token
-        if late < -_SURELY and bucket is not None and number not in self._deleted:
-            names = [EpochName.parse(NAMESPACE, name) for name in self._stream.consumers]
-            there = any(each is not None and each[:2] == (number, token) for each in names)
-            if there and self._holds(member.member, partition, bucket):
-                self._find("LossHasReason", f"{member.member} loses {partition.id}, whose lease it holds: {reason}")
-
-    def _holds(self, member: str, partition: Partition, bucket: BucketStream) -> bool:
-        """Return whether the server has the lease of an ownership."""
-        key = lease_key(partition.id.number)
-        value = bucket.data.read(key, self._now).value
-        if not value:
-            return False
-        lease = decode(Lease, key, value)
-        return (lease.member, lease.epoch, lease.released) == (member, partition.fencing_token, False)
+    def judge_gap(self, pulls: PullRequests, text: str) -> None:
+        """Judge the report of a missing delivery."""
+        if what := unreal_gap(pulls, text, self.stream):
+            self.find("GapIsReal", f"{GROUP.get()} {what}")
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        return ()
+        """Checks that do not hold: a shared durable has no owner, and a second process is refused after the start."""
+        return ("ExclusiveOwner",) if self._use in ("shared", "contended") else ()
 
     def excuses(self, member: str, error: SourceError) -> bool:
-        return False
+        """Whether a process may end by this error: it was denied a request, or it is the second one on a durable."""
+        refused = self._use == "contended" and "is pulled by another process" in str(error)
+        self.refused += refused
+        return refused or self.events.excuses(member, str(error), self.now)
 
     def judge_refused_start(self, member: SimulatedMember, error: ConfigError) -> None:
         """Judge a refused start: a process that is alone on its durable is never refused."""
-        self._find("StartsAlone", f"{member.member} is refused, and no other process runs: {error}")
+        self.refused += 1
+        if self._use != "contended":
+            self.find("StartsAlone", f"{member.member} is refused, and no other process runs: {error}")
+
+    def _on_denied(self, session: Session, subject: str, now: float) -> None:
+        self.events.denied(session, subject, now)
+
+    def works_on(self, session: Session, since: float) -> bool:
+        """Whether the source of a connection works, and no fault has hindered its process since a time."""
+        worker = self.worker(session.member)
+        if worker is None or worker.gone or worker.ended.is_set() or not session.open:
+            return False
+        return worker.frozen_until <= since and self.network.cut_until(session.member) <= since
+
+    def removed(self, sequence: int) -> None:
+        """Note the removal of a message."""
+        number = next(each for each in self.partitions if sequence in self.topic.log(each).records)
+        log = self.topic.log(number)
+        log.positions.remove(sequence)
+        del log.records[sequence]
+        self.deleted.add((str(PartitionId(STREAM, number)), sequence))
 
     async def turn(self, member: str) -> None:
         """Wait for the turn of a member, because a supervisor runs one process at a time on a durable."""
-        while self._durable and self._running not in (None, member):
+        while self._use == "durable" and self._running not in (None, member):
             self._free.clear()
             await self._free.wait()
         self._running = member
@@ -351,16 +366,6 @@ class JetStreamBroker(KeepsDeadLetters):
         if self._running == member:
             self._running = None
             self._free.set()
-
-    @property
-    def taken(self) -> list[tuple[str, Partition]]:
-        """The earlier assignments of reassigned partitions that the members neither released nor reported as lost."""
-        return [
-            (source.member, partition)
-            for source in self.members
-            for (number, token), partition in source.announced.items()
-            if token < self._owned[number][0] and not source.lacks(partition)
-        ]
 
     def phase(self, member: str) -> Phase:
         return next((each.phase for each in reversed(self.members) if each.member == member), "open")
@@ -443,7 +448,7 @@ class JetStreamBroker(KeepsDeadLetters):
 
     def lose(self, partition: int, now: float) -> bool:
         """Delete the bucket with all its leases, as an operator does."""
-        self._deleted.update(self.partitions)
+        self.ownership.deleted.update(self.partitions)
         return self.server.api.buckets.pop(KEPT, None) is not None
 
     def _delete_durable(self, partition: int) -> bool:
@@ -451,7 +456,7 @@ class JetStreamBroker(KeepsDeadLetters):
         newest = self._newest(partition)
         if newest is None or self._durable:
             return False
-        self._deleted.add(partition)
+        self.ownership.deleted.add(partition)
         return self.server.delete_consumer(STREAM, newest.name)
 
     def redeliver(self, partition: int, now: float) -> bool:
@@ -463,7 +468,7 @@ class JetStreamBroker(KeepsDeadLetters):
         candidates = [data.last_acked, next(iter(data.unacknowledged), None)]
         if self._rng.random() < 0.5:
             candidates.reverse()
-        if self._stream.config["retention"] == "workqueue":
+        if self.stream.config["retention"] == "workqueue":
             # A work queue has deleted an acknowledged message.
             candidates = candidates[1:] if candidates[0] == data.last_acked else candidates[:1]
         lost = any(each is not None and data.lose_ack(each, now) for each in candidates)
@@ -490,29 +495,32 @@ class JetStreamBroker(KeepsDeadLetters):
         return True
 
     def _lose_leader(self, name: str, until: float) -> bool:
-        return self.server.lose_leader(name, until, self._now, silent=self._rng.random() < 0.5)
+        return self.server.lose_leader(name, until, self.now, silent=self._rng.random() < 0.5)
 
     def callback(self, target: int) -> bool:
         """Do what changes the work of a member from outside."""
         living = [each.member for each in self.members if each.state == "steady"]
         partition = target % len(self.partitions)
+        if self.events.callback():
+            self.network.schedule()
+            return True
         event = self._rng.choices([*_EVENTS], [*_EVENTS.values()])[0]
         done = False
         if event == "disconnect" and living:
             done = self.network.disconnect(living[target % len(living)])
         elif event == "redeliver":
-            done = self.redeliver(partition, self._now)
+            done = self.redeliver(partition, self.now)
         elif event == "stream leader":
-            done = self._lose_leader(STREAM, self._now + self._rng.choice(_LEADERLESS))
+            done = self._lose_leader(STREAM, self.now + self._rng.choice(_LEADERLESS))
         elif event == "bucket leader":
             name = LETTERS if self._writes and target % 2 else KEPT
-            done = self._lose_leader(name, self._now + self._rng.choice(_LEADERLESS))
+            done = self._lose_leader(name, self.now + self._rng.choice(_LEADERLESS))
         elif event == "drain":
-            done = self.rebalance(self._now)
+            done = self.rebalance(self.now)
         elif event == "durable":
             done = self._delete_durable(partition)
         elif event == "bucket":
-            done = self.lose(partition, self._now)
+            done = self.lose(partition, self.now)
         elif event == "requests":
             done = self._end_requests(partition)
         elif event == "delivery":
@@ -539,7 +547,8 @@ class JetStreamBroker(KeepsDeadLetters):
     # --- time
 
     @property
-    def _now(self) -> float:
+    def now(self) -> float:
+        """The time, in seconds."""
         return asyncio.get_running_loop().time()
 
     def next_at(self) -> float:

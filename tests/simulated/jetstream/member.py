@@ -11,6 +11,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent, SourceTraits
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, subject_token
+from lanes_jetstream.cohort.owned_partition import PulledPartition
 from lanes_jetstream.cohort.source import CohortSource
 from lanes_jetstream.durable.source import DurableSource
 from memsource.adapters.choices import Phase
@@ -163,8 +164,13 @@ class SimulatedMember(JetStreamSource):
         inner = self._source
         if isinstance(inner, DurableSource):
             return not inner._taken_over
-        assert isinstance(inner, CohortSource), "no simulated member reads a queue"
-        return any(owned.pulls is None and not owned.revoked for owned in inner._partitions.by_number.values())
+        return any(owned.pulls is None and not owned.revoked for owned in self.owned)
+
+    @property
+    def owned(self) -> list[PulledPartition]:
+        """The owned partitions; none for a durable."""
+        inner = self._source
+        return [*inner._partitions.by_number.values()] if isinstance(inner, CohortSource) else []
 
     async def aclose(self) -> None:
         self.state = "close"
