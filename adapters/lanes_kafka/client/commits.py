@@ -177,8 +177,8 @@ class Commits:
             elif _is_stored(client, commit, timeout):
                 commit.answer.give(None)
             else:
-                # The broker refused the commit. This call reports the reason; it has no deadline, but the broker has
-                # just answered.
+                # The broker refused the commit. This call reports the reason. Its only deadline is the client's own,
+                # socket.timeout.ms, but the broker has just answered.
                 answered = client.commit(offsets=commit.offsets, asynchronous=False)
                 self._answered(commit, _error_of(None, answered or ()))
         except KafkaException as failure:

@@ -79,6 +79,9 @@ class KafkaAdapter:
         if self._extras.static:
             # Static members are meant for deployments that stop or end one process after the other.
             drawn = replace(drawn, deploys=rng.choice(["stop", "stop", "kill"]))
+        if self._extras.retains:
+            # Retention deletes messages below the positions that an owner has handed over.
+            drawn = replace(drawn, rebalances=True)
         if self._extras.cuts_drains:
             # The commit of a gap after the last message is the last step of a drain.
             return replace(drawn, ends=True, rebalances=True)

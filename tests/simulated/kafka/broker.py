@@ -426,6 +426,8 @@ class SimulatedKafka(KafkaBroker):
         for number in commits:
             offset, completed = self.group.committed(number)
             self._stored.add((number, offset, _merged(completed)))
+            if completed and self.phase(client.name) == "drain":
+                self.events.on_handed_over(number, offset, _merged(completed))
 
     def dead_letter_writer(self, member: str) -> SimulatedWriter | None:
         if not self.events.extras.writes:

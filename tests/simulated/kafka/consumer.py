@@ -83,6 +83,7 @@ class SimulatedConsumer:
         self._unanswered = 0
         self._callbacks: dict[str, Callable[..., object]] = {}
         self._callback = ""
+        self._unbounded = 0.0  # seconds of the present callback in synchronous commits
         self._leaving = self._closed = self._gives_up = False
         # The time at which each partition has delivered its messages, by position, since its last assignment.
         self._delivered: dict[int, list[tuple[int, float]]] = {}
@@ -296,7 +297,11 @@ class SimulatedConsumer:
         for number, each in sent:
             self._check_asked(assignments.get(number), number, each.offset)
         if not asynchronous:
-            self._link.call("commit", act, SOCKET_TIMEOUT, phase)
+            begun = self._now()
+            try:
+                self._link.call("commit", act, SOCKET_TIMEOUT, phase)
+            finally:
+                self._unbounded += self._now() - begun
             return copies
         self._unanswered += 1
 
@@ -385,7 +390,7 @@ class SimulatedConsumer:
         if callback.kind == "revoke":
             self._broker.events.on_drain(self.client)
         before = set(self._assigned)
-        begun = self._now()
+        begun, self._unbounded = self._now(), 0.0
         self._callback = callback.kind
         try:
             self._callbacks[callback.kind](self, places)
@@ -394,7 +399,8 @@ class SimulatedConsumer:
         limit = self._broker.settings.max_poll_interval
         if callback.kind == "revoke":
             # The adapter's own limit, and what an answer may be late; or the longest drain and its last commits.
-            limit = min(0.8 * limit + 0.5, LONGEST_REVOKE)
+            # A synchronous commit has only the deadline of the client, and follows an answer of the broker.
+            limit = min(0.8 * limit + 0.5, LONGEST_REVOKE) + self._unbounded
         took = self._now() - begun
         if took >= limit and self.client.name not in self._broker.frozen:
             self._broker.world.find(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,9 @@ happens without a fault."""
 _RETENTIONS: Final = 4
 _RETAINED_FOR: Final = 30.0
 """Number of times that retention deletes messages in a run without faults, and the seconds in which it does so."""
+
+_RETAINED_AT_HANDOVERS: Final = 0.7
+"""Share of the handed over positions of such a run below which retention deletes the unfinished messages."""
 
 _TOO_FEW_REPLICAS: Final = (0.5, 2.0, 11.0)
 """Seconds for which the topic of the dead letters may have too few replicas; the last one outlasts a write."""
@@ -161,6 +165,13 @@ class Events:
         if self.extras.cuts_drains and world.faulty and rng.random() < _DRAINS_CUT_OFF:
             self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
 
+    def on_handed_over(self, partition: int, floor: int, completed: Sequence[tuple[int, int]]) -> None:
+        """Let retention delete unfinished messages before the next owner starts, in some cases."""
+        if self.extras.retains and self._rng.random() < _RETAINED_AT_HANDOVERS:
+            before = self._rng.choice([floor + 1, completed[0][0], completed[0][0] + 1, completed[-1][0]])
+            at = self._broker.world.now + self._rng.random() * 0.3
+            self._broker.loop.call_at(at, self._delete, partition, before, context=Context())
+
     def on_stray(self) -> None:
         """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""
         world = self._broker.world
@@ -240,6 +251,11 @@ class Events:
         else:
             broker.create_topic(world.now)
         return True
+
+    def _delete(self, partition: int, before: int) -> None:
+        broker = self._broker
+        if broker.log_start(partition) < before <= broker.group.topic.log(partition).end:
+            broker.delete_records(partition, before, broker.world.now)
 
     def _retain(self) -> bool:
         """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""
