@@ -33,6 +33,15 @@ KAFKA: Final = (
     ),
     # --- three conditions
     _kafka(
+        "a_commit_is_sent_after_the_release",
+        "client.commits",
+        "        if not all(self.owns(each.partition) for each in commit.settlements):\n            # The loop",
+        "        if False:\n            # The loop",
+        "a commit that waited for a topic id is sent although its partition was given up meanwhile",
+        "OwnersCommit",
+        "PositionsRise",
+    ),
+    _kafka(
         "gap_over_unfinished",
         "client.intake",
         "        if assignment is None or assignment.end > committed:\n            return None\n",
@@ -98,6 +107,14 @@ KAFKA: Final = (
         "a position that retention deleted moves to the end of the log, past the messages that are left",
         "NothingLost",
         "AtLeastOnce",
+    ),
+    _kafka(
+        "a_move_forgets_finished_messages",
+        "client.offsets",
+        "            found[partition_id] = _beyond(target, completed if floor < low else [])\n",
+        "            found[partition_id] = _beyond(target, [])\n",
+        "messages that a former owner has finished run again after retention has deleted an unfinished one",
+        "NoDuplicateCleanly",
     ),
     _kafka(
         "a_stray_without_answer_is_forgotten",

@@ -22,6 +22,16 @@ JETSTREAM: Final = (
         "PerKeyOrder",
         "NothingLost",
     ),
+    _jetstream(
+        "unanswered_lease_is_stored",
+        "cohort.lease_store",
+        '            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"\n',
+        "            if isinstance(error, TimeoutError) and what.startswith('write'):\n"
+        "                return {'seq': self._highest}\n"
+        '            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"\n',
+        "a lease whose renewal has no answer counts as renewed",
+        "LeaseCovers",
+    ),
     # Conditions that are rarely true together.
     _jetstream(
         "batch_not_requeued",
@@ -76,6 +86,7 @@ JETSTREAM: Final = (
         "                self._expected = None\n                collected",
         "                collected",
         "the delivery number from before a takeover is expected after it",
+        "GapIsReal",
         "SourceError",
         "CaughtUp",
     ),
@@ -85,6 +96,7 @@ JETSTREAM: Final = (
         "        self.pulls = pulls\n        self.backlog.begin()\n",
         "        self.pulls = pulls\n",
         "the backlog of a durable is compared with that of the durable before it",
+        "MissedIsReal",
         "SourceError",
     ),
     _jetstream(
@@ -136,6 +148,25 @@ JETSTREAM: Final = (
         "    except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:\n",
         "a dead letter without an answer of the server counts as stored",
         "LetterIsStored",
+    ),
+    # A permission, or another process.
+    _jetstream(
+        "refused_requests_are_unheard",
+        "cohort.source",
+        '        if denied is not None:\n            raise SourceError(f"{self._name}: {denied}, then start again")\n'
+        "        if self.connection",
+        "        if self.connection",
+        "a member goes on without a permission, and says nothing",
+        "RefusedStops",
+    ),
+    _jetstream(
+        "second_start_is_not_refused",
+        "durable.presence",
+        '            await self._publish(self._subject, f"refuse {rest} {self._name}")\n',
+        "            pass\n",
+        "two processes that start at once both consume one durable",
+        "NoOverlap",
+        "PerKeyOrder",
     ),
     # A value that another task changes during an await.
     _jetstream(
