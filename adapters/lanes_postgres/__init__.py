@@ -1,7 +1,7 @@
 """Stores effects that happen exactly once, attempts that outlive their process, and partition states, in PostgreSQL.
 
-Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``states``, ``transactions``, ``steps``,
-``migrations``, ``errors``, ``names``.
+Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``,
+``transactions``, ``steps``, ``migrations``, ``errors``, ``names``.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ except ModuleNotFoundError as error:
         name="psycopg",
     ) from error
 
+from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.attempts import PostgresAttempts
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
 from lanes_postgres.states import PostgresStates
 
-__all__ = ["Positions", "PostgresAttempts", "PostgresStates", "check_schema", "migrate"]
+__all__ = ["AdvisoryLocks", "Positions", "PostgresAttempts", "PostgresStates", "check_schema", "migrate"]

@@ -283,7 +283,9 @@ async def check_a_frozen_process_loses_its_locks(harness: LocksHarness) -> None:
                 await _until_lost(harness, held)
                 tasks.cancel_scope.cancel()
             await held.release()
-            await _held_elsewhere(frozen)
+            expect(
+                await _tried(frozen, held.name) is None, "a process that was frozen has acquired a lock held elsewhere"
+            )
             expect(not taken.lost, f"the new holder lost its lock to the former one: {taken.lost}")
     finally:
         await frozen.aclose()
@@ -355,17 +357,21 @@ async def _until(harness: LocksHarness, done: Callable[[], Awaitable[bool]], wha
         await _pass(harness)
 
 
+async def _tried(locks: Locks, name: str) -> Held | None:
+    """Try a lock of a process whose session may have ended, so that it has to connect again."""
+    try:
+        return await locks.try_acquire(name, _Changes())
+    except SourceError as error:
+        if not error.retryable:
+            raise
+        return None
+
+
 async def _until_acquired(harness: LocksHarness, locks: Locks, name: str, what: str) -> Held:
     got: list[Held] = []
 
     async def tried() -> bool:
-        try:
-            held = await locks.try_acquire(name, _Changes())
-        except SourceError as error:
-            # A process whose session has ended connects again.
-            if not error.retryable:
-                raise
-            return False
+        held = await _tried(locks, name)
         if held is not None:
             got.append(held)
         return bool(got)

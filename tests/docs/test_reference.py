@@ -26,7 +26,7 @@ TELEMETRY: Final = set(re.findall(r"`(lanes\.[\w.]+)`", (REFERENCE / "telemetry.
 """Names of metrics and attributes; ``tests/observe`` compares that page with what is exported."""
 FORMATS: Final = {
     *("lanes.journal", "lanes.run", "lanes.history", "lanes.oldest"),
-    *("lanes.kafka", "lanes.kafka.client", "lanes.jetstream", "lanes.jetstream.client"),
+    *("lanes.kafka", "lanes.kafka.client", "lanes.jetstream", "lanes.jetstream.client", "lanes.postgres"),
 }
 """Metadata of a journal, loggers, and the beginning of several metrics."""
 

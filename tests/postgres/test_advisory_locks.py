@@ -1,0 +1,363 @@
+"""Advisory locks on a real server keep the contract of locks, through the faults of their session."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+
+from lanes import ConfigError, SourceError
+from lanes.clock import monotonic
+from lanes.ownership import Held, Locks
+from lanes_postgres import AdvisoryLocks, advisory_locks
+from memsource.contract.harness import ContractBroken
+from memsource.contract.locks import LOCK_CHECKS, LockAbility, LockCheck
+from tests.components import PostgresServer
+from tests.conftest import Spawn, first_line
+from tests.fakes.proxy import TcpProxy
+
+pytestmark = pytest.mark.anyio
+
+LEASE = 1.5
+
+
+class Harness:
+    """Processes over one real server, with names of their own."""
+
+    can: Collection[LockAbility] = ("expire", "lose")
+    lease = LEASE
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def locks(self) -> AdvisoryLocks:
+        return AdvisoryLocks(self._url, lease=LEASE)
+
+    async def elapse(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    def now(self) -> float:
+        return monotonic()
+
+    async def lose(self, locks: Locks) -> None:
+        assert isinstance(locks, AdvisoryLocks) and locks._session is not None
+        await terminate(self._url, locks._session.pid)
+
+
+async def terminate(url: str, pid: int) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+
+
+@asynccontextmanager
+async def running(url: str, lease: float = LEASE) -> AsyncIterator[AdvisoryLocks]:
+    locks = AdvisoryLocks(url, lease=lease)
+    try:
+        await locks.open()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(locks.run)
+            yield locks
+            tasks.cancel_scope.cancel()
+    finally:
+        await locks.aclose()
+
+
+class Changes:
+    """Counts the calls of ``changed``, and lets a test wait for one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.event = anyio.Event()
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.event.set()
+
+
+async def acquire(locks: AdvisoryLocks, name: str, changed: Callable[[], None] = lambda: None) -> Held:
+    held = await locks.try_acquire(name, changed)
+    assert held is not None
+    return held
+
+
+async def acquired(locks: AdvisoryLocks, name: str) -> Held | None:
+    """Try once, also without a connection."""
+    try:
+        return await locks.try_acquire(name, lambda: None)
+    except SourceError as error:
+        if not error.retryable:
+            raise
+        return None
+
+
+async def until_acquired(locks: AdvisoryLocks, name: str, within: float = 15.0) -> Held:
+    with anyio.fail_after(within):
+        while True:
+            if (held := await acquired(locks, name)) is not None:
+                return held
+            await anyio.sleep(0.02)
+
+
+async def until_lost(held: Held, within: float = 15.0) -> str:
+    with anyio.fail_after(within):
+        while not held.lost:
+            await anyio.sleep(0.01)
+    return held.lost
+
+
+@pytest.mark.parametrize("check", LOCK_CHECKS, ids=lambda check: check.__name__)
+async def test_advisory_locks_keep_the_contract(check: LockCheck, postgres: PostgresServer) -> None:
+    await check(Harness(postgres.url))
+
+
+@pytest.mark.parametrize(
+    ("planted", "value"),
+    [
+        # The server never ends the session of a frozen process.
+        ("_PREPARE", "SELECT set_config('idle_session_timeout', left(%s, 0) || '0', false), false, pg_backend_pid()"),
+        # The holder relies on its lock after the server has ended the session.
+        ("_MARGIN", -0.5),
+    ],
+)
+async def test_the_contract_finds_locks_that_do_not_expire_in_time(
+    planted: str, value: object, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (check,) = [each for each in LOCK_CHECKS if each.__name__ == "check_a_frozen_process_loses_its_locks"]
+    monkeypatch.setattr(advisory_locks, planted, value)
+    with pytest.raises(ContractBroken):
+        await check(Harness(postgres.url))
+
+
+async def test_the_end_of_the_session_is_noticed_at_once(postgres: PostgresServer) -> None:
+    """The socket says so, long before the next heartbeat."""
+    async with running(postgres.url, lease=3600.0) as locks:
+        held = await acquire(locks, "at once")
+        assert locks._session is not None
+        await terminate(postgres.url, locks._session.pid)
+        assert "the connection ended: advisory locks: 57P01" in await until_lost(held)
+        again = await until_acquired(locks, "at once")
+        assert not again.lost and again.deadline > held.deadline
+
+
+async def test_a_killed_server_loses_the_locks_until_it_runs_again(
+    fresh_postgres: Callable[..., PostgresServer],
+) -> None:
+    server = fresh_postgres()
+    async with running(server.url) as locks:
+        held = await acquire(locks, "killed")
+        server.kill()
+        await until_lost(held)
+        with pytest.raises(SourceError) as refused:
+            await locks.try_acquire("killed", lambda: None)
+        assert refused.value.retryable
+        await anyio.to_thread.run_sync(server.start)
+        assert not (await until_acquired(locks, "killed", 30.0)).lost
+
+
+async def test_a_frozen_session_of_the_server_ends_no_lock_before_its_deadline(postgres: PostgresServer) -> None:
+    async with running(postgres.url) as locks, running(postgres.url) as other:
+        held = await acquire(locks, "frozen there")
+        assert locks._session is not None
+        pid = locks._session.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            reason = await until_lost(held)
+            assert monotonic() >= held.deadline
+            assert reason == "the server did not answer before the deadline"
+            assert await acquired(other, "frozen there") is None, "the frozen session has the lock until it wakes"
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until_acquired(locks, "frozen there", 30.0)
+
+
+async def test_a_silent_network_ends_the_lock_at_both_ends(postgres: PostgresServer) -> None:
+    async with TcpProxy("127.0.0.1", postgres.port).open() as proxy:
+        url = f"postgresql://lanes@127.0.0.1:{proxy.port}/postgres"
+        async with running(url) as cut, running(postgres.url) as other:
+            held = await acquire(cut, "silent")
+            proxy.silence()
+            taken = await until_acquired(other, "silent")
+            assert monotonic() >= held.deadline
+            assert await until_lost(held) == "the server did not answer before the deadline"
+            proxy.resume()
+            await anyio.sleep(LEASE)
+            assert not taken.lost
+            assert await acquired(cut, "silent") is None
+
+
+async def test_a_frozen_process_starts_nothing_after_another_has_its_lock(
+    postgres: PostgresServer, spawn: Spawn
+) -> None:
+    """A process that is stopped for longer than its lease keeps its connection open, and still loses the lock."""
+    process = spawn("-m", "tests.postgres.lock_holder", postgres.url, "stopped", str(LEASE))
+    assert first_line(process).startswith("works")
+    async with running(postgres.url) as other:
+        assert await acquired(other, "stopped") is None
+        process.send_signal(signal.SIGSTOP)
+        stopped = monotonic()
+        await until_acquired(other, "stopped")
+        taken = monotonic()
+        assert taken - stopped < LEASE + 5.0
+        process.send_signal(signal.SIGCONT)
+        said, errors = await anyio.to_thread.run_sync(process.communicate)
+        assert process.returncode == 0, errors
+        lines = [line.split(maxsplit=2) for line in said.splitlines()]
+        assert lines[-1][0] == "lost" and float(lines[-1][1]) >= taken
+        late = [time for what, time in lines[:-1] if what != "works" or float(time) >= taken]
+        assert late == []
+
+
+async def test_a_killed_process_frees_its_lock(postgres: PostgresServer, spawn: Spawn) -> None:
+    process = spawn("-m", "tests.postgres.lock_holder", postgres.url, "dead", "3600")
+    assert first_line(process).startswith("works")
+    async with running(postgres.url) as other:
+        assert await acquired(other, "dead") is None
+        process.kill()
+        await until_acquired(other, "dead")
+
+
+async def test_closing_while_it_connects_again_leaves_no_session(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached, go_on = anyio.Event(), anyio.Event()
+    connect = AdvisoryLocks._connect
+
+    async def slow(self: AdvisoryLocks) -> Any:
+        session = await connect(self)
+        reached.set()
+        await go_on.wait()
+        return session
+
+    async with running(postgres.url) as locks:
+        assert locks._session is not None
+        monkeypatch.setattr(AdvisoryLocks, "_connect", slow)
+        await terminate(postgres.url, locks._session.pid)
+        await reached.wait()
+        await locks.aclose()
+        go_on.set()
+        async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
+            with anyio.fail_after(10.0):
+                while True:
+                    cursor = await connection.execute(
+                        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lanes locks'"
+                    )
+                    if await cursor.fetchone() == (0,):
+                        break
+                    await anyio.sleep(0.02)
+        assert locks._session is None
+
+
+async def test_a_heartbeat_finds_what_the_session_holds(postgres: PostgresServer) -> None:
+    """A lock that the session no longer has is lost, and a lock of no acquisition is given back."""
+    async with running(postgres.url, lease=1.0) as locks, running(postgres.url) as other:
+        changes = Changes()
+        held = await acquire(locks, "unlocked by hand", changes)
+        kept = await acquire(locks, "kept")
+        session = locks._session
+        assert session is not None
+        async with session.turn:
+            await session.ask("SELECT pg_advisory_unlock(%s::bigint)", advisory_locks.key_of("unlocked by hand"))
+            await session.ask("SELECT 1 FROM pg_advisory_lock(%s::bigint)", advisory_locks.key_of("orphan"))
+        assert await until_lost(held) == "the session of the server no longer has it"
+        assert changes.count == 1
+        await until_acquired(other, "orphan")
+        assert not kept.lost
+
+
+async def test_two_names_with_one_key_are_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(postgres.url) as locks:
+        monkeypatch.setattr(advisory_locks, "key_of", lambda name: -7)
+        await acquire(locks, "orders/billing/1")
+        with pytest.raises(ConfigError, match="'orders/billing/2' and 'orders/billing/1' have the same key -7"):
+            await locks.try_acquire("orders/billing/2", lambda: None)
+
+
+def test_keys_have_a_domain_of_their_own() -> None:
+    assert advisory_locks.key_of("orders/billing/1") == advisory_locks.key_of("orders/billing/1")
+    keys = {advisory_locks.key_of(f"orders/billing/{number}") for number in range(10_000)}
+    assert len(keys) == 10_000 and any(key < 0 for key in keys)
+    assert all(-(2**63) <= key < 2**63 for key in keys)
+
+
+async def test_an_old_server_is_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisory_locks, "_OLDEST", 990_000)
+    with pytest.raises(ConfigError, match=r"which cannot limit the idle time of a session.*upgrade the server"):
+        await AdvisoryLocks(postgres.url).open()
+
+
+async def test_a_standby_is_refused(fresh_postgres: Callable[..., PostgresServer]) -> None:
+    server = fresh_postgres()
+    server.kill()
+    (server._process.folder / "data" / "standby.signal").touch()
+    server.start()
+    with pytest.raises(ConfigError, match="the server is a standby"):
+        await AdvisoryLocks(server.url).open()
+
+
+async def test_a_full_server_is_named(fresh_postgres: Callable[..., PostgresServer]) -> None:
+    server = fresh_postgres(settings=("max_connections=4", "superuser_reserved_connections=0"))
+    opened: list[AdvisoryLocks] = []
+    try:
+        for _ in range(4):
+            opened.append(AdvisoryLocks(server.url))
+            await opened[-1].open()
+        with pytest.raises(SourceError, match=r"too many clients.*raise max_connections, or start fewer") as refused:
+            await AdvisoryLocks(server.url).open()
+        assert refused.value.retryable
+    finally:
+        for locks in opened:
+            await locks.aclose()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"dsn": None}, "dsn is None; pass a connection string"),
+        ({"dsn": "postgresql://me:canary%zz@host/x"}, "correct the connection string"),
+        ({"dsn": "host=h password='canary"}, "correct the connection string"),
+        ({"dsn": "", "lease": 0.5}, "lease=0.5: must be a number of seconds from 1 to 86,400"),
+        ({"dsn": "", "lease": True}, "lease=True: must be a number of seconds"),
+        ({"dsn": "", "leas": 5}, "leas"),
+    ],
+)
+async def test_wrong_arguments_are_refused(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        AdvisoryLocks(**arguments)
+    assert said in str(refused.value) and "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:canary@127.0.0.1:1/x", "postgresql://me:1@canary@127.0.0.1:1/x"])
+async def test_no_error_shows_the_password(url: str) -> None:
+    locks = AdvisoryLocks(url)
+    with pytest.raises(SourceError) as refused:
+        await locks.open()
+    assert "127.0.0.1" in str(refused.value) and "canary" not in str(refused.value)
+    with pytest.raises(SourceError, match=r"no connection \(not opened\)"):
+        await locks.try_acquire("a", lambda: None)
+    await locks.aclose()
+    with pytest.raises(SourceError, match=r"no connection \(closed\)") as closed:
+        await locks.try_acquire("a", lambda: None)
+    assert not closed.value.retryable
+
+
+async def test_many_locks_share_one_connection(postgres: PostgresServer) -> None:
+    async with running(postgres.url) as locks:
+        held = [await acquire(locks, f"many/{number}") for number in range(300)]
+        assert repr(locks) == f"<AdvisoryLocks: 300 held, lease {LEASE:g} s>"
+        first = held[0].deadline
+        with anyio.fail_after(10.0):
+            while held[0].deadline == first:
+                await anyio.sleep(0.02)
+        assert len({each.deadline for each in held}) == 1, "one heartbeat renews all locks"
+        async with await psycopg.AsyncConnection.connect(postgres.url) as connection:
+            cursor = await connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lanes locks' AND pid = %s",
+                (locks._session.pid if locks._session else 0,),
+            )
+            assert await cursor.fetchone() == (1,)
