@@ -5,8 +5,8 @@ Each process runs ten handlers at once. The handlers of the first process sleep 
 and the baseline is the smaller share of the speed of both processes.
 
 With the default ``max_in_flight`` the slow process takes messages that the fast process could handle sooner. The last
-row is the time until all messages are handled. Its baseline is the run with twice as many messages in flight as
-handlers.
+row is the time until all messages are handled. The baseline of this row is the run with twice as many messages in
+flight as handlers.
 """
 
 from __future__ import annotations

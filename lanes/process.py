@@ -353,7 +353,7 @@ class _StopSignals:
 
     def _end_process(self) -> None:
         if not self._ended.wait(self._grace):
-            # A handler ignores its cancellation. Its message is not settled, so no message is lost.
+            # A handler ignores its cancellation. The message of the handler is not settled, so no message is lost.
             os._exit(EXIT_AT_ONCE)
 
     def _pass_on(self, number: int) -> None:

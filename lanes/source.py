@@ -121,8 +121,8 @@ class Assigned:
 class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
-    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Only
-    this message fails. Its handler is not called, and the poison policy decides about the message. The runtime raises
+    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Only this
+    message fails. The handler is not called for the message, and the poison policy decides. The runtime raises
     ``ContractError`` for any other exception in ``broken``.
 
     Attributes:
@@ -566,8 +566,8 @@ class Confirming(Protocol):
     async def confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
         """Ask the broker whether this process still owns partitions, in a request made after this call. Cancel-safe.
 
-        While the broker does not answer, the call waits. The runtime calls ``receive`` concurrently. It repeats the
-        call for partitions that are neither confirmed nor reported lost.
+        While the broker does not answer, the call waits. The runtime calls ``receive`` concurrently. The runtime
+        repeats ``confirm`` for partitions that are neither confirmed nor reported lost.
 
         Args:
             partitions: Assignments of this source, perhaps none.

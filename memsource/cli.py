@@ -19,7 +19,7 @@ def check(
     """Check the promises over histories.
 
     The exit status is 0 if all promises passed, 1 if a promise was violated, and 2 if none was violated but a promise
-    is unproven. It is 3 if no history can be read.
+    is unproven. The exit status is 3 if no history can be read.
     """
     checked = check_files(files)
     if checked.verdicts:

@@ -121,7 +121,7 @@ class StreamQueues:
         return self._run(self._create(names, like))
 
     def remove(self, names: Sequence[str]) -> list[str]:
-        """Remove the subjects of physical queues from the stream. Their finished messages and consumers stay.
+        """Remove the subjects of physical queues from the stream. Finished messages and consumers of these queues stay.
 
         Args:
             names: Names of the physical queues.

@@ -352,7 +352,8 @@ class JetStreamSource:
         """Return the physical queues whose messages no consumer reads; see ``lanes.source.Stranding.stranded``.
 
         The source looks every 5 s for messages in subjects of the computed names up to twice the number of partitions.
-        It also looks for those of a former number for which the durable or the cohort has consumers.
+        The source also looks for messages in names of a former, larger number, if the durable or the cohort has
+        consumers for these names.
 
         Returns:
             The physical queues; always empty without ``queue``.

@@ -366,8 +366,8 @@ class KafkaSource:
     def stranded(self) -> Sequence[Stranded]:
         """Messages in topics of a queue that no member of the group reads; see ``lanes.source.Stranding.stranded``.
 
-        The client looks every 5 s for topics with the computed names up to twice the number of partitions. It also
-        looks for topics of a former number in which the group has committed positions.
+        The client looks every 5 s for topics with the computed names up to twice the number of partitions. The client
+        also looks for topics of a former, larger number in which the group has committed positions.
 
         Returns:
             The topics.

@@ -29,7 +29,8 @@ def worker(name: str) -> None:
         with open(DONE, "a") as done:
             done.write(f"{message.value.decode()} {name}\n")
 
-    # shared=True permits several processes on one durable. They cannot keep an order, so order="none" is required.
+    # shared=True permits several processes on one durable. Such processes cannot keep an order, so order="none" is
+    # required.
     source = JetStreamSource(os.environ["NATS_URL"], stream=STREAM, durable="resizer", key=None, shared=True)
     # A process keeps the jobs in flight for itself, so a slow process must not take many more than it can run.
     settings = lanes.Settings(order="none", concurrency=CONCURRENCY, max_in_flight=2 * CONCURRENCY)

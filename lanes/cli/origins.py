@@ -1,8 +1,8 @@
 """The dead letters that ``--queue`` and ``--partitions`` select, and those of further partitions of these queues.
 
-A dead letter names its physical queue, and the logical queue if its consumer registered one. For dead letters without
-a registered queue, the number of partitions is unknown. Their names then show whether a command leaves some of a queue
-out.
+A dead letter names its physical queue, and the logical queue if its consumer registered one. For dead letters without a
+registered queue, the number of partitions is unknown. The physical names then show whether a command leaves dead
+letters of a queue out.
 """
 
 from __future__ import annotations

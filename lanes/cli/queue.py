@@ -197,9 +197,9 @@ def shrink(
 
     Exit status: 0 = no fault was found, 3 = a fault was found, or a removal was refused. The command waits for 1 s, to
     see whether messages still arrive. With --stream, the queue is in a JetStream stream, otherwise on Kafka. With
-    --apply, it removes the topics or subjects that all groups have finished and no member reads. It refuses every other
-    removal, and names group, physical queue and number of messages. A cohort without live members then forgets its
-    number of partitions.
+    --apply, the command removes the topics or subjects that all groups have finished and no member reads. The command
+    refuses every other removal, and names group, physical queue and number of messages. After a removal, a cohort
+    without live members forgets its number of partitions.
     """
     old, new = _queues(name, before, after)
     if new.partitions >= old.partitions:

@@ -26,9 +26,9 @@ def ring(
 ) -> None:
     """Show the slot, ring partition and lane of keys.
 
-    There are 65,536 slots. The ring is a hash of lanes itself, so no broker places messages by its partitions. The
-    partition of a Kafka topic is shown by `lanes kafka partition`. The partition of a JetStream cohort is a token of
-    the stored subject, which `nats stream subjects STREAM` lists.
+    A slot is a number below 65,536. The ring is a hash of lanes itself, so no broker places messages by its partitions.
+    The partition of a Kafka topic is shown by `lanes kafka partition`. The partition of a JetStream cohort is a token
+    of the stored subject, which `nats stream subjects STREAM` lists.
     """
     try:
         partition(b"", partitions), lane(b"", lanes)

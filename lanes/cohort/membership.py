@@ -107,7 +107,7 @@ class Happened(NamedTuple):
 class Membership:
     """A member of a cohort.
 
-    Call ``run`` once. Call all other methods on the event loop of ``run``, at any time. They do not block.
+    Call ``run`` once. Call all other methods on the event loop of ``run``, at any time. No method but ``run`` blocks.
 
     Args:
         store: Store of the leases.

@@ -23,8 +23,8 @@ from lanes.core.types import NEVER, Message, Partition, Settlement
 class PartitionCommits:
     """The commits of one assignment.
 
-    A commit is due ``_interval`` seconds after its first change, but not before ``_not_before``. It is due sooner if
-    ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
+    A commit is due ``_interval`` seconds after its first change, but not before ``_not_before``. The commit is due
+    sooner if ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.

@@ -140,7 +140,7 @@ def _fitting(floor: int, runs: list[tuple[int, int]], room: int) -> list[tuple[i
     """Return the longest lower part of the runs that fits into ``room`` bytes in one of the forms."""
     if not runs or _bitmap_size(floor, runs) <= room:
         return runs
-    # Both forms hold a lower part of the set, so the form that reaches further holds more.
+    # The list and the bitmap hold a lower part of the set, so the form that reaches further holds more.
     end = max(floor + 8 * room, _end_of_list(floor, runs, room))
     return [(start, min(stop, end)) for start, stop in runs if start < end]
 

@@ -215,7 +215,7 @@ class JournalWriter:
             self._publish()
 
     def _open(self) -> None:
-        """Open a file. Its first rows are ``begin`` and ``dropped`` (for missing rows), if no earlier file has them."""
+        """Open a file. The first file begins with the row ``begin``, and with ``dropped`` for missing rows."""
         self._number += 1
         path = self._directory / f"{self._name}-{self._number:06d}.parquet"
         file = ParquetFile(path, self._schema)

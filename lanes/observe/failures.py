@@ -144,7 +144,8 @@ def traceback_of(error: BaseException) -> BaseException | None:
 def _decode_failed(error: BaseException) -> bool:
     """Return whether ``lanes`` made this error because ``decode=`` raised another exception, the cause.
 
-    A decoder may also raise ``MessageError`` itself. Its text may contain user data, and its frames are the user's.
+    A decoder may also raise ``MessageError`` itself. The text of that error may contain user data, and its frames are
+    the user's.
     """
     frames = error.__traceback__
     return isinstance(error, MessageError) and error.unread and frames is not None and users_part(frames) is None

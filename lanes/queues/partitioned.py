@@ -150,7 +150,8 @@ class PartitionedQueue:
         """Return the route of a message without a key, in turn: index 0 goes to partition 0, index 1 to partition 1.
 
         Args:
-            i: Number of the message, 0 or more, such as a counter of the producer. Its remainder is the partition.
+            i: Number of the message, 0 or more, such as a counter of the producer. The partition is this number modulo
+                the number of partitions.
 
         Returns:
             The route, with the key ``None``.

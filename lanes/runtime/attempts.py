@@ -180,8 +180,8 @@ class AttemptKeeper:
     def room(self, room: Room) -> Room:
         """Reduce the room for the source by the messages that were put aside.
 
-        They use the bounds of the consumer. A bound per partition that makes ``room`` smaller is not theirs, because
-        their own partitions are paused.
+        Messages that were put aside use the bounds of the consumer. A bound per partition that makes ``room`` smaller
+        belongs to other partitions, because the partitions of these messages are paused.
         """
         if not self._loading:
             return room
@@ -397,6 +397,6 @@ class AttemptKeeper:
 
 
 def _is_done(position: int, floor: int, completed: Sequence[tuple[int, int]]) -> bool:
-    # Both the runs and the failures may be many, so the search in the sorted runs is binary.
+    # The runs and the failures may be many, so the search in the sorted runs is binary.
     at = bisect_right(completed, (position, inf))
     return position < floor or (at > 0 and position < completed[at - 1][1])

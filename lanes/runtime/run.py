@@ -318,7 +318,8 @@ class Run:
 
         ``taking``: number of ready lanes that the caller takes itself, without being woken.
         """
-        # This method is called after every message, so it reads the engine's own lists. They are never replaced.
+        # This method is called after every message, so it reads the engine's own lists. The engine never replaces these
+        # lists.
         if self._effects:
             self._perform()
         if self._dirty and self.settler.idle:

@@ -1,8 +1,8 @@
 """The process of a plain handler: it imports the handler, then handles one call after the other until its parent ends.
 
 The process ignores SIGINT and SIGTERM, because a supervisor may signal the whole group, and the consumer drains first.
-It ends after the last call when the consumer closes the connection. The kernel kills it when the process of the
-consumer has ended, even while a handler never returns.
+The process ends after the last call when the consumer closes the connection. The kernel kills the process when the
+process of the consumer has ended, even while a handler never returns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bytes that a handler's process and the process of the consumer exchange: calls, messages, results and exceptions.
 
-Both sides are one program on one machine, so the bytes are pickles. Each side sends one frame at a time: 8 bytes of
+Both processes run one program on one machine, so the bytes are pickles. Each side sends one frame at a time: 8 bytes of
 length, then the pickle.
 """
 

@@ -265,7 +265,7 @@ class ProcessPool:
             self._keepers.append(thread)
 
     def cancel(self, partition: Partition) -> None:
-        """Kill the processes that handle messages of a partition. Their calls raise ``Killed``. Does not block."""
+        """Kill the processes that handle messages of a partition, so their calls raise ``Killed``. Does not block."""
         with self._changed:
             self._cancel(lambda call: any(message.partition is partition for message in call.messages))
 

@@ -82,7 +82,8 @@ class TaskWorkers:
         self._tasks: TaskGroup
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
-        # Number of woken workers that have not run yet. They are woken together, and run in one turn of the loop.
+        # Number of woken workers that have not run yet. Such workers are woken together, and run in one turn of the
+        # loop.
         self._waking = 0
         # Number of woken workers that have run, out of those woken last.
         self._ran = 0

@@ -342,7 +342,7 @@ class Drawn:
         return _Aim(self._fault(rng.choice(self._of(KINDS))), member)
 
     def _of(self, kinds: Sequence[Kind]) -> list[Kind]:
-        """Those of ``kinds`` that the broker has."""
+        """Return the members of ``kinds`` that the broker has, or all kinds of the broker if it has none of them."""
         return [kind for kind in kinds if kind in self._kinds] or [kind for kind in KINDS if kind in self._kinds]
 
     def _fault(self, kind: Kind) -> Choice:

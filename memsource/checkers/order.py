@@ -163,8 +163,8 @@ class PerKeyOrder(PromiseChecker):
             what = self._started_too_early(segment, row, lane, across)
         elif lane.finished(position):
             what = "started again after it had ended for good in the same assignment"
-        # Otherwise the start is a retry. Its first start was judged, and lower unfinished positions were delivered
-        # late.
+        # Otherwise the start is a retry. The first start of this message was judged, and lower unfinished positions
+        # were delivered late.
         if what:
             self._findings.violation(segment, row, what)
         lane.start(segment, row)

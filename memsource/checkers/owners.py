@@ -41,7 +41,7 @@ class ExclusiveOwner(PromiseChecker):
     A process owns a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
     processes may both own a partition until the former owner notices its loss. An owner violates the promise if it
     starts a handler or commits after another process was assigned the partition, and later hands the partition over.
-    There is no violation if the other process lost the partition, or if the broker took the partition from one of the
+    The promise is kept if the other process lost the partition, or if the broker took the partition from one of the
     two.
 
     Spark tasks share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.

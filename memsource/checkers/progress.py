@@ -29,7 +29,7 @@ class _Ready:
 
 
 class _ReadyHeads(AssignmentChecker[_Ready]):
-    """A checker that knows which heads can start, and judges each start. It measures no segment without a bound."""
+    """A checker that knows which heads can start, and judges each start. A segment without a bound is not measured."""
 
     _state_class = _Ready
 

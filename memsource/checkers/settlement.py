@@ -205,7 +205,7 @@ class NoSettleBeforeEnd(PromiseChecker):
         elif row.text == "late":
             self._may_settle[segment].discard(_delivery(row))
         elif segment in self._certain:
-            # The message is held. It may have ended in the gap and wait for its settlement.
+            # The message is held. The message may have ended in the gap and wait for its settlement.
             self._certain[segment].discard(_delivery(row))
 
     @on("ended ok", "dlq_sent", "dlq_confirmed")

@@ -182,7 +182,7 @@ class QueuePartitioning:
 
     @property
     def detail(self) -> str:
-        """The queue as text. It must not change while the cohort exists."""
+        """The queue as text. The text must not change while the cohort exists."""
         return repr(self.queue)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:

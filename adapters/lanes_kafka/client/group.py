@@ -280,9 +280,9 @@ class Group:
 
         A doubted partition waits for ``trust`` instead.
 
-        The call also repeats failed commits of start positions, and failed moves of positions out of range. It starts
-        the partitions that the client did not know when they were assigned. The call may block until the broker
-        answers.
+        The call also repeats failed commits of start positions, and failed moves of positions out of range. The call
+        then starts the partitions that the client did not know when they were assigned. The call may block until the
+        broker answers.
 
         Args:
             client: The client.

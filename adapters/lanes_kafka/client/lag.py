@@ -56,8 +56,8 @@ class _End(NamedTuple):
 class EndOffsets:
     """The end of each partition, and the end of its readable messages.
 
-    A client that reads only committed messages reads none from the beginning of an open transaction on. Its fetches
-    report the end of the log all the same, so only an answer of the broker tells how many messages wait.
+    A client that reads only committed messages reads none from the beginning of an open transaction on. The fetches of
+    such a client still report the end of the log, so only an answer of the broker shows how many messages wait.
 
     Used in the thread that owns the client, except for ``of`` and ``unread``.
 

@@ -190,7 +190,8 @@ def _positions(
                 check_kept(source.topic, starts, spans.by_partition, only=True)
         places = narrowed(places, chosen.islands)
     selected = {partition: (first, end) for partition, (first, end) in places.items() if first < end}
-    # The positions of a checkpoint may already be above a lost start. Its first batch checks the start.
+    # The positions of a checkpoint may already be above a lost start. The first batch of the checkpoint checks the
+    # start.
     starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
     if isinstance(selection.start, datetime):
         # All rows below these positions are earlier than ``start``, so a new checkpoint begins at these positions.

@@ -215,7 +215,7 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
     try:
         await conditions.test(world)
     except BaseException as error:
-        # A cancellation ends the run. Its cause is Ctrl-C, the loop, or an error of another task.
+        # A cancellation ends the run. The cancellation comes from Ctrl-C, the loop, or an error of another task.
         if isinstance(error, asyncio.CancelledError) and task.cancelling():
             raise
         cause = notable(error)

@@ -308,8 +308,8 @@ def _listed(partitions: Sequence[str]) -> str:
 def render(run: Run, width: int = 100) -> str:
     """Draw the lanes of a run over virtual time, as plain text of at most ``LINES`` lines. Pure; O(rows).
 
-    If the run is large, the view omits lanes. It shows the lanes that a finding names, else lanes with unusual events
-    first.
+    If the run is large, the view omits lanes. The view shows the lanes that a finding names, else lanes with unusual
+    events first.
 
     Args:
         run: The run.
