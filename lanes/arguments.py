@@ -123,14 +123,14 @@ _PASSWORD: Final = re.compile(r"(?is)((?:password|passwd|secret|token)[\w.-]*[\"
 def shown_value(value: object) -> str:
     """Return a wrong argument as text for an error, without what may be a secret.
 
-    Arguments are confused: a configuration with a password, or the URL of a server, stands where a name belongs.
+    Users may swap arguments, so a configuration with a password, or the URL of a server, may stand in place of a name.
 
     Args:
         value: The argument.
 
     Returns:
         Numbers, times and paths as ``repr`` writes them. A text without user info, passwords and its end beyond 100
-        characters. A list with its elements so shown. The kind alone of anything else.
+        characters. A list with its elements so shown. For any other value, only its type.
     """
     if isinstance(value, str):
         return _cut(repr(_without_secrets(value)))

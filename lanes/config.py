@@ -114,7 +114,8 @@ class Settings:
             at once if 5,000 messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if
             the committed position can rise while ``max_ahead`` stops the partition.
         unhealthy_after: Seconds, above 0, after which an unfinished message, an endless start, a failing settlement, a
-            request to the store of attempts or a missing delivery is unhealthy. A lost broker is after 30 s already.
+            request to the store of attempts or a missing delivery is unhealthy. A lost broker makes the consumer
+            unhealthy after 30 s at the latest.
         drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
             more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
         grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.

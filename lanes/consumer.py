@@ -1,6 +1,6 @@
 """The consumer: the public object that connects one source and one handler.
 
-Longer than most: each public method of the consumer states its threads, errors and effects.
+This file is longer than most, because each public method of the consumer states its threads, errors and effects.
 """
 
 from __future__ import annotations
@@ -566,7 +566,7 @@ class Consumer:
             self._clock,
             tap,
         )
-        # After the run was set: from now on, another thread pauses the engine itself.
+        # The run is set, so from now on ``pause`` of another thread reaches the engine itself.
         engine.pause(paused=self._paused)
         if self._recorder is not None:
             self._recorder.open(

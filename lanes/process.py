@@ -394,7 +394,7 @@ def main(
     async def job() -> int:
         return await _serve(Consumer(source, handler, **options), GRACE, ends_process=True)
 
-    # Outside the block, because the command that imports the module prints the error.
+    # Not within ``try``, because the command that imports the module prints this error.
     check_import()
     try:
         _check_names("main", options)

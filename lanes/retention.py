@@ -77,7 +77,7 @@ def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float =
         limit: Number of newer messages that the broker keeps, 0 or more.
         pace: Number of messages that are written in a second, 0 or more.
         rule: The rule.
-        age: Age of ``newer`` in seconds, in which more messages were written.
+        age: Seconds since ``newer`` was counted. More messages were written in this time.
 
     Returns:
         The retention; None while no message is written.

@@ -3,7 +3,7 @@
 A source delivers messages, settles them and gives up partitions. A source decides nothing about order, retries or
 bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
 
-Longer than most: a backend reads the whole contract in one place.
+This file is longer than most, because it holds the whole contract of a backend.
 """
 
 from __future__ import annotations

@@ -56,8 +56,9 @@ def queue_broker(name: str, server: str, stream: str) -> StreamQueues:
 class StreamQueues:
     """A client of a server for questions about the physical queues in a stream, and for changes of its subjects.
 
-    A group is a durable, with those of all partitions, or a cohort, by its namespace. Other consumers may deliver
-    messages of a physical queue too. Only their unfinished messages count, because they have no number of partitions.
+    A group is a cohort, named by its namespace, or the durables of all partitions, named by the durable of partition 0.
+    Other consumers may deliver messages of a physical queue too. Only their unfinished messages count, because they
+    have no number of partitions.
 
     Args:
         server: URL of a server.

@@ -262,7 +262,7 @@ def _strategy(strategy: object) -> Protocol:
 def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None, float | None]:
     """The poll interval, the session timeout and the heartbeat interval in seconds.
 
-    Under KIP-848 the last two are None.
+    Under KIP-848 the session timeout and the heartbeat interval are None, because the broker decides them.
     """
     interval = _milliseconds(given, "max.poll.interval.ms", DEFAULT_MAX_POLL_INTERVAL_MS)
     if protocol == "848":

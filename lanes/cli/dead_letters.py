@@ -160,8 +160,8 @@ def list_dead_letters(
 
     A reason is the type and the text of the handler's exception, escaped and cut; for Nak and Term, the text alone.
     --queue lists all partitions of a partitioned queue, if the dead letters have the queue that their consumer
-    registered. For other dead letters add --partitions. Without it, a line says how many dead letters of NAME__p1,
-    NAME__p2 and so on are left out.
+    registered. For other dead letters add --partitions. Without --partitions, a line says how many dead letters of
+    NAME__p1, NAME__p2 and so on are left out.
     """
     where = Where(topic, config, settings, subject, server)
     origins = Origins(queue, partitions)
@@ -294,8 +294,8 @@ async def _selected(box: DeadLetterBox, ids: Sequence[str], origins: Origins) ->
 
 
 async def _list(box: DeadLetterBox, where: Where, limit: int, origins: Origins, as_json: bool) -> int:
-    # One more id than the limit shows whether there are more. With origins, only its value shows whether a dead letter
-    # counts.
+    # One more id than the limit shows whether there are more. With origins, only the content of a dead letter shows
+    # whether it counts.
     ids = await box.ids(None if origins else limit + 1)
     shown: list[Any] = []
     more = not origins and len(ids) > limit

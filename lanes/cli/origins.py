@@ -65,7 +65,7 @@ class Origins:
         if not self._names.isdisjoint(places):
             return True
         if letter.queue is not None:
-            # The registered queue is another one, whatever the names look like.
+            # The dead letter has another registered queue, so its physical name does not count.
             return False
         for name in places:
             if any(is_partition_name(queue, name) for queue in self._queues):

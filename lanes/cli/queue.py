@@ -40,8 +40,8 @@ class QueueBroker(Protocol):
     fit.
 
     Attributes:
-        noun: Word of the broker for a physical queue.
-        what: Words for the broker.
+        noun: The broker's word for a physical queue, such as ``topic``.
+        what: Name of the broker in texts.
     """
 
     @property

@@ -228,7 +228,7 @@ class Engine(Ownership):
             partition, following = message.partition, message.next
             if following is None or following.state != RUNNING:
                 self.running_handlers += 1  # ``finish`` subtracts a handler that is subtracted already.
-                # Not the method of a subclass, which counts the end of a call.
+                # Not ``self.finish``: the method of a subclass counts the end of a call.
                 Engine.finish(self, message, outcome, now)
                 continue
             while outcome is not ACK and partition.live and following is not None and following.state == RUNNING:

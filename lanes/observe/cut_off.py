@@ -35,7 +35,7 @@ def named(messages: Sequence[Message]) -> str:
     """Return the partitions and positions of messages for a log line, such as ``orders/0: 3, 5; orders/1: 8``.
 
     Args:
-        messages: The messages. The text has 10 of them, and the number of the others.
+        messages: The messages. The text has at most 10 positions, and the number of the further ones.
 
     Returns:
         The text.
@@ -55,7 +55,7 @@ class CutOffLog:
         name: Name of the source.
         handler: Name of the handler.
         drain_timeout: The setting, in seconds.
-        reaction: The end of a handler after the limit.
+        reaction: Words for the end of a handler after the limit: it was cancelled, or it failed.
     """
 
     def __init__(self, name: str, handler: str, drain_timeout: float, reaction: Reaction) -> None:
@@ -63,7 +63,7 @@ class CutOffLog:
         self._handler = printable(handler)
         self._drain_timeout = drain_timeout
         self._reaction = reaction
-        # By the limit of the drain in seconds.
+        # The noted handlers, by the limit of their drain in seconds.
         self._ended: dict[float, list[Message]] = {}
         self._unended: dict[float, list[Message]] = {}
 

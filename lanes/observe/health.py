@@ -53,11 +53,13 @@ class Health:
     Attributes:
         reasons: Reasons why the consumer is unhealthy, one line each; empty = the consumer is healthy. A reason names a
             key by its hash, and contains no part of a payload.
-        no_broker: Whether no broker answers at present, also for less than 30 s. Other reasons may follow from that. A
-            restart of the process does not bring the broker back. False for a source that does not notice an outage.
+        no_broker: Whether no broker answers at present, also for less than 30 s. A lost broker may cause the other
+            reasons. A restart of the process does not bring the broker back. False for a source that does not notice an
+            outage.
         rejoining: Whether the group has not answered since the consumer joined it, or since an outage in which the
-            consumer lost its partitions. The consumer is healthy, and handles nothing. A restart of the process does
-            not shorten the wait. An answer may assign no partition. False for a source that does not notice it.
+            consumer lost its partitions. Such a consumer is healthy, and handles nothing. A restart of the process does
+            not shorten the wait. An answer of the group may assign no partition. False for a source that does not
+            notice the wait.
         findings: Findings of the source that a person mends, one line each, such as messages that no consumer of the
             group reads. The consumer is healthy, because a restart of the process mends none of them.
     """

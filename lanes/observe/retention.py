@@ -1,8 +1,8 @@
 """The watch over unfinished messages that the broker is about to delete.
 
-A held, blocked or slow message keeps the position of its partition, but it keeps no message at a broker that deletes by
-age or size. If the process ends after the deletion, the message is lost. The runtime looks once a second. All times are
-seconds of the engine's clock. Nothing blocks.
+A held, blocked or slow message holds back the position of its partition. A broker that deletes by age or size deletes
+such a message all the same. If the process ends after the deletion, the message is lost. The runtime looks once a
+second. All times are seconds of the engine's clock. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class RetentionWatch:
     def look(self, partitions: Iterable[Partition], now: float) -> None:
         """Look at the oldest unfinished message of each partition, and log those that the broker may delete soon.
 
-        A look names five messages, those of partitions without a line first. The next looks name the others.
-        O(in flight).
+        A look names at most five messages, first those of partitions without a line. The next looks name the further
+        messages. O(in flight).
 
         Args:
             partitions: Partitions that the consumer owns.

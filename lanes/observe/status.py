@@ -130,8 +130,8 @@ class QueueStatus:
         running: Number of messages whose handlers run.
         lag: Sum of the lags of the assigned partitions; None = unknown for one of them, or none is assigned.
         oldest: Unfinished message that was delivered first; None = every message is finished.
-        stranded: Physical queues beside these that have messages of the queue and that no consumer of the group reads,
-            because producers use another number of partitions. Empty = none is known.
+        stranded: Physical queues outside the ``partitions`` that have messages of the queue. No consumer of the group
+            reads them, because producers use another number of partitions. Empty = none is known.
     """
 
     partitions: int

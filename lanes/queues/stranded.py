@@ -30,8 +30,8 @@ class QueueFacts(NamedTuple):
         size: Number of partitions that the broker gives the queue; 0 = the queue does not exist.
         messages: Number of messages in the queue.
         unfinished: Number of messages that each group has not finished, by the name of the group.
-        readers: Number of members of each group that read the queue, by the name of the group. A group that does not
-            read all partitions of the broker has 0.
+        readers: Number of members of each group that read the queue, by the name of the group; 0 = the group does not
+            read all partitions that the broker gives the queue.
     """
 
     size: int = 0
@@ -82,7 +82,7 @@ def stranded_in(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], group:
         group: The group.
 
     Returns:
-        The physical queues beside those of ``queue`` that have unfinished messages, and that the group does not read.
+        The physical queues that are not in ``queue``, have unfinished messages, and are not read by the group.
     """
     own = set(queue.names)
     return tuple(

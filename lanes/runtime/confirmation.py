@@ -75,7 +75,8 @@ class Confirmation:
                 context.name,
                 watch.seconds,
             )
-            # Asked even without a partition: an assignment may be on its way from before the freeze.
+            # The source is asked even without a partition, because an assignment from before the freeze may be on its
+            # way.
             confirmed = set(await self._source.confirm(self._left(set())))
             while number == watch.number and (left := self._left(confirmed)):
                 confirmed |= set(await self._source.confirm(left))

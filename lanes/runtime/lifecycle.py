@@ -141,7 +141,7 @@ class Lifecycle:
     def last_run(self, what: str) -> Run:
         """Return the current or the ended run. Raises ``LanesError`` if the source was never opened.
 
-        ``what`` says in the error what the caller would do.
+        ``what`` is the remedy in the error, such as "ask for its status".
         """
         if self.run is None:
             raise LanesError(f"the consumer has not started: {what} after run() has opened the source")
@@ -216,7 +216,7 @@ class Lifecycle:
                 await self.ended.wait()
             waits = self.ended.is_set() or self._waits_since_start(run)
         if not run.planned or waits:
-            # The run has ended. The event was set before the error of the run is known here.
+            # The run has ended. Wait until ``failure`` has the error of the run.
             await self.ended.wait()
             if self.failure is not None:
                 raise self.failure

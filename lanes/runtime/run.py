@@ -1,6 +1,7 @@
 """One run of a consumer: it receives messages, settles finished messages, keeps deadlines, and drains.
 
-Longer than most: every event of the source and every effect of the engine meets its component here.
+This file is longer than most, because it passes every event of the source and every effect of the engine to its
+component.
 
 A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. The tasks of a
 run, on asyncio or trio, have ended when ``Run.run`` returns.
@@ -308,7 +309,7 @@ class Run:
             if self._active:
                 self._stop_partitions()
         if not self.at_once:
-            # The drain may have to close the prefix. The timer has just woken the workers.
+            # The drain may have to close the prefix, so messages may start again. The timer has just woken the workers.
             self.engine.resume_starts()
 
     # --- callbacks of the components
@@ -513,7 +514,7 @@ class Run:
     def _assigned(self, partition: Partition) -> None:
         check_assigned(self.name, partition, commits=self._commits)
         if self.stopping:
-            # A partition is released once. Otherwise a source that assigns the partition again after each release would
+            # A partition is released once. A source that assigns the partition again after each release would otherwise
             # keep the run from ending.
             if partition.id not in self._given_back:
                 self._given_back.add(partition.id)

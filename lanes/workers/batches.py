@@ -290,7 +290,7 @@ class BatchWorkers:
                     self._look_at(call, now, timeout)
                 await anyio.sleep(AGAIN if late else _LOOK_EVERY)
         finally:
-            # The end of the run must reach each call.
+            # A shield would keep the cancellation at the end of the run from the calls.
             for call in self._timed.values():
                 call.gate.shield = False
 
@@ -465,7 +465,8 @@ class _BatchThreads:
 
     async def _serve(self) -> None:
         try:
-            # A call counts while the outcome of one of its messages counts. In a process, each call ends soon.
+            # A call counts while the outcome of one of its messages counts. With processes each call ends soon, because
+            # its process is killed.
             await run_threads(
                 self.pool,
                 self._processes,
@@ -493,7 +494,7 @@ class _BatchThreads:
                     with self._processes.take(call.batch) as process:
                         call.outcomes = call.context.run(self._handle, call.batch, process)
             except Killed:
-                # The task of this call is cancelled.
+                # The process was killed because the task of this call is cancelled, so the call has no outcome.
                 pass
             except BaseException as error:
                 call.error = error

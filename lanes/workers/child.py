@@ -68,8 +68,8 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def end_with_parent(life: int) -> None:
     """Let the kernel kill this process as soon as no other process holds the other end of a pipe open.
 
-    Where the kernel cannot do so, a thread waits for the end of the pipe. The thread waits for a handler that holds the
-    lock of the interpreter.
+    Where the kernel cannot do so, a thread of this process waits for the end of the pipe. While a handler holds the
+    interpreter's lock, that thread cannot end the process.
     """
     kernel = getattr(fcntl, "F_SETSIG", None)
     if kernel is None:
@@ -79,7 +79,7 @@ def end_with_parent(life: int) -> None:
     fcntl.fcntl(life, kernel, signal.SIGKILL)
     fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
     if select.select([life], [], [], 0)[0]:
-        # The parent has ended before.
+        # The parent ended before the kernel watched the pipe.
         os._exit(1)
 
 

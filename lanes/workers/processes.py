@@ -226,7 +226,7 @@ class ProcessPool:
         self._count = count
         self._grace = grace
         self._refuse = refuse
-        # Guards all that follows. Waiting calls are told of each change.
+        # Guards the attributes below. Each change wakes the waiting calls.
         self._changed = threading.Condition()
         self._all: dict[_Process, None] = {}
         self._free: list[_Process] = []
@@ -398,7 +398,7 @@ class ProcessPool:
         return self._ending
 
     def _leave(self) -> None:
-        """End the part of one thread. The last thread tells the loop."""
+        """Record that a thread no longer keeps a process. The last such thread wakes the loop."""
         with self._changed:
             self._keeping -= 1
             if self._keeping:
@@ -522,7 +522,7 @@ def _open(connection: int, life: int) -> subprocess.Popen[bytes]:
     executable = multiprocessing.spawn.get_executable()
     if not executable:
         raise OSError("sys.executable names no interpreter")
-    # Until the process ignores these signals, one to the whole group must not end it.
+    # A signal to the whole group must not end the process before it ignores these signals.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return subprocess.Popen(

@@ -154,7 +154,7 @@ class TaskWorkers:
         try:
             await self._cancel_late(timeout)
         finally:
-            # The end of the run must reach each handler.
+            # A shield would keep the cancellation at the end of the run from the handlers.
             for worker in self._workers:
                 if worker.again_at != NEVER:
                     worker.gate.shield = False
@@ -251,7 +251,7 @@ class TaskWorkers:
                 finally:
                     self._waiting -= 1
                 if not self._yielding:
-                    # No worker was woken for the lanes for which this worker waited.
+                    # While this worker yielded, no other worker was woken for the ready lanes.
                     self.wake(taking=1)
                 continue
             if looks is not None:
@@ -367,7 +367,7 @@ class TaskWorkers:
             self._slice_start = self._looked = self._clock()
 
     def _look_at_slice(self) -> None:
-        """Look whether the slice is used up, after ``_stride`` messages whose handlers have not suspended."""
+        """Check whether the slice is used up, after ``_stride`` messages whose handlers have not suspended."""
         now = self._clock()
         self._wake_limit.returned(self._stride)
         left = self._slice_start + TIME_SLICE - now

@@ -66,7 +66,7 @@ class ThreadWorkers:
         self._telemetry = context.tap.telemetry
         self._freezes = context.freezes
         self._processes = processes
-        # A process is killed after the timeout, which nobody has to watch.
+        # ``ProcessPool`` kills a process after the timeout, so the threads need no watch.
         self._timeout = timeout if processes is None else None
         self._grace = grace
         self._reporter = OutcomeReporter(context)
@@ -191,7 +191,7 @@ class ThreadWorkers:
             return self._call(message, now, handling, self._handler)
         try:
             with self._processes.take((message,)) as process:
-                # To wait for a process may take long.
+                # The wait for a process may have taken long, so the call begins now.
                 return self._call(message, self._clock(), handling, process.handle)
         except BaseException as error:
             # The call was cancelled before it began, or no process can start.

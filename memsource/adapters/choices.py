@@ -1,7 +1,7 @@
 """The choices of a run: what happens to each request and to each process, between every two steps.
 
-A ``Chooser`` decides at each boundary. ``Drawn`` draws faults, and aims further faults at what a fault has made
-delicate. ``Given`` repeats the decisions of an earlier run.
+A ``Chooser`` decides at each boundary. ``Drawn`` draws faults, and aims further faults at the steps that follow a
+fault, such as retries. ``Given`` repeats the decisions of an earlier run.
 """
 
 from __future__ import annotations
@@ -232,11 +232,11 @@ class _Aim:
 class Drawn:
     """Draws the faults of a run.
 
-    Each run draws the kinds that exist, the probability of a fault at a boundary, and the most faults. Runs with few
-    kinds find what runs with all kinds hide (swarm testing: Groce, Zhang, Eide, Chen and Regehr, ISSTA 2012). More
-    than half of the runs concentrate on one phase or on one call, because a drain, a takeover and most calls have few
-    boundaries. After a fault, a second one is often aimed; it may be of any kind that the broker has, and a further one
-    may be aimed after it.
+    Each run draws the kinds of faults that it may have, the probability of a fault at a boundary, and the maximum
+    number of faults. Runs with few kinds find what runs with all kinds hide (swarm testing: Groce, Zhang, Eide, Chen
+    and Regehr, ISSTA 2012). More than half of the runs concentrate on one phase or on one call, because a drain, a
+    takeover and most calls have few boundaries. After a fault, a second fault is often aimed. The second fault may be
+    of any kind that the broker has, and a third fault may be aimed after it.
 
     Args:
         seed: Seed of the draws.
@@ -311,7 +311,7 @@ class Drawn:
         return choice
 
     def _aim(self, first: Choice, place: Place) -> _Aim:
-        """Aim a fault at what the fault ``first`` has made delicate."""
+        """Aim a fault at the steps that follow the fault ``first``."""
         rng, member = self._random, place.member
         ways = ["next", "next", "until", "until", "phase", "phase", "call", "reaction", "reaction", "reaction"]
         if self._waits and first.kind in _ENDING:

@@ -78,7 +78,7 @@ class AdapterBroker(Personality, Protocol):
         """Names of the checks that do not hold after the faults so far."""
 
     def excuses(self, member: str, error: SourceError) -> bool:
-        """Whether a member may end by this error, because the broker has just refused its request."""
+        """Whether this error may end a member, because the broker has just refused a request of the member."""
 
     def end(self) -> None:
         """End everything that still runs for the members, at the end of the run."""

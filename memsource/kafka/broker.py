@@ -17,8 +17,8 @@
   for the new topic.
 - **Transactions.** A client reads only committed messages. While a transaction is open in a partition, no client reads
   a message from the beginning of the transaction on, not even a message of another producer.
-- **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker looks
-  every few minutes, and deletes whole segments; this broker deletes at once, message by message.
+- **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker checks
+  the size every few minutes, and deletes whole segments. This broker deletes at once, message by message.
 - **Commits without a broker.** A synchronous commit blocks (848), or fails after ``commit_timeout`` (classic).
 
 The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.

@@ -1,6 +1,6 @@
 """The question for the members of the group after a freeze, and the session that decides which freezes count.
 
-Longer than most: one group with its questions serves all tests.
+This file is longer than most, because all its tests share one group and its questions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The retry loops of the adapters and of the cohort, each over a stub whose operation fails pass after pass.
 
-Longer than most: the stubs of all loops share one base, and each needs its own few lines.
+This file is longer than most, because it has a stub for each retry loop, and all stubs share one base.
 
 A ``StubbedLoop`` calls the loop itself; only its collaborators are stubs. An event strikes during one pass. The loop
 must then begin no further pass, and end as ``events`` says. Time passes by the pauses of the loop.

@@ -335,7 +335,8 @@ class CohortView:
         if await self.heartbeats():
             return False
         with _answered():
-            # The settings last: with them, a repetition of an interrupted call knows that the plan may be left.
+            # The plan is deleted before the settings. If the call is interrupted, the settings show the next call that
+            # there is something to delete.
             for key in (PLAN_KEY, CONFIG_KEY):
                 entry = await self._store.read(key)
                 if entry.value is None:

@@ -316,6 +316,6 @@ class QueueSource:
                 await pulls.pull(Room(max(1, share), size))
                 left -= pulls.reserved - taken
         except (nats.errors.Error, OSError) as error:
-            # The failed request counts as open, and it is unknown which one failed.
+            # The failed request counts as open, and the error does not show which request failed.
             for part in pulling:
                 part.pulls.interrupt("unsent", f"pull not sent ({type(error).__name__})")

@@ -71,7 +71,7 @@ class JoinWatch:
         self._due = now + WARN_EVERY
         waited = now - self._since
         if self._tells_nothing:
-            # A member more than the group has partitions is no fault.
+            # A group may have more members than partitions, which is no fault.
             log.info(
                 "%s: the group has assigned no partition for %.0f s. Perhaps it waits for a member that ended without "
                 "leaving, at most %g s from the start (its session), or it has more members than partitions",

@@ -1,9 +1,9 @@
 """The question whether this client is still a member of its group, asked after a freeze of the process.
 
 A group gives the partitions of a member away when it has heard no heartbeat for a session. A client that wakes from a
-freeze learns of that with its next heartbeat at the earliest. The broker's list of members shows the change at once.
-Unlike a commit, the question moves no position. A member in the list has not been removed since it joined, so no other
-member owns its partitions: a group that rebalances waits for its members, or removes them.
+freeze learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the change at
+once. Unlike a commit, the question moves no position. A member in the list has not been removed since it joined, so no
+other member owns its partitions: a group that rebalances waits for its members, or removes them.
 
 A member that is not in the list has lost its partitions, even if the client still believes in them. Such a client may
 get no answer to its heartbeats for a whole session, for example after a router has dropped its connection. A lost

@@ -188,7 +188,7 @@ class LogRetention:
             # No deletion since the first question. A segment is deleted if the log without the segment still has the
             # size.
             keeps = (found.end - found.start) * limits.size / (limits.size + limits.segment)
-        # Compressed messages are smaller than this. A log that is smaller than its limit loses nothing.
+        # Compressed messages are smaller than the average. A log that is smaller than its limit loses nothing.
         keeps = max(keeps, limits.size / (average + _OVERHEAD))
         return by_newer(newer, keeps, found.pace, f"retention.bytes={limits.size:.0f}", age=age)
 

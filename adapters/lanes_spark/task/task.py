@@ -204,7 +204,8 @@ class _Task:
     def _main(self) -> None:
         error: BaseException | None = None
         try:
-            # Without a freeze: a process of Spark runs many short tasks, and has many objects of pandas.
+            # The block does not call ``gc.freeze``, because a process of Spark runs many short tasks, and has many
+            # objects of pandas.
             with tuned_gc(freeze=False):
                 anyio.run(self._consume, backend="asyncio")
         except BaseException as failure:

@@ -5,7 +5,7 @@ performs the returned action and passes its result to ``apply``, one action at a
 between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
 ``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
-Longer than most: the phases of the machine share their fields.
+This file is longer than most, because the phases of the machine share their fields.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class LeaseMachine:
         self.obstructed = False
         self.outlasting = 0.0
         self._waited = False  # whether the wait was long enough to trust that a state is missing
-        self._survey: tuple[tuple[int, int, str], ...] = ()  # the consumers before that wait
+        self._survey: tuple[tuple[int, int, str], ...] = ()  # the consumers before the wait of ``_waited``
         self._free_revision = 0
         self._claim = ("", 0.0)  # nonce and time of the acquisition under way
         self._state = _NO_STATE

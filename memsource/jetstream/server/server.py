@@ -436,8 +436,9 @@ class NatsServer:
             name: Name of the stream.
             until: Time of the next leader, in seconds.
             now: The time, in seconds.
-            silent: Whether the server answers no request meanwhile, and ends pull requests by a status. Otherwise it
-                answers with the error of a missing leader, and pull requests vanish, as after the death of a machine.
+            silent: Whether the server answers no request meanwhile, and ends pull requests by a status. False = the
+                server answers with the error of a missing leader, and pull requests vanish, as after the death of a
+                machine.
 
         Returns:
             False if the stream has no leader already.

@@ -1,6 +1,6 @@
 """The source of a member of a cohort on a simulated server: from its join to its leave, call by call.
 
-Longer than most: one member with its events serves all scenes.
+This file is longer than most, because all its tests share one member and its events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The source over one durable on a simulated server: from its start to its end, call by call.
 
-Longer than most: one opened source serves all scenes, from its start to its end.
+This file is longer than most, because all its tests share one opened source.
 """
 
 from __future__ import annotations

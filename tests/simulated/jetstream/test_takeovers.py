@@ -1,6 +1,6 @@
 """Takeovers of a durable on a simulated server: earlier messages first and in order, whatever the server permits.
 
-Longer than most: one process with its takeover serves all scenes.
+This file is longer than most, because all its tests share one process and its takeover.
 """
 
 from __future__ import annotations
