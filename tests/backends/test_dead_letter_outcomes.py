@@ -21,7 +21,7 @@ def test_a_dead_letter_is_dropped_once(command: Command, place: Place) -> None:
     assert "already" in said.out
 
 
-def test_an_unknown_id_is_an_error_where_that_is_known(command: Command, place: Place) -> None:
+def test_an_unknown_id_is_an_error_unless_the_stream_has_lost_messages(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     unknown = [("drop",), ("show",), ("replay", "--to-origin")]

@@ -60,7 +60,7 @@ def test_a_failed_replay_keeps_the_dead_letter(command: Command, place: Place) -
     assert ids(command, place) == [sent.id]
 
 
-def test_all_are_replayed_and_failures_stay(command: Command, place: Place) -> None:
+def test_all_dead_letters_are_replayed_and_failed_ones_stay(command: Command, place: Place) -> None:
     sent = [of(place, key=b"same") for _ in range(3)]
     place.park(sent[0], of(place, key=b"same", value=b""), *sent[1:])
     said = command("replay", "--all", *place.options, "--handler", f"{HERE}:remember", "--decode", f"{HERE}:first_word")

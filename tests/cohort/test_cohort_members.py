@@ -40,7 +40,7 @@ SERIAL: Final = Settings(order="serial", poison="block", drain_timeout=600.0, re
 # --- named
 
 
-def test_serial_two_racing_members_only_one_gets_work() -> None:
+def test_under_serial_order_only_one_of_two_racing_members_gets_work() -> None:
     async def scene(stage: Stage) -> None:
         before = stage.publish(0, 0, 0)
         joined = [stage.join() for _ in range(2)]
@@ -63,7 +63,7 @@ def test_serial_two_racing_members_only_one_gets_work() -> None:
     staged(scene, settings=SERIAL)
 
 
-def test_serial_refuses_skip() -> None:
+def test_serial_order_refuses_the_policy_skip() -> None:
     with pytest.raises(ConfigError, match=r'order="serial" with poison="skip"'):
         Settings(order="serial", poison="skip")
 
@@ -75,7 +75,7 @@ def test_serial_refuses_skip() -> None:
         staged(scene, settings=SERIAL, partitions=2)
 
 
-def test_unblock_resumes_head_with_attempts_kept() -> None:
+def test_unblock_resumes_the_head_and_keeps_its_attempts() -> None:
     async def scene(stage: Stage) -> None:
         worker, first = stage.join()
         await stage.owns(first, 0)
@@ -94,7 +94,7 @@ def test_unblock_resumes_head_with_attempts_kept() -> None:
     staged(scene)
 
 
-def test_same_member_id_in_two_groups_is_two_identities() -> None:
+def test_one_member_id_in_two_groups_names_two_members() -> None:
     async def test() -> None:
         orders, billing = Servers(), Servers()
         async with anyio.create_task_group() as tasks:

@@ -91,7 +91,7 @@ def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Re
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_dead_owner_does_not_wedge_a_partition(retention: Retention) -> None:
+def test_a_dead_owner_does_not_block_a_partition(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         worker, first = stage.join()
         await stage.owns(first, 0, 1)
@@ -110,7 +110,7 @@ def test_dead_owner_does_not_wedge_a_partition(retention: Retention) -> None:
     staged(scene, partitions=2, retention=retention)
 
 
-def test_move_drains_only_what_moves() -> None:
+def test_a_move_drains_only_the_moving_partitions() -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1, 2, 3)
@@ -132,7 +132,7 @@ def test_move_drains_only_what_moves() -> None:
 
 
 @pytest.mark.parametrize("retention", ["limits", "interest"])
-def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
+def test_a_gained_partition_delivers_its_whole_backlog(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
@@ -152,7 +152,7 @@ def test_gained_partition_never_skips_backlog(retention: Retention) -> None:
     staged(scene, partitions=2, retention=retention)
 
 
-def test_one_partition_makes_standbys() -> None:
+def test_with_one_partition_the_other_members_are_standbys() -> None:
     async def scene(stage: Stage) -> None:
         joined = [stage.join() for _ in range(3)]
         await stage.wait(lambda: sum(len(source.owned) for _, source in joined) == 1, "one member owns the partition")
@@ -168,7 +168,7 @@ def test_one_partition_makes_standbys() -> None:
     staged(scene)
 
 
-def test_reconnect_keeps_partitions() -> None:
+def test_a_reconnect_keeps_the_partitions() -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0, 1)
@@ -193,7 +193,7 @@ def test_reconnect_keeps_partitions() -> None:
 
 
 @pytest.mark.parametrize("seconds", [LEASE / 4, 3 * LEASE])
-def test_kv_blackout_does_not_overlap_owners(seconds: float) -> None:
+def test_an_outage_of_the_bucket_does_not_overlap_owners(seconds: float) -> None:
     async def scene(stage: Stage) -> None:
         joined = [stage.join()[1] for _ in range(2)]
         await stage.wait(lambda: [len(source.owned) for source in joined] == [1, 1], "both own one")
@@ -217,7 +217,7 @@ def test_kv_blackout_does_not_overlap_owners(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_bucket_lost_epochs_still_rise(retention: Retention) -> None:
+def test_epochs_rise_after_the_bucket_is_lost(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         worker, first = stage.join()
         await stage.owns(first, 0)
@@ -280,7 +280,7 @@ def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, fi
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["request lost", "reply lost"])
-def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
+def test_an_unknown_result_of_a_write_is_resolved(kind: Literal["request lost", "reply lost"]) -> None:
     """A lost answer to any write of an acquisition, a renewal or a release loses no message."""
 
     async def scene(stage: Stage, number: int) -> None:
@@ -302,7 +302,7 @@ def test_unknown_cas_result_is_resolved(kind: Literal["request lost", "reply los
         staged(lambda stage, number=number: scene(stage, number))  # type: ignore[misc]
 
 
-def test_frozen_past_lease_believes_nothing() -> None:
+def test_a_member_frozen_past_its_lease_uses_no_former_ownership() -> None:
     async def scene(stage: Stage) -> None:
         worker, first = stage.join()
         await stage.owns(first, 0)

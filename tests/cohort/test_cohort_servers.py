@@ -64,7 +64,7 @@ def test_a_lost_bucket_is_empty_and_may_begin_above_all_revisions() -> None:
     assert first < 1000
 
 
-def test_a_bucket_that_falls_back_gives_revisions_out_again() -> None:
+def test_a_bucket_that_falls_back_uses_revisions_again() -> None:
     bucket = Bucket(late=0.0)
     kept = bucket.write("plan", b"1", 0.0, revision=0)
     lease = bucket.write("l.0", b"a", 1.0, revision=0, ttl=10.0)
@@ -155,7 +155,7 @@ def test_interest_keeps_messages_for_its_durables() -> None:
     assert pulled(made, Durable(0, 2, 0)) == []
 
 
-def test_a_deleted_durable_answers_nothing() -> None:
+def test_a_deleted_durable_gives_no_answer() -> None:
     made = stream("limits", 1)
     name = Durable(0, 1, 0)
     made.create(name, 0.0, nonce="a", start=None)
@@ -176,7 +176,7 @@ def store(now: Callable[[], float], later: list[tuple[float, Callable[[float], N
 
 
 @pytest.mark.anyio
-async def test_a_late_write_lands_after_its_call() -> None:
+async def test_a_late_write_takes_effect_after_its_call() -> None:
     later: list[tuple[float, Callable[[float], None]]] = []
     made = store(lambda: 1.0, later)
     made.link.faults.extend([LinkFault("late", 4.0), LinkFault("late", 4.0), None])

@@ -123,7 +123,7 @@ def test_a_plan_gets_the_new_flag_without_a_new_generation() -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_members_plan_by_the_lowest_rules_alive(first: bool) -> None:
+def test_members_plan_by_the_lowest_version_of_the_live_members(first: bool) -> None:
     async def play(team: Team) -> None:
         if first:
             team.join("old", former=True)
@@ -153,7 +153,7 @@ def test_members_plan_by_the_lowest_rules_alive(first: bool) -> None:
     played(play)
 
 
-def test_without_targets_a_rolling_upgrade_moves_nothing_more() -> None:
+def test_without_targets_a_rolling_upgrade_moves_only_the_partitions_of_restarted_members() -> None:
     async def play(team: Team) -> None:
         for name in "abc":
             team.join(name, former=True, weight=1 + (name == "b"))
@@ -171,7 +171,7 @@ def test_without_targets_a_rolling_upgrade_moves_nothing_more() -> None:
     played(play)
 
 
-def test_a_drained_member_of_the_lowest_rules_still_decides_the_rules() -> None:
+def test_a_drained_member_of_the_lowest_version_still_decides_the_rules() -> None:
     """A drained member still plans, so the others must plan as it does."""
 
     async def play(team: Team) -> None:

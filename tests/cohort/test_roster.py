@@ -82,7 +82,9 @@ def test_a_cohort_without_a_name_has_the_default_name_until_it_learns_another() 
 
 
 @pytest.mark.parametrize("start", ["beginning", "next"])
-def test_only_the_first_start_counts_and_another_one_is_logged(start: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_the_start_of_the_first_member_counts_and_another_start_is_logged(
+    start: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test() -> None:
         desk = Desk()
         await desk.roster("a").set_up()
@@ -299,7 +301,7 @@ def test_a_heartbeat_that_cannot_have_expired_shows_the_loss_of_the_bucket(after
     virtual(test)
 
 
-def test_an_own_heartbeat_that_is_missing_at_a_look_is_written_next() -> None:
+def test_an_own_missing_heartbeat_is_written_after_the_look() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")
@@ -333,7 +335,7 @@ def test_a_leaving_member_removes_its_records_and_plans_for_the_others() -> None
     virtual(test)
 
 
-def test_a_leaving_member_keeps_the_heartbeat_of_another_process_and_the_plan_of_nobody() -> None:
+def test_a_leaving_member_leaves_the_heartbeat_of_another_process_and_the_last_plan() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")

@@ -216,7 +216,7 @@ def test_a_heartbeat_that_returns_is_no_crash(caplog: pytest.LogCaptureFixture) 
     assert lines(caplog) == []
 
 
-def test_the_next_look_is_at_the_own_beat_or_soon_after_an_overdue_heartbeat() -> None:
+def test_the_next_look_comes_with_the_own_heartbeat_or_soon_after_an_overdue_one() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")

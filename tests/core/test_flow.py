@@ -16,7 +16,7 @@ CALLS = st.lists(
 
 
 @given(CALLS)
-def test_a_flow_follows_its_marks(calls: list[tuple[str, int, int]]) -> None:
+def test_a_flow_stops_and_resumes_at_its_marks(calls: list[tuple[str, int, int]]) -> None:
     flow = Flow(10, 20, concurrency=2)
     count = size = peak = peak_size = 0
     taking, pausing, pause_at, look_at = True, False, NEVER, NEVER

@@ -105,7 +105,7 @@ def test_a_run_spans_the_gaps_between_deliveries_and_no_others() -> None:
     assert ledger.completed() == [(12, 21), (33, 34), (44, 45)]
 
 
-def test_a_gap_of_a_billion_costs_one_entry() -> None:
+def test_a_gap_of_a_billion_offsets_costs_one_entry() -> None:
     ledger = OffsetLedger(0)
     head, *above = deliver(ledger, 0, *range(BILLION, BILLION + 50))
     ledger.settle(above)
@@ -218,7 +218,7 @@ def test_completed_runs_below_the_position_of_the_source_are_left_out() -> None:
 # --- trimming
 
 
-def test_entries_below_the_floor_are_forgotten_by_halves() -> None:
+def test_the_ledger_drops_its_entries_below_the_floor_when_they_are_half_of_all() -> None:
     ledger = OffsetLedger(0)
     run = deliver(ledger, *range(0, 4_000, 2))
     ledger.settle(run[:1_024])

@@ -356,7 +356,7 @@ def test_a_zombie_of_a_lost_partition_may_end_during_the_next_assignment() -> No
     assert len(engine.chains.tails) == 1
 
 
-def test_failure_of_one_partition_leaves_the_others_alone() -> None:
+def test_the_failure_of_one_partition_changes_no_other_partition() -> None:
     engine = new_engine()
     one, other = assigned(engine, 0), assigned(engine, 1)
     for partition in (one, other):

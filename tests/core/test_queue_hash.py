@@ -69,7 +69,7 @@ def test_the_second_step_is_that_of_other_programs(digest: int, width: int, part
     assert jump(digest, width) == partition
 
 
-def test_exact_integers_would_differ() -> None:
+def test_exact_integers_would_give_other_partitions() -> None:
     """Therefore the specification fixes the arithmetic."""
 
     def exact(digest: int, width: int) -> int:
@@ -107,14 +107,14 @@ def test_the_partition_is_that_of_the_digest_and_within_the_width(key: Partition
 
 
 @given(digest=DIGESTS, widths=st.lists(WIDTHS, min_size=2, max_size=6))
-def test_growing_moves_a_key_to_an_added_partition_only(digest: int, widths: list[int]) -> None:
+def test_a_growing_queue_moves_a_key_to_an_added_partition_only(digest: int, widths: list[int]) -> None:
     for few, many in pairwise(sorted(widths)):
         before, after = jump(digest, few), jump(digest, many)
         assert after == before or few <= after < many
 
 
 @pytest.mark.parametrize(("few", "many"), [(1, 2), (2, 4), (4, 5), (3, 7), (8, 64)])
-def test_growing_moves_the_share_of_the_added_partitions(few: int, many: int) -> None:
+def test_a_growing_queue_moves_the_share_of_the_added_partitions(few: int, many: int) -> None:
     for family in FAMILIES.values():
         moved = [queue_partition(key, few) != queue_partition(key, many) for key in family[:4_000]]
         # As uneven as a throw of that many coins is in one of a million cases.

@@ -98,7 +98,7 @@ def test_a_physical_queue_is_logged_at_once_and_then_every_30_seconds() -> None:
 # --- grow
 
 
-def test_to_grow_begins_with_the_physical_queues() -> None:
+def test_a_growing_queue_gets_its_physical_queues_first() -> None:
     runbook = grow_steps(queue(1), queue(4), {"q": read(billing=5)}, ["billing"])
     assert runbook.create == {"q__p1": 3, "q__p2": 3, "q__p3": 3}
     assert progress(runbook) == ["due", "due", "unknown"]
@@ -111,7 +111,7 @@ def test_to_grow_begins_with_the_physical_queues() -> None:
     assert runbook.faults == ()
 
 
-def test_to_grow_continues_with_the_workers_of_each_group() -> None:
+def test_a_growing_queue_needs_the_workers_of_each_group_next() -> None:
     facts = {"q": read(billing=0, mail=0), "q__p1": QueueFacts(3, 0, {}, {"billing": 2})}
     runbook = grow_steps(queue(1), queue(2), facts, GROUPS)
     assert progress(runbook) == ["done", "due", "unknown"]
@@ -120,7 +120,7 @@ def test_to_grow_continues_with_the_workers_of_each_group() -> None:
     assert progress(grow_steps(queue(1), queue(2), facts, GROUPS)) == ["done", "done", "unknown"]
 
 
-def test_without_a_group_nobody_knows_whether_the_workers_are_started() -> None:
+def test_without_a_group_the_start_of_the_workers_stays_unknown() -> None:
     runbook = grow_steps(queue(1), queue(2), {"q": read()}, [])
     assert runbook.steps[1].progress == "unknown"
     assert runbook.steps[1].found == "no group has a position in the queue; name the groups of the workers"
@@ -168,7 +168,7 @@ def shrink(facts: dict[str, QueueFacts], **arrived: int) -> Runbook:
     return shrink_steps(queue(2), queue(1), {"q": read(billing=0)} | facts, ["billing"], arrived)
 
 
-def test_to_shrink_waits_for_every_group() -> None:
+def test_a_shrinking_queue_waits_for_every_group() -> None:
     facts = {"q__p1": read(billing=3, audit=4)}
     runbook = shrink(facts)
     assert progress(runbook) == ["unknown", "due", "due", "due"]
@@ -229,7 +229,7 @@ FACTS = st.dictionaries(
 
 
 @given(FACTS, st.integers(1, 4), st.integers(1, 4), st.dictionaries(st.sampled_from(NAMES), NUMBERS))
-def test_nothing_is_removed_that_somebody_needs(
+def test_no_physical_queue_is_removed_while_a_group_needs_it(
     facts: dict[str, QueueFacts], width: int, more: int, arrived: dict[str, int]
 ) -> None:
     before, after = queue(width + more), queue(width)
@@ -259,7 +259,9 @@ def test_producers_grow_only_after_each_group_reads_every_physical_queue(
 
 
 @given(FACTS, st.integers(1, 4))
-def test_what_the_workers_miss_after_a_change_is_stranded(facts: dict[str, QueueFacts], width: int) -> None:
+def test_messages_that_the_workers_do_not_read_after_a_change_are_stranded(
+    facts: dict[str, QueueFacts], width: int
+) -> None:
     """Without a fault in the runbook of a growth, workers of the smaller width miss no message."""
     before, after = queue(width), queue(2 * width)
     beyond = {name: facts[name] for name in names_beyond(before) if name in facts}

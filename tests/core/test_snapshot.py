@@ -261,7 +261,7 @@ def test_only_running_handlers_are_left_of_an_assignment_that_was_given_up() -> 
     assert ([each.position for each in found.fenced], found.in_flight, found.waiting) == ([10], (), ())
 
 
-def test_the_begin_of_changes_counts_only_while_changes_wait_or_a_commit_is_on_its_way() -> None:
+def test_the_time_of_the_first_change_counts_only_until_its_commit_is_answered() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
 

@@ -55,7 +55,7 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
         DemoConfig(**{"server": "nats://127.0.0.1:4222", **changes})
 
 
-def test_how_many_members_share_how_much() -> None:
+def test_members_and_broker_decide_the_number_of_processes_and_partitions() -> None:
     alone, cohort = (DemoConfig(server="nats://127.0.0.1:4222", members=members) for members in (None, 4))
     group = DemoConfig(broker="kafka", server="h:9092")
     assert [(one.processes, one.shared, one.in_group) for one in (alone, cohort, group)] == [

@@ -92,7 +92,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
-def test_overlaps(case: Overlap) -> None:
+def test_overlapping_handlers_are_counted(case: Overlap) -> None:
     found = findings(known(case.first, case.second, case.looks))
     assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss)
     assert len(found.witnesses) == case.overlaps
@@ -201,6 +201,6 @@ RECOVERIES = {
 
 
 @pytest.mark.parametrize("case", RECOVERIES.values(), ids=RECOVERIES)
-def test_recovery(case: Recovery) -> None:
+def test_the_recovery_of_each_fault_is_measured(case: Recovery) -> None:
     found = findings(known(case.first, case.second, case.looks, [fault(case.kind, 101.5, 101.5), *case.more]))
     assert {kind: found.recovery[kind] for kind in found.recovery if kind == case.kind} == pytest.approx(case.seconds)

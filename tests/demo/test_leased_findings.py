@@ -90,7 +90,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
-def test_overlaps(case: Overlap) -> None:
+def test_overlapping_handlers_are_counted(case: Overlap) -> None:
     found = findings(known(case.first, case.second, crashed=case.crashed))
     assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss), found.witnesses
 
@@ -145,7 +145,7 @@ def planned(generation: int, *owners: str | None) -> Snapshot:
     return Snapshot(float(generation), float(generation), "STABLE", {}, generation, owners)
 
 
-def test_moves() -> None:
+def test_moves_of_partitions_are_counted() -> None:
     assert moves([]) == Moves(0, 0)
     looks = [
         planned(0),
@@ -178,7 +178,7 @@ def test_least_moves_is_the_least_that_any_even_plan_moves(data: st.DataObject) 
     assert least_moves(owners, members) == fewest
 
 
-def test_handovers() -> None:
+def test_handovers_are_measured() -> None:
     back = flat(
         at(101.0, assigned(None)),
         at(102.0, owned("revoking")),

@@ -47,12 +47,12 @@ def test_a_gap_is_no_violation(ledger: Ledger) -> None:
     assert not ledger.audit([("a", 0), ("a", 1), ("a", 2)], [("a", 1)]).lost
 
 
-def test_neither_stored_nor_dead_lettered_is_lost(ledger: Ledger) -> None:
+def test_an_event_neither_stored_nor_dead_lettered_is_lost(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1)])
     assert ledger.audit([("a", 0), ("a", 1), ("b", 0)], [("b", 0)]).lost == [("a", 1)]
 
 
-def test_stored_twice_is_doubled(ledger: Ledger) -> None:
+def test_a_step_that_is_stored_twice_is_doubled(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1)])
     # A ledger that forgets the last step of a case accepts a step again, and its table has both rows.
     with sqlite3.connect(ledger.path) as other:
@@ -63,7 +63,7 @@ def test_stored_twice_is_doubled(ledger: Ledger) -> None:
     assert (audit.doubled, audit.stored) == ([("a", 0)], 1)
 
 
-def test_stored_and_no_event_is_foreign(ledger: Ledger) -> None:
+def test_a_stored_step_without_an_event_is_foreign(ledger: Ledger) -> None:
     ledger.apply([Apply("x", 0, 1)])
     assert ledger.audit([], []).foreign == [("x", 0)]
 

@@ -32,7 +32,9 @@ def look(asked: float, state: str = "STABLE", **members: str) -> Snapshot:
     ],
     ids=["revoked", "lost", "crashed", "failed"],
 )
-def test_spans(rows: list[list[dict[str, object]]], end: str | None, span: Span) -> None:
+def test_the_spans_of_owners_follow_from_the_histories(
+    rows: list[list[dict[str, object]]], end: str | None, span: Span
+) -> None:
     assert spans(parsed(segment(*rows, end=end))) == {ONE: span}
 
 
@@ -55,7 +57,7 @@ def test_spans(rows: list[list[dict[str, object]]], end: str | None, span: Span)
     ],
     ids=["gone", "again", "there", "gave back", "heard later", "came later", "not loaded", "another"],
 )
-def test_removals(span: Span, looks: list[Snapshot], removal: Removal | None) -> None:
+def test_removals_of_members_are_found(span: Span, looks: list[Snapshot], removal: Removal | None) -> None:
     assert removals({ONE: span}, looks) == ({} if removal is None else {ONE: removal})
 
 
@@ -69,11 +71,11 @@ def test_removals(span: Span, looks: list[Snapshot], removal: Removal | None) ->
     ],
     ids=["nothing", "one moved", "under way", "there and back"],
 )
-def test_rebalances(looks: list[Snapshot], count: int) -> None:
+def test_rebalances_are_found(looks: list[Snapshot], count: int) -> None:
     assert rebalances(looks) == count
 
 
-def test_last_owners() -> None:
+def test_the_last_owner_of_each_partition_is_known() -> None:
     looks = [
         look(1.0, m_1="a:0,1"),
         look(2.0, m_1="a:0", m_2="b:1"),

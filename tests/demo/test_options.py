@@ -8,7 +8,7 @@ from demo.options import seconds
 
 
 @pytest.mark.parametrize(("text", "value"), [("10ms", 0.01), ("0.5s", 0.5), (".5s", 0.5), ("2m", 120.0), ("0s", 0.0)])
-def test_durations(text: str, value: float) -> None:
+def test_a_duration_has_a_unit(text: str, value: float) -> None:
     assert seconds("--latency", text) == pytest.approx(value)
 
 

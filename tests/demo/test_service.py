@@ -52,7 +52,7 @@ async def world(folder: Path, latency: float = 0.0) -> AsyncIterator[tuple[World
         made.ledger.close()
 
 
-async def test_applies_of_one_turn_are_one_commit(tmp_path: Path) -> None:
+async def test_writes_of_one_turn_share_a_commit(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, client):
         answers = await asyncio.gather(*(client.apply(f"case{number}", 0, 1) for number in range(500)))
         assert answers == ["applied"] * 500
@@ -61,7 +61,7 @@ async def test_applies_of_one_turn_are_one_commit(tmp_path: Path) -> None:
         assert await client.apply("case7", 0, 2) == "repeat"
 
 
-async def test_two_of_a_key_at_once_are_overtaken(tmp_path: Path) -> None:
+async def test_concurrent_steps_of_a_key_overtake_each_other(tmp_path: Path) -> None:
     async with world(tmp_path, latency=0.02) as (made, client):
         handler = Approve(client, Faults(fail_every=0, poison_every=0))
         payloads = [b'{"case":"a","step":%d}' % step for step in range(20)]
@@ -103,7 +103,7 @@ async def test_an_event_fails_as_often_as_it_is_meant_to(tmp_path: Path) -> None
             await poison.handle(b'{"case":"a","step":1}', 1_000, 1)
 
 
-async def test_a_status_arrives(tmp_path: Path) -> None:
+async def test_the_client_gets_a_status(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, client):
         client.say({"in_flight": 3})
         async with asyncio.timeout(10):

@@ -72,7 +72,7 @@ def test_a_lost_event_is_named(tables: Tables) -> None:
     assert judged(tables, [step for step in LOG if step not in gone]) == whole(lost=gone)
 
 
-def test_what_is_doubled_is_counted(tables: Tables) -> None:
+def test_doubled_effects_are_counted(tables: Tables) -> None:
     found = judged(tables, [*LOG, ("a", 3), ("a", 3), ("b", 1)])
     assert found == whole(doubled=[("a", 3, 2), ("b", 1, 1)], states=[("b", 1)])
     assert found.double_effects == 3

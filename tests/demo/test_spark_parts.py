@@ -166,7 +166,7 @@ def test_no_repr_shows_where_the_servers_are() -> None:
     assert "secret" not in repr(config()) + repr(Tables(POSTGRES, "x")) + repr(told("t", Path("p"), POSTGRES))
 
 
-def test_a_driver_that_was_told_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_without_its_environment_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(DemoError, match="run `python -m demo spark`"):
         ReplayConfig.load()

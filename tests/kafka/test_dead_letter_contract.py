@@ -121,7 +121,7 @@ ON_A_BROKER: tuple[DeadLetterAbility, ...] = ("place", "headers", "box", "limit"
 
 
 @pytest.mark.parametrize("check", dead_letter_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
-async def test_on_the_mock_cluster(check: DeadLetterCheck, cluster: MockCluster, name: str) -> None:
+async def test_the_contract_holds_on_the_mock_cluster(check: DeadLetterCheck, cluster: MockCluster, name: str) -> None:
     orders, dead = (Topic(cluster.url, f"{name}-{which}", 1) for which in ("orders", "dead"))
     for one in (orders, dead):
         cluster.create(one.name, 1)
@@ -138,7 +138,7 @@ async def test_on_the_mock_cluster(check: DeadLetterCheck, cluster: MockCluster,
     ],
     ids=lambda check: check.__name__,
 )
-async def test_on_a_broker(check: DeadLetterCheck, topic: MakeTopic) -> None:
+async def test_the_contract_holds_on_a_broker(check: DeadLetterCheck, topic: MakeTopic) -> None:
     await check(KafkaHarness(topic(), topic(config={"max.message.bytes": str(LIMIT)}), ON_A_BROKER))
 
 
@@ -155,5 +155,7 @@ def private(kafka_prepared: None) -> Iterator[KafkaServer]:
     [check for check in dead_letter_checks(["outage"]) if check not in dead_letter_checks([])],
     ids=lambda check: check.__name__,
 )
-async def test_on_a_broker_that_is_killed(check: DeadLetterCheck, private: KafkaServer, topic: MakeTopic) -> None:
+async def test_the_contract_holds_on_a_broker_that_is_killed(
+    check: DeadLetterCheck, private: KafkaServer, topic: MakeTopic
+) -> None:
     await check(KafkaHarness(topic(on=private), topic(on=private), ["outage"], private))

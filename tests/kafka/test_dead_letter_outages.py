@@ -154,7 +154,7 @@ def open_files() -> int:
 
 
 @pytest.mark.slow
-async def test_no_thread_or_fd_left(topic: MakeTopic) -> None:
+async def test_closed_dead_letters_leave_no_thread_and_no_descriptor(topic: MakeTopic) -> None:
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
         await target.put(dead_letter())

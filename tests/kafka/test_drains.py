@@ -25,7 +25,7 @@ ONE = lanes.Settings(concurrency=1, max_in_flight=1)
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("cooperative", marks=pytest.mark.slow), "848"])
-async def test_saturated_assign_starts_paused(protocol: str, topic: MakeTopic) -> None:
+async def test_a_partition_assigned_to_a_full_process_starts_paused(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
     work = Work(story)
@@ -88,7 +88,7 @@ async def test_a_full_source_is_not_paused_again_and_again(topic: MakeTopic, mon
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", pytest.param("848", marks=pytest.mark.slow)])
-async def test_slow_drain_hits_deadline_and_reports_abandoned(
+async def test_a_drain_past_its_deadline_reports_the_abandoned_messages(
     protocol: str, topic: MakeTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
     events = topic(2)
@@ -151,7 +151,7 @@ def all_threads() -> int:
 
 
 @pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
-async def test_no_thread_or_fd_left(protocol: str, topic: MakeTopic) -> None:
+async def test_a_closed_source_leaves_no_thread_and_no_descriptor(protocol: str, topic: MakeTopic) -> None:
     events = topic(1)
     config = {**QUIET, "bootstrap.servers": events.url, "group.id": f"g-{events.name}", **PROTOCOLS[protocol]}
 

@@ -89,7 +89,7 @@ def test_a_doubted_partition_waits_for_the_list_of_the_broker() -> None:
     assert member.take() == [(Assigned, 0)]
 
 
-def test_trust_does_not_delay_a_partition_that_is_due() -> None:
+def test_a_confirmation_does_not_delay_a_partition_that_is_due() -> None:
     member = Member()
     presumed(member, 0)
     member.now += 6.0

@@ -311,7 +311,7 @@ def test_the_messages_of_an_open_transaction_are_in_the_lag_and_not_unread() -> 
     assert (stand.look(), stand.unread()) == ([46], [41])
 
 
-def test_an_end_that_no_answer_has_confirmed_makes_no_message_unread() -> None:
+def test_an_end_that_only_a_fetch_reported_gives_no_number_of_unread_messages() -> None:
     stand = Stand(1)
     stand.client.heard = {0: 7}
     assert (stand.look(), stand.unread()) == ([7], [None])

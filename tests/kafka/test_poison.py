@@ -38,7 +38,7 @@ def committed(story: Story) -> int:
     return max((each.position for each in story.of("commit")), default=0)
 
 
-async def test_poison_skip(topic: MakeTopic) -> None:
+async def test_the_policy_skip_dead_letters_the_message_and_continues(topic: MakeTopic) -> None:
     events, dead = sent(topic()), topic()
     story = Story()
     work = FailingWork(story, BAD)
@@ -55,7 +55,7 @@ async def test_poison_skip(topic: MakeTopic) -> None:
     assert members.committed() == [20]
 
 
-async def test_poison_block(topic: MakeTopic) -> None:
+async def test_the_policy_block_stops_the_key(topic: MakeTopic) -> None:
     events = sent(topic())
     story = Story()
     work = FailingWork(story, BAD)
@@ -73,7 +73,7 @@ async def test_poison_block(topic: MakeTopic) -> None:
     assert members.committed() == [20]
 
 
-async def test_poison_block_and_dlq(topic: MakeTopic) -> None:
+async def test_the_policy_block_and_dlq_writes_a_dead_letter_and_stops_the_key(topic: MakeTopic) -> None:
     events, dead = sent(topic()), topic()
     story = Story()
     work = FailingWork(story, BAD)
@@ -148,7 +148,7 @@ async def test_the_next_owner_of_a_serial_partition_keeps_the_block(topic: MakeT
     assert [one.position for one in story.of("end")] == list(range(8))
 
 
-async def test_poison_exit(topic: MakeTopic) -> None:
+async def test_the_policy_exit_stops_the_consumer(topic: MakeTopic) -> None:
     events = sent(topic())
     story = Story()
     work = FailingWork(story, BAD)

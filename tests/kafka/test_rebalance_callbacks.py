@@ -150,7 +150,7 @@ def test_a_deleted_invisible_topic_does_not_block_answers_for_others() -> None:
     assert member.topics.wait(1.0) and member.topics.id_of("t") == "id-B" and "u" not in member.topics.known
 
 
-def test_a_loss_has_the_reason_that_is_known() -> None:
+def test_a_loss_in_an_outage_names_the_outage_as_its_reason() -> None:
     member = Member(T="id-A")
     client: Any = member
     member.assign("T", 0)

@@ -40,7 +40,9 @@ async def test_static_member_restart_moves_nothing(protocol: str, topic: MakeTop
 
 
 @pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
-async def test_static_twin_is_fatal_and_named(protocol: str, topic: MakeTopic) -> None:
+async def test_a_second_member_with_the_same_instance_id_is_an_error_that_names_the_id(
+    protocol: str, topic: MakeTopic
+) -> None:
     events = topic(1)
     produce(events, 1, keys=[b"key"])
     story = Story()

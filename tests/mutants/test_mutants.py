@@ -51,12 +51,12 @@ def test_a_mutant_is_imported_and_only_before_the_module_itself() -> None:
     assert "mutant no_bound: lanes.core.flow is already imported; install the mutant before the import" in done.stdout
 
 
-def test_a_hunt_that_fails_says_for_what_and_why() -> None:
+def test_a_failed_hunt_names_its_mutant_and_the_reason() -> None:
     with pytest.raises(RuntimeError, match=r"hunt ended with the status 1; not looked for: nobody\n(.*\n)+.*KeyError"):
         hunted(["nobody"])
 
 
-def test_a_hunt_that_dies_says_of_what() -> None:
+def test_a_hunt_whose_process_dies_names_the_cause() -> None:
     script = (
         "import os, signal, sys\n"
         "from tests.mutants import hunt\n"

@@ -88,7 +88,7 @@ def test_a_gauge_is_by_partition(sdk: Sdk, gauge: str, values: list[tuple[float,
 
 
 @pytest.mark.parametrize("gauge", ["age", "attempt", "position"])
-def test_no_unfinished_message_means_no_oldest(sdk: Sdk, gauge: str) -> None:
+def test_without_an_unfinished_message_the_oldest_has_no_value(sdk: Sdk, gauge: str) -> None:
     now = [status()]
     sdk.telemetry(lambda: now[0])
     assert len(sdk.numbers(f"lanes.oldest.{gauge}")) == 1

@@ -153,7 +153,7 @@ def test_a_message_is_watched_when_it_was_unfinished_for_a_second() -> None:
     assert stand.broker.asked == [0]
 
 
-def test_a_finished_message_is_in_no_danger() -> None:
+def test_a_finished_message_raises_no_alarm() -> None:
     stand = Stand(floor=None, key=None)
     take_all(stand.engine)
     assert stand.look(95.0) == 5.0
@@ -169,7 +169,7 @@ def test_a_lost_partition_is_not_watched() -> None:
     assert stand.look(96.0) is None
 
 
-def test_without_known_rules_nothing_is_in_danger() -> None:
+def test_without_known_retention_rules_no_message_raises_an_alarm() -> None:
     stand = Stand()
     stand.broker.known = False
     assert stand.look(1_000.0) is None

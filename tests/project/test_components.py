@@ -214,7 +214,7 @@ def test_a_restart_fails_at_once_if_its_port_is_occupied(fresh_nats: NatsFactory
     assert server.url == url and server.folder == folder
 
 
-def test_a_bad_configuration_says_what_the_server_said(temporary: Path) -> None:
+def test_a_bad_configuration_shows_the_error_of_the_server(temporary: Path) -> None:
     with pytest.raises(ComponentError, match=r"ended while starting: .*nonsense"):
         NatsServer(config="nonsense: 1\n").start()
     assert list(temporary.iterdir()) == []
@@ -338,7 +338,7 @@ def test_remaining_processes_of_a_command_are_ended(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nats", "--"], ["walk", "--", "ls"]])
-def test_bad_usage_is_said(spawn: Spawn, arguments: list[str]) -> None:
+def test_wrong_usage_is_an_error(spawn: Spawn, arguments: list[str]) -> None:
     runner = spawn("-m", "tests.components", *arguments)
     _, errors = runner.communicate()
     assert runner.returncode == 2

@@ -77,7 +77,7 @@ def make(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["make", *arguments], cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_bare_make_lists_the_targets_one_a_line() -> None:
+def test_make_without_a_target_lists_the_targets_one_a_line() -> None:
     listed = make()
     assert (listed.returncode, listed.stderr) == (0, "")
     shown = {line.split()[1]: line.split(maxsplit=2)[2] for line in listed.stdout.splitlines()}
@@ -141,7 +141,7 @@ def test_the_dev_group_holds_the_extras_that_tests_use() -> None:
         assert asked[f"extra {extra}"] <= asked["group dev"]
 
 
-def test_typed_packages_say_so() -> None:
+def test_each_typed_package_has_its_marker() -> None:
     packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert [package for package in packages if not (ROOT / package / "py.typed").is_file()] == []
 

@@ -205,7 +205,7 @@ async def test_partitions_start_in_turn() -> None:
         ((4, 20), (4, 20), (6, 30)),
     ],
 )
-async def test_the_status_says_the_capacity(
+async def test_the_status_shows_the_capacity(
     budgets: tuple[int | None, int | None], each: tuple[int, int], all_three: tuple[int, int]
 ) -> None:
     consumer = consumer_of(

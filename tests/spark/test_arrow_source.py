@@ -162,7 +162,7 @@ async def test_rows_in_an_order_that_cannot_be_kept_are_refused(second: dict[str
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("position", "named"), [(5, "is repeated"), (3, "follows position 5")])
-async def test_what_came_in_a_batch_before_counts(position: int, named: str) -> None:
+async def test_the_order_is_checked_across_batches(position: int, named: str) -> None:
     source = ArrowSource("orders")
     for offset in (5, position):
         (batch,) = batches([{"key": b"a", "partition": 0, "offset": offset, "value": b""}])

@@ -240,7 +240,7 @@ def missing() -> dict[str, list[Rows]]:
     }
 
 
-def test_each_control_is_found_exactly_and_nothing_else(spark: Any, tmp_path: Path) -> None:
+def test_the_audit_finds_each_planted_fault_and_nothing_else(spark: Any, tmp_path: Path) -> None:
     histories = {name: segments for name, (segments, _) in CONTROLS.items()}
     # A different seed in each run; `--randomly-seed` repeats a run.
     seed = randrange(2**32)

@@ -96,7 +96,9 @@ def test_the_exit_status_is_that_of_the_audit(
     assert verdicts[0].name in capsys.readouterr().out
 
 
-def test_what_cannot_be_audited_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_audited_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     @contextmanager
     def session(*_: Any) -> Iterator[None]:
         yield
@@ -129,7 +131,7 @@ def test_the_source_of_an_audit_is_a_table_or_a_topic() -> None:
         ([], "host:1", {}, {"key": "id"}, "takes no --column with --server"),
     ],
 )
-def test_options_that_do_not_belong_together_are_refused(
+def test_options_that_contradict_each_other_are_refused(
     tables: list[str], servers: str, options: dict[str, str], columns: dict[str, str], said: str
 ) -> None:
     with pytest.raises(Misuse, match=said):

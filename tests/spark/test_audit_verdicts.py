@@ -101,7 +101,7 @@ def test_an_empty_source_proves_nothing(sourced: bool, messages: int, status: st
         (2, "2 unfinished files: their writers still run or were killed, and their rows are not judged"),
     ],
 )
-def test_what_is_not_judged_is_said_of_writers_that_run_and_of_killed_ones(files: int, said: str) -> None:
+def test_the_report_counts_the_unfinished_files_that_it_does_not_judge(files: int, said: str) -> None:
     findings: Any = None
     assert Audit(verdicts=(), rows=1, processes=1, duplicates={}, unfinished=files, findings=findings).unjudged == said
 

@@ -124,7 +124,7 @@ def test_a_checkpoint_has_one_replay_at_a_time(tmp_path: Path) -> None:
     third.release()
 
 
-def test_a_replay_that_was_killed_leaves_its_checkpoint_to_the_next(tmp_path: Path) -> None:
+def test_after_a_killed_replay_the_next_one_may_use_its_checkpoint(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from lanes_spark.checkpoint import _locked\n"
         f"lock = _locked('orders', Path({str(tmp_path)!r})); print('has it', flush=True); sys.stdin.read()"
@@ -147,7 +147,7 @@ def test_a_replay_that_was_killed_leaves_its_checkpoint_to_the_next(tmp_path: Pa
     held.release()
 
 
-def test_where_there_is_no_lock_none_is_taken(tmp_path: Path) -> None:
+def test_on_a_store_without_locks_no_lock_is_taken(tmp_path: Path) -> None:
     assert take("s3a://lake/checkpoint") is None
     assert take("strange://lake/checkpoint") is None
     assert take(tmp_path / "none", jvm=False) is None
@@ -194,7 +194,7 @@ def test_a_lock_is_released_with_its_last_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [{}, {"spark.sql.streaming.stopActiveRunOnRestart": "true"}])
-def test_one_query_does_not_stop_another_and_the_setting_is_put_back(before: dict[str, str]) -> None:
+def test_a_query_does_not_stop_another_one_and_the_setting_is_restored(before: dict[str, str]) -> None:
     spark: Any = FakeSpark(conf=dict(before))
     with contextlib.suppress(KeyError), without_takeover(spark):
         assert spark.conf == {"spark.sql.streaming.stopActiveRunOnRestart": "false"}
@@ -227,7 +227,7 @@ def test_batches_without_a_limit_of_rows_are_refused(rows: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHECKED[2:])
-def test_settings_that_are_refused_say_why_and_what_to_do(name: str) -> None:
+def test_a_refused_setting_is_named_with_reason_and_remedy(name: str) -> None:
     with pytest.raises(lanes.ConfigError, match=rf"{name}=true: .+; set {name} to false"):
         check_conf({name: "true"}, "fenced")
 
@@ -236,7 +236,7 @@ def test_settings_that_are_refused_say_why_and_what_to_do(name: str) -> None:
     ("session", "context", "found"),
     [({}, {}, None), ({"spark.speculation": "false"}, {"spark.speculation": "true"}, "true"), ({}, None, None)],
 )
-def test_what_the_context_schedules_by_counts(session: Any, context: Any, found: str | None) -> None:
+def test_the_settings_of_the_context_decide_about_its_scheduling(session: Any, context: Any, found: str | None) -> None:
     spark: Any = FakeSpark(conf=session, context=context)
     assert settings_of(spark)["spark.speculation"] == found
     assert settings_of(spark).keys() == set(CHECKED)
@@ -271,7 +271,7 @@ def test_a_jar_of_the_connector_that_is_missing_is_named(lacks: str, monkeypatch
 # --- the handler
 
 
-def test_a_handler_that_the_workers_cannot_load_is_told_with_the_remedy(tmp_path: Path) -> None:
+def test_a_handler_that_the_workers_cannot_load_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "shop_of_driver.py").write_text("def charge(message): pass\n")
     sys.path.insert(0, str(tmp_path))
     try:
@@ -369,7 +369,7 @@ def reading() -> None:
         raise FromJava
 
 
-def test_what_the_jvm_raises_past_pyspark_is_one_line_too() -> None:
+def test_an_error_of_the_jvm_that_pyspark_does_not_know_is_one_line() -> None:
     with pytest.raises(lanes.SourceError, match=r"orders: Spark failed: FromJava: .*reading file") as said:
         reading()
     assert "\n" not in str(said.value)

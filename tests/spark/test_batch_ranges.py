@@ -30,7 +30,7 @@ def run(of: Any, start: dict[str, Any]) -> list[list[tuple[int, int, int]]]:
     return batches
 
 
-def test_batches_follow_each_other_and_tell_where_every_partition_is() -> None:
+def test_batches_follow_each_other_and_name_the_position_of_each_partition() -> None:
     of = reader({0: (10, 150), 1: (0, 60), 2: (7, 7)})
     batches = run(of, of.initialOffset())
     assert [sum(stop - first for _, first, stop in batch) for batch in batches] == [100, 100]
@@ -41,7 +41,7 @@ def test_batches_follow_each_other_and_tell_where_every_partition_is() -> None:
     assert of.partitions(at, at) == []
 
 
-def test_one_goes_on_where_it_was_whatever_is_gone_of_what_was_read() -> None:
+def test_a_replay_continues_although_the_read_positions_were_deleted() -> None:
     first = reader({0: (0, 80), 1: (0, 10)}, {0: 0})
     end = first.latestOffset(first.initialOffset(), ReadMaxRows(CAP))
     later = reader({0: (80, 90), 1: (10, 10)}, {0: 0})
@@ -57,7 +57,7 @@ def test_one_goes_on_where_it_was_whatever_is_gone_of_what_was_read() -> None:
         run(reader({0: (80, 90)}, replay="two"), end)
 
 
-def test_a_new_one_does_not_begin_behind_a_start_that_is_gone() -> None:
+def test_a_new_replay_whose_start_was_deleted_is_refused() -> None:
     of = reader({0: (20, 90)}, {0: 15})
     with pytest.raises(SourceError, match="orders/0: positions 15 … 19 are gone"):
         run(of, of.initialOffset())

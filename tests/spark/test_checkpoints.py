@@ -227,7 +227,7 @@ def test_a_checkpoint_has_one_folder_of_results(spark: Any, tmp_path: Path, monk
     refused("two", "b", r"the checkpoint .*/two was begun without results_to, or with another folder")
 
 
-def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
+def test_a_name_that_looks_like_a_pattern_is_read_as_a_name(spark: Any, tmp_path: Path) -> None:
     table, names = write_table(tmp_path / "table", [rows(60)]), r"c[1]?*{x,y}\z"
 
     def on(checkpoint: str, results: str, **more: Any) -> Any:
@@ -266,7 +266,7 @@ def test_names_that_are_patterns_are_names(spark: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_checkpoint_is_not_in_the_folder_of_results(spark: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_within_the_folder_of_results_is_refused(spark: Any, tmp_path: Path) -> None:
     def check(checkpoint: Path) -> None:
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / "lanes.lock").touch()

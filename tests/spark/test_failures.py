@@ -56,7 +56,7 @@ Caused by: java.io.EOFException
     ],
     ids=range(8),
 )
-def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], told: str) -> None:
+def test_the_innermost_error_is_reported(text: str, kind: type[lanes.LanesError], told: str) -> None:
     error = as_ours("orders", "X", text)
     assert type(error) is kind
     assert str(error).startswith(told)
@@ -73,7 +73,7 @@ def test_the_innermost_error_is_told(text: str, kind: type[lanes.LanesError], to
     ],
     ids=range(5),
 )
-def test_an_error_of_a_worker_comes_out_as_it_was(raised: lanes.LanesError) -> None:
+def test_an_error_of_a_worker_keeps_its_type_and_text(raised: lanes.LanesError) -> None:
     with pytest.raises(lanes.LanesError) as crossed, crossing():
         raise raised
     text = "".join(traceback.format_exception(crossed.value))
@@ -84,7 +84,7 @@ def test_an_error_of_a_worker_comes_out_as_it_was(raised: lanes.LanesError) -> N
 
 @pytest.mark.parametrize("carried", [repr, json.dumps, ascii, lambda text: text.replace("\n", "\\n"), "{}…".format])
 @pytest.mark.parametrize("told", ["", "no é, 'so' (~50% [at] k=a;b/c+d@e_f-g)"])
-def test_an_error_of_a_worker_is_known_whatever_has_carried_its_text(carried: Callable[[str], str], told: str) -> None:
+def test_an_error_of_a_worker_is_recognized_in_any_escaped_form(carried: Callable[[str], str], told: str) -> None:
     raised = lanes.SourceError(told, retryable=True)
     with pytest.raises(lanes.SourceError) as crossed, crossing():
         raise raised

@@ -49,7 +49,9 @@ def with_small_gaps(positions: set[int]) -> set[int]:
     st.one_of(st.none(), st.integers(1, 60)),
     st.integers(0, 2**16),
 )
-def test_batches_read_what_is_wanted_once_and_no_gap(wanted: dict[int, set[int]], cap: int | None, seed: int) -> None:
+def test_batches_read_each_selected_position_once_and_no_gap(
+    wanted: dict[int, set[int]], cap: int | None, seed: int
+) -> None:
     random = Random(seed)
     parts = [
         (number, min(part), max(part))
@@ -152,7 +154,9 @@ def test_a_stream_reads_the_positions_before_every_batch() -> None:
         of.latestOffset(second, ReadMaxRows(100))
 
 
-def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_that_cannot_be_made_is_an_error_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -164,7 +168,7 @@ def test_a_socket_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytes
     assert list(folder.iterdir()) == []
 
 
-def test_a_socket_that_somebody_has_removed_holds_nobody_up() -> None:
+def test_a_removed_socket_fails_the_question_and_delays_no_close() -> None:
     ends = OffsetServer(lambda at: {})
     ends.start()
     Path(ends.path).unlink()

@@ -43,7 +43,7 @@ def test_the_memory_is_that_of_the_machine_or_its_container(
     assert memory_limit(tmp_path) == (limit, bound)
 
 
-def test_sizes_and_cores_are_read_as_spark_does() -> None:
+def test_sizes_and_cores_are_parsed_like_by_spark() -> None:
     mib = 1024**2
     assert [size(text) for text in ("512m", "2g", "1024", "1k", "3GB", "x", "")] == [
         512 * mib,

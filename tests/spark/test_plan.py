@@ -42,7 +42,7 @@ def test_there_is_no_shuffle_where_a_task_reads_whole_partitions() -> None:
     assert "neither a shuffle nor a sort" in str(made)
 
 
-def test_the_number_of_tasks_has_its_own_reason() -> None:
+def test_the_plan_names_the_reason_for_the_number_of_tasks() -> None:
     assert "32 tasks: 4 for each of 8 cores" in str(plan())
     assert "32 tasks: 4 for each of 8 cores" in str(plan(order="partition", partitions=40))
     assert "5 tasks: tasks=5" in str(plan(order="partition", tasks=5))
@@ -51,7 +51,7 @@ def test_the_number_of_tasks_has_its_own_reason() -> None:
     assert "12 tasks: the number of selected partitions" in str(plan(order="partition", tasks=50))
 
 
-def test_other_orders_have_other_plans() -> None:
+def test_each_order_has_its_plan() -> None:
     assert (plan(order="partition").bucket, plan(order="partition").tasks) == ("partition", 12)
     assert (plan(order="serial", partitions=1).bucket, plan(order="serial", partitions=1).tasks) == ("partition", 1)
     assert (plan(order="none").kind, plan(order="none").bucket) == ("as read", None)
@@ -122,7 +122,7 @@ def some_eras(draw: st.DrawFn) -> list[dict[int, int]]:
 
 
 @given(some_eras(), st.integers(0, 7), st.integers(0, 40))
-def test_the_era_of_a_row_in_sql_is_that_of_the_eras(eras: Eras, partition: int, position: int) -> None:
+def test_the_sql_and_the_eras_give_a_row_the_same_era(eras: Eras, partition: int, position: int) -> None:
     column = era_column(eras)
     if column is None:
         assert list(eras) == []
@@ -187,7 +187,7 @@ def test_partitions_end_at_about_the_same_time() -> None:
         ({2: 3}, "orders/2: the replay continues at position 3, but the source has lost that partition"),
     ],
 )
-def test_rows_that_are_gone_are_named(start: dict[int, int], named: str | None) -> None:
+def test_deleted_rows_are_named(start: dict[int, int], named: str | None) -> None:
     spans = {0: (10, 20), 1: (0, 5)}
     if named is None:
         check_start("orders", start, spans)
@@ -196,7 +196,7 @@ def test_rows_that_are_gone_are_named(start: dict[int, int], named: str | None) 
             check_start("orders", start, spans)
 
 
-def test_a_start_that_is_gone_is_named() -> None:
+def test_a_deleted_start_is_named() -> None:
     spans = {0: (10, 20), 1: (0, 5)}
     check_kept("orders", {}, spans)
     check_kept("orders", {0: 10, 1: 0}, spans)
@@ -212,7 +212,7 @@ def test_a_start_that_is_gone_is_named() -> None:
 # --- selection
 
 
-def test_a_selection_narrows_what_there_is() -> None:
+def test_a_selection_narrows_the_ranges_of_the_source() -> None:
     assert Selection.of().place(3, (5, 9)) == (5, 9)
     assert Selection.of(partitions=[1, 2]).place(3, (5, 9)) is None
     assert Selection.of(partitions=range(4)).place(3, (5, 9)) == (5, 9)
@@ -253,7 +253,7 @@ def test_an_invalid_selection_is_refused(wrong: dict[str, Any], named: str) -> N
 
 
 @given(st.lists(st.none() | st.binary(max_size=4), max_size=20), st.frozensets(st.integers(0, 65_535)))
-def test_slots_are_those_of_the_ring(keys: list[bytes | None], more: frozenset[int]) -> None:
+def test_selected_slots_equal_the_slots_of_lanes_ring(keys: list[bytes | None], more: frozenset[int]) -> None:
     known = [key for key in keys if key is not None]
     slots = more | {slot(key) for key in known[::2]}
     batch = pa.RecordBatch.from_pydict(

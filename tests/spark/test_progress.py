@@ -43,7 +43,7 @@ def told(delivered: int, *, ended: bool = False, age: float | None = None) -> di
     return {"delivered": delivered, "finished": delivered - 1, "dead_lettered": 1, "oldest": oldest, "ended": ended}
 
 
-def test_what_tasks_of_a_batch_tell_is_added_up() -> None:
+def test_the_reports_of_a_batch_are_added_up() -> None:
     with hearing() as reports:
         reports.begin(4)
         with (
@@ -72,7 +72,7 @@ def test_what_tasks_of_a_batch_tell_is_added_up() -> None:
         assert reports.running().delivered == 0
 
 
-def test_what_anybody_sends_says_nothing() -> None:
+def test_datagrams_that_are_no_reports_are_ignored() -> None:
     with hearing() as reports:
         reports.begin(0)
         assert reports.address is not None
@@ -95,7 +95,7 @@ def test_what_anybody_sends_says_nothing() -> None:
         assert reports.running().tasks == 1
 
 
-def test_a_socket_that_is_gone_fails_nothing() -> None:
+def test_a_closed_socket_fails_no_task() -> None:
     with hearing() as reports:
         heard = reports._socket
         assert heard is not None
@@ -109,14 +109,14 @@ def test_a_socket_that_is_gone_fails_nothing() -> None:
         assert not reports._thread.is_alive()
 
 
-def test_the_thread_has_ended_when_it_is_closed() -> None:
+def test_a_close_waits_for_the_end_of_the_thread() -> None:
     for _ in range(50):
         with hearing() as reports:
             assert reports._thread.is_alive()
         assert not reports._thread.is_alive()
 
 
-def test_nobody_hears_where_there_is_no_driver_of_ones_own() -> None:
+def test_a_session_without_an_own_driver_receives_no_reports() -> None:
     connect = SimpleNamespace(conf=session().conf)
     reports = TaskReports(cast(Any, connect))
     assert reports.address is None
@@ -128,7 +128,7 @@ def test_nobody_hears_where_there_is_no_driver_of_ones_own() -> None:
         assert tell is None
 
 
-def test_a_task_tells_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reports_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_telling, "EVERY", 0.001)
     said: list[dict[str, Any]] = []
     go_on = threading.Event()
@@ -153,7 +153,7 @@ def test_a_task_tells_while_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one["ended"] for one in said].count(True) == 1
 
 
-def test_a_call_that_fails_is_the_last_one() -> None:
+def test_after_a_failed_call_the_progress_is_not_called_again() -> None:
     calls = []
 
     def tell() -> None:
@@ -171,7 +171,7 @@ def test_a_call_that_fails_is_the_last_one() -> None:
     pulse.stop()
 
 
-def test_positions_that_an_earlier_run_handled_are_not_left() -> None:
+def test_positions_that_an_earlier_run_handled_do_not_count_as_left() -> None:
     tracker = ProgressTracker(session(), None)
     tracker.begin({0: (100, 200), 1: (0, 50)}, {})
     assert (tracker.progress().positions, tracker.progress().left) == (150, 150)

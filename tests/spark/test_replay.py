@@ -144,7 +144,7 @@ def test_a_stopped_replay_continues(spark: Any, tmp_path: Path, how: str) -> Non
         replay(spark, table, noting(journal, fail), **more, keys=["customer"])
 
 
-def test_every_attempt_of_a_task_writes_a_journal_and_together_they_pass(spark: Any, tmp_path: Path) -> None:
+def test_the_journals_of_all_attempts_of_a_task_pass_together(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(history()))
     journal, mended = tmp_path / "journal", tmp_path / "mended"
     flag = str(mended)
@@ -258,7 +258,7 @@ def test_an_invalid_replay_is_refused_before_the_first_message(spark: Any, tmp_p
     assert not (tmp_path / "journal").exists()
 
 
-def test_what_was_noted_is_what_a_plain_loop_would_have(spark: Any, tmp_path: Path) -> None:
+def test_with_order_by_partition_each_partition_is_handled_in_sequence(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(rows(COUNT)))
     replay(spark, table, noting(tmp_path / "journal"), settings=lanes.Settings(order="partition"))
     found: dict[int, list[int]] = {}

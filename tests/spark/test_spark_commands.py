@@ -49,12 +49,12 @@ async def look(message):
     ("text", "found"),
     [("", None), ("7", [7]), ("0-3,9", [0, 1, 2, 3, 9]), ("5-5", [5])],
 )
-def test_numbers_and_ranges(text: str, found: list[int] | None) -> None:
+def test_numbers_and_ranges_are_parsed(text: str, found: list[int] | None) -> None:
     assert numbers("--slots", text) == found
 
 
 @pytest.mark.parametrize("text", ["a", "1-", "-1", "3-1", "0-99999999", "1,,2", "1-2-3", "٣"])
-def test_what_is_no_number_is_refused(text: str) -> None:
+def test_a_text_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(lanes.ConfigError, match="--slots"):
         numbers("--slots", text)
 
@@ -73,7 +73,7 @@ def test_a_bound_is_a_position_positions_or_a_time(text: str, found: Bound | Non
 
 
 @pytest.mark.parametrize("text", ["x", "0=", "0=1,1", "=3", "-5", "0=a"])
-def test_what_is_no_bound_is_refused(text: str) -> None:
+def test_a_text_that_is_no_bound_is_refused(text: str) -> None:
     with pytest.raises(lanes.ConfigError, match=r"--from .*write a position"):
         bound("--from", text)
 
@@ -143,7 +143,7 @@ def test_options_of_the_connector_that_break_promises_are_refused(options: Any, 
         KafkaTopic(servers="h:1", topic="orders", options=options)
 
 
-def test_a_shuffle_puts_right_what_splits_partitions() -> None:
+def test_options_that_split_partitions_are_accepted_with_a_shuffle() -> None:
     options = {"minPartitions": "9", "failOnDataLoss": "true", "kafka.sasl.jaas.config": "canary5e1f"}
     topic = KafkaTopic(servers="h:1", topic="orders", options=options, aligned=False)
     assert "canary5e1f" not in repr(topic)
@@ -162,7 +162,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return ended.value.code, capsys.readouterr().err
 
 
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, said = command(capsys, monkeypatch, *NEEDED, "--handler", "nothing", "--table", "t")
     assert (status, said.count("\n")) == (3, 1)
     assert "--handler 'nothing': write MODULE:NAME" in said
@@ -215,7 +215,7 @@ def test_a_session_that_cannot_be_stopped_hides_no_error(monkeypatch: pytest.Mon
         raise lanes.SourceError("the JVM is gone")
 
 
-def test_without_spark_it_says_what_to_install(
+def test_without_spark_the_command_names_the_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec

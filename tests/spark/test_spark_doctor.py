@@ -79,7 +79,7 @@ def look(env: Mapping[str, str], **more: Any) -> dict[str, Check]:
     return {check.name: check for check in examine(env=env, **more)}
 
 
-def test_where_everything_is_there_all_is_well(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_complete_environment_passes_all_checks(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env, checkpoint=str(tmp_path / "new" / "checkpoint"), kafka=True)
     assert {name: check for name, check in found.items() if check.ok is not True} == {}
     assert all(check.detail and not check.remedy for check in found.values())
@@ -110,7 +110,7 @@ def test_where_everything_is_there_all_is_well(env: dict[str, str], tmp_path: Pa
         ("Error: could not open jvm.cfg", False, "could not open jvm.cfg"),
     ],
 )
-def test_the_version_of_java_is_told(env: dict[str, str], tmp_path: Path, says: str, ok: bool, words: str) -> None:
+def test_the_version_of_java_is_reported(env: dict[str, str], tmp_path: Path, says: str, ok: bool, words: str) -> None:
     found = look(env | java(tmp_path, says, "echo Picked up JAVA_TOOL_OPTIONS: -Dversion=9 >&2"))["Java"]
     assert found.ok is ok
     assert re.search(words, found.detail)
@@ -118,14 +118,14 @@ def test_the_version_of_java_is_told(env: dict[str, str], tmp_path: Path, says: 
     assert bool(re.search("install Java 17 or newer.*JAVA_HOME", found.remedy)) is not ok
 
 
-def test_a_java_without_the_modules_that_spark_names_is_told(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_java_without_the_modules_that_spark_needs_is_reported(env: dict[str, str], tmp_path: Path) -> None:
     lacks = 'case "$*" in *jdk.incubator.vector*) echo "java.lang.module.FindException: Module jdk.incubator.vector'
     found = look(env | java(tmp_path, more=f'{lacks} not found, Error" >&2; exit 1;; esac'))["Java"]
     assert found.ok is False
     assert "lacks a module that Spark needs (java.lang.module.FindException" in found.detail
 
 
-def test_a_java_that_is_not_there_is_told(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_missing_java_is_reported(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env | {"JAVA_HOME": str(tmp_path)})["Java"]
     assert (found.ok, found.detail) == (False, f"JAVA_HOME={tmp_path} has no working bin/java")
     assert found.remedy.startswith("unset JAVA_HOME, or install Java 17")
@@ -135,7 +135,7 @@ def test_a_java_that_is_not_there_is_told(env: dict[str, str], tmp_path: Path) -
     assert find_java({"PATH": f"{home}/bin"}) == (Path(home) / "bin" / "java", "PATH")
 
 
-def test_a_java_that_never_answers_is_not_waited_for(
+def test_a_java_that_never_answers_is_given_up(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "SECONDS", 0.2)
@@ -152,7 +152,7 @@ def test_the_oldest_versions_are_those_of_the_extra() -> None:
     assert asked == {name: ".".join(map(str, least)) for name, least in PACKAGES.items()}
 
 
-def test_packages_that_are_old_or_missing_are_told(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_and_missing_packages_are_reported(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.metadata, "version", versions({"pyspark": "3.5.8", "pandas": None}))
     found = look(env)
     assert found["pyspark"] == Check("pyspark", False, "3.5.8, but 4.2 is needed", "pip install 'pyspark>=4.2'")
@@ -162,7 +162,7 @@ def test_packages_that_are_old_or_missing_are_told(env: dict[str, str], monkeypa
     assert "pip install 'pyspark==4.3.0'" in found["Spark"].remedy
 
 
-def test_a_spark_that_is_none_is_told(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_spark_home_without_spark_is_reported(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env | {"SPARK_HOME": str(tmp_path / "nowhere")})
     assert found["Spark"].ok is False
     assert found["Spark"].remedy.startswith("unset SPARK_HOME")
@@ -201,7 +201,7 @@ def test_a_spark_that_is_none_is_told(env: dict[str, str], tmp_path: Path) -> No
         ((), {"spark.jars": "/nowhere/connector.jar"}, None, "/nowhere/connector.jar, which this machine does not see"),
     ],
 )
-def test_the_connector_is_looked_for_where_spark_looks(
+def test_the_connector_is_searched_where_spark_searches(
     tmp_path: Path, env: dict[str, str], jars: Sequence[str], conf: dict[str, str], ok: bool | None, words: str
 ) -> None:
     (tmp_path / "b").mkdir()
@@ -242,7 +242,7 @@ def test_a_connector_elsewhere_is_found_and_none_is_needed_for_tables(tmp_path: 
         ("nonsense", "this Python ended with status 0: no output", sys.executable),
     ],
 )
-def test_the_python_of_the_workers_is_asked(
+def test_the_python_of_the_workers_is_compared_with_this_one(
     env: dict[str, str], tmp_path: Path, script: str, words: str, remedy: str
 ) -> None:
     here = json.dumps(list(sys.version_info[:3]))
@@ -254,7 +254,7 @@ def test_the_python_of_the_workers_is_asked(
     assert remedy in found.remedy
 
 
-def test_a_python_that_does_not_run_is_told(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_python_that_does_not_run_is_reported(env: dict[str, str], tmp_path: Path) -> None:
     found = look(env | {"PYSPARK_PYTHON": "python-of-tomorrow"})["Python of the workers"]
     assert (found.ok, found.detail) == (False, "PYSPARK_PYTHON=python-of-tomorrow: no such program")
     broken = program(tmp_path / "python", "echo 'Fatal Python error: no encodings' >&2; exit 1")
@@ -265,7 +265,7 @@ def test_a_python_that_does_not_run_is_told(env: dict[str, str], tmp_path: Path)
     )
 
 
-def test_of_a_cluster_is_said_what_cannot_be_seen(env: dict[str, str]) -> None:
+def test_the_workers_of_a_cluster_count_as_not_checked(env: dict[str, str]) -> None:
     found = look(env, master="spark://h:7077")["Python of the workers"]
     assert found.ok is None
     assert "the workers of spark://h:7077 cannot be checked from here" in found.detail
@@ -287,7 +287,7 @@ def test_of_a_cluster_is_said_what_cannot_be_seen(env: dict[str, str]) -> None:
         ({"spark.driver.memory": "a lot"}, False, "spark.driver.memory=a lot"),
     ],
 )
-def test_what_a_session_takes_is_compared_with_what_there_is(
+def test_the_memory_of_a_session_is_compared_with_the_memory_of_the_machine(
     env: dict[str, str], monkeypatch: pytest.MonkeyPatch, conf: dict[str, str], ok: bool | None, words: str
 ) -> None:
     monkeypatch.setattr(machine, "memory_limit", lambda: (4 * 1024**3, "this machine"))
@@ -306,13 +306,13 @@ def test_executors_need_room_for_their_python_beside_the_heap(env: dict[str, str
 
 
 @pytest.mark.parametrize("cores", ["²", "٣", "0", "-1", "all", "", "9" * 5_000])
-def test_cores_that_are_no_number_are_a_finding(env: dict[str, str], cores: str) -> None:
+def test_a_number_of_cores_that_is_no_number_is_a_finding(env: dict[str, str], cores: str) -> None:
     found = look(env, master="yarn", conf={"spark.executor.cores": cores})["memory"]
     assert (found.ok, found.detail) == (False, f"spark.executor.cores={cores}")
     assert found.remedy == "write a whole number, 1 or more"
 
 
-def test_numbers_that_are_too_long_to_be_any_end_nothing(env: dict[str, str]) -> None:
+def test_a_number_of_thousands_of_digits_does_not_end_the_command(env: dict[str, str]) -> None:
     long = "9" * 5_000
     assert look(env, master=f"local[{long}]", conf={"spark.driver.memory": f"{long}g"})["memory"].ok is False
     look(env, master=f"local-cluster[{long},1,1024]", conf={})
@@ -321,7 +321,7 @@ def test_numbers_that_are_too_long_to_be_any_end_nothing(env: dict[str, str]) ->
 # --- settings
 
 
-def test_settings_come_from_where_spark_takes_them(env: dict[str, str], tmp_path: Path) -> None:
+def test_settings_are_read_from_the_places_that_spark_reads(env: dict[str, str], tmp_path: Path) -> None:
     conf = tmp_path / "conf"
     conf.mkdir()
     (conf / "spark-defaults.conf").write_text(
@@ -352,7 +352,7 @@ def test_settings_come_from_where_spark_takes_them(env: dict[str, str], tmp_path
 # --- the checkpoint
 
 
-def test_whether_a_checkpoint_can_be_written_is_tried(
+def test_the_check_of_a_checkpoint_tries_to_write(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def checkpoint(path: object) -> Check:
@@ -392,7 +392,7 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return ended.value.code, capsys.readouterr().out
 
 
-def test_the_command_says_what_it_found_and_ends_as_the_others_do(
+def test_the_command_prints_its_findings_and_ends_like_other_checks(
     env: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in env.items():
@@ -410,7 +410,7 @@ def test_the_command_says_what_it_found_and_ends_as_the_others_do(
     assert [check["ok"] for check in document["checks"]] == [True] * 9 + [None]
 
 
-def test_without_a_usable_java_the_command_names_it(
+def test_without_a_usable_java_the_command_says_so(
     env: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (env | java(tmp_path, 'openjdk version "11.0.22"')).items():

@@ -60,7 +60,7 @@ def test_a_first_signal_stops_in_order_and_a_second_one_at_once(
     assert ("lanes: SIGTERM: stopping at once\n" in said) is at_once
 
 
-def test_a_journal_and_what_is_selected_of_it_belong_together() -> None:
+def test_a_journal_and_its_selection_must_be_given_together() -> None:
     assert only_of("", [], "") is None
     found = only_of("dead_lettered", ["a", "b"], "")
     assert found == JournalSelection(path=["a", "b"], of="dead_lettered")

@@ -353,7 +353,7 @@ async def test_a_stop_takes_effect_after_the_handler_that_holds_the_loop(options
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_freeze")
-async def test_a_lost_partition_names_the_handler_that_held_the_loop(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_reason_of_a_loss_names_the_handler_that_held_the_loop(caplog: pytest.LogCaptureFixture) -> None:
     events: list[GroupEvent] = []
     broker = published(*"ab")
     source = MemorySource(broker)

@@ -271,7 +271,7 @@ def run_script(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
 
 
-def test_a_thread_ends_the_process_where_the_kernel_cannot(tmp_path: Path) -> None:
+def test_where_the_kernel_cannot_end_a_process_its_thread_does(tmp_path: Path) -> None:
     code = (
         "import fcntl, sys, time\n"
         "vars(fcntl).pop('F_SETSIG', None)\n"
@@ -289,7 +289,7 @@ def test_a_thread_ends_the_process_where_the_kernel_cannot(tmp_path: Path) -> No
     process.stdout.close()
 
 
-def test_a_process_whose_parent_has_ended_before_ends(tmp_path: Path) -> None:
+def test_a_process_whose_parent_has_already_ended_ends_at_once(tmp_path: Path) -> None:
     code = "import sys; from lanes.workers.child import end_with_parent as end; end(int(sys.argv[1])); print('lives')"
     reading, writing = os.pipe()
     os.close(writing)

@@ -102,7 +102,7 @@ def test_no_handler_may_start_before_the_end_of_the_acquisition() -> None:
     assert member.machine.deadline > PAST
 
 
-def test_a_survey_without_longer_leases_outlasts_nothing() -> None:
+def test_a_survey_without_longer_leases_adds_no_wait() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()
@@ -353,7 +353,7 @@ def test_a_foreign_consumer_obstructs_until_the_acquisition() -> None:
 
 
 @pytest.mark.parametrize("result", [Unknown, Refused])
-def test_a_ledger_that_is_not_written_is_not_handed_over(result: object) -> None:
+def test_a_ledger_that_could_not_be_written_is_not_handed_over(result: object) -> None:
     world, member = revoked()
     action = until(world, member, Write, "s.0")
     now = world.clock(member)

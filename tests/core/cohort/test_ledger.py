@@ -25,7 +25,7 @@ def members(done: Done) -> set[int]:
 
 
 @given(dones(), dones())
-def test_a_union_of_ledgers_is_that_of_the_sets(one: Done, other: Done) -> None:
+def test_the_union_of_ledgers_equals_the_union_of_their_sets(one: Done, other: Done) -> None:
     union = one.union(other)
     assert members(union) == members(one) | members(other)
     assert union == other.union(one)

@@ -98,7 +98,7 @@ def test_a_leave_redistributes_only_the_partitions_of_the_leaver() -> None:
     assert sorted(Counter(after.owners).values()) == [10] * 89 + [11] * 10
 
 
-def test_one_partition_makes_standbys() -> None:
+def test_with_one_partition_the_other_members_are_standbys() -> None:
     planned = plan(["b"], {"a": 9, "b": 1, "c": 1})
     assert planned == CohortPlan(("b",), ("b",), ("a", "c"))
     # The owner dies, and a standby takes over.

@@ -155,7 +155,7 @@ def test_the_former_rules_ignore_targets_and_still_tell_an_excess(
     assert former.under_provisioned == (excess(former.owners, preferred) > 0)
 
 
-def test_a_target_is_advice_and_the_cover_wins() -> None:
+def test_each_partition_has_an_owner_even_above_the_targets() -> None:
     members = {"a": 1, "b": 1}
     assert Counter(plan([None] * 6, members, targets={"a": 2}).owners) == {"a": 2, "b": 4}
     assert not plan([None] * 6, members, targets={"a": 2}).under_provisioned
@@ -201,7 +201,7 @@ def test_a_standby_replaces_one_active_member_only() -> None:
     assert planned.active == ("a", "c")
 
 
-def test_of_standbys_below_the_need_the_one_with_the_highest_target_becomes_active() -> None:
+def test_among_standbys_whose_target_is_too_low_the_one_with_the_highest_target_becomes_active() -> None:
     targets = {"a": 1, "b": 2, "c": 3, "d": 2}
     planned = plan(["a"] * 6, dict.fromkeys("abcd", 1), active_members=1, targets=targets)
     assert planned.active == ("c",)

@@ -155,7 +155,7 @@ def test_a_member_with_the_same_settings_may_join() -> None:
     assert records.difference(CONFIG, CONFIG) is None
 
 
-def test_another_start_is_no_difference() -> None:
+def test_another_start_does_not_count_as_a_difference() -> None:
     """Only the first member uses the start. Otherwise, a deployment that computes its start could never join again."""
     assert records.difference(CONFIG, replace(CONFIG, start="2026-01-01T00:00:00+00:00")) is None
 

@@ -31,7 +31,7 @@ def test_no_walk_of_23_thousand_breaks_a_promise() -> None:
     assert result.unreached == []
 
 
-def test_a_walk_of_a_number_repeats() -> None:
+def test_a_walk_with_the_same_number_repeats() -> None:
     first, second = walk(17), walk(17)
     assert repr(first.run()) == repr(second.run())
     assert first.world.calls == second.world.calls

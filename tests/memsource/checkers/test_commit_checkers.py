@@ -83,7 +83,7 @@ class TestNoCommitPastUnfinished:
         assert violated(segment(run, sent(2))) == {"AtLeastOnce", *PAST}
         assert not violated(segment(run, sent(1)))
 
-    def test_the_end_must_be_of_the_same_assignment(self) -> None:
+    def test_a_message_must_end_in_the_assignment_that_commits_it(self) -> None:
         first = [assigned(), *handled(1), owned("revoked")]
         again = [assigned(0, assignment=2), delivered(1, assignment=2)]
         assert violated(segment(first, again, sent(2, assignment=2))) == PAST

@@ -41,7 +41,7 @@ class TestPerKeyOrder:
         assert {verdict.status for verdict in check(parsed(run))} == {"passed"}
         assert verdicts(run)["PerKeyOrder"].checked == 2
 
-    def test_a_witness_names_everything(self) -> None:
+    def test_a_witness_names_partition_key_member_and_row(self) -> None:
         run = segment(delivered(1), delivered(2), started(2), ended(2), started(1), ended(1), ack(1), ack(2))
         verdict = verdicts(run)["PerKeyOrder"]
         assert (verdict.status, verdict.violations) == ("violated", 2)
@@ -340,7 +340,7 @@ class TestSettlement:
         run = segment(delivered(1), started(1), owned("lost"), ended(1), message("zombie", 1), ack(1))
         assert violated(run) == {"AtLeastOnce", "NoSettleBeforeEnd"}
 
-    def test_a_message_delivered_after_a_gap_did_not_end_in_it(self) -> None:
+    def test_a_message_delivered_after_a_gap_did_not_end_in_the_gap(self) -> None:
         hole = [delivered(7, "x"), delivered(8, "x")]
         fresh = segment(hole, delivered(1), ack(1))
         del fresh[1]

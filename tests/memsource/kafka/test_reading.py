@@ -190,7 +190,7 @@ def test_an_empty_message_has_its_place_in_the_log() -> None:
         ("latest", 6, [6, 7]),
     ],
 )
-def test_out_of_range_at_the_start(policy: str, committed: int | None, reads: list[int]) -> None:
+def test_a_start_out_of_range_follows_the_offset_reset(policy: str, committed: int | None, reads: list[int]) -> None:
     stand = Stand(1, 8, offset_reset=policy)
     stand.broker.delete_records(0, 5, stand.now)
     one = stand.client("one")
@@ -203,7 +203,7 @@ def test_out_of_range_at_the_start(policy: str, committed: int | None, reads: li
 
 
 @pytest.mark.parametrize("committed", [None, 2, 9])
-def test_out_of_range_with_the_policy_error_is_one_message_and_then_silence(committed: int | None) -> None:
+def test_out_of_range_with_the_policy_error_is_one_error_and_no_further_message(committed: int | None) -> None:
     stand = Stand(1, 8, offset_reset="error")
     stand.broker.delete_records(0, 5, stand.now)
     one = stand.client("one")
@@ -215,7 +215,7 @@ def test_out_of_range_with_the_policy_error_is_one_message_and_then_silence(comm
     assert (stand.fetch(one), stand.poll(one)) == ([], [])
 
 
-def test_retention_that_overtakes_a_reader() -> None:
+def test_retention_may_overtake_a_reader() -> None:
     stand = Stand(1, 10, prefetch=0)
     one = stand.client("one")
     stand.poll(one)

@@ -104,7 +104,7 @@ def test_a_partition_cannot_be_released_without_a_revocation() -> None:
 
 
 @pytest.mark.parametrize(("protocol", "fenced"), [("eager", True), ("cooperative", False), ("848", True)])
-def test_a_revoke_that_takes_longer_than_the_poll_interval(protocol: str, fenced: bool) -> None:
+def test_a_revoke_beyond_the_poll_interval_loses_the_partitions(protocol: str, fenced: bool) -> None:
     stand = Stand(2, 3, protocol=protocol, max_poll_interval=6.0)
     one = stand.client("one")
     stand.poll(one)

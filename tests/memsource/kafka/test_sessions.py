@@ -191,7 +191,7 @@ def test_a_static_member_that_returns_in_time_causes_no_rebalance(protocol: str)
 
 
 @pytest.mark.parametrize("protocol", ["eager", "cooperative"])
-def test_of_two_static_members_of_a_name_classic_kills_the_old_one(protocol: str) -> None:
+def test_under_a_classic_protocol_a_second_static_member_of_a_name_ends_the_first(protocol: str) -> None:
     stand = Stand(1, 3, protocol=protocol)
     old = stand.client("old", "static")
     stand.poll(old)
@@ -203,7 +203,7 @@ def test_of_two_static_members_of_a_name_classic_kills_the_old_one(protocol: str
     assert stand.owners() == ["new"]
 
 
-def test_of_two_static_members_of_a_name_848_kills_the_new_one() -> None:
+def test_under_848_a_second_static_member_of_a_name_fails_itself() -> None:
     stand = Stand(1, 3, protocol="848")
     old = stand.client("old", "static")
     stand.poll(old)

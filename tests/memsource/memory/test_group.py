@@ -76,7 +76,7 @@ def test_a_commit_is_checked_for_nothing_but_its_member() -> None:
     assert group.committed(0).offset == 0
 
 
-def test_unfinished_counts_the_messages_of_the_next_owner() -> None:
+def test_unfinished_counts_the_messages_that_the_next_owner_gets() -> None:
     group = filled(10)
     group.join("a")
     assert group.unfinished == 10

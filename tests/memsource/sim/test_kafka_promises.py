@@ -218,7 +218,7 @@ def of_bad(desk: Desk) -> dict[int, int]:
 
 
 @every_protocol
-def test_poison_skip(protocol: RebalanceProtocol) -> None:
+def test_the_policy_skip_dead_letters_the_message_and_continues(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         desk = Desk(bad="c")
         poisoned(world, "skip", desk)
@@ -230,7 +230,7 @@ def test_poison_skip(protocol: RebalanceProtocol) -> None:
 
 
 @every_protocol
-def test_poison_block(protocol: RebalanceProtocol) -> None:
+def test_the_policy_block_stops_the_key(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         desk = Desk(bad="c")
         worker = poisoned(world, "block", desk)
@@ -247,7 +247,7 @@ def test_poison_block(protocol: RebalanceProtocol) -> None:
 
 
 @every_protocol
-def test_poison_block_and_dlq(protocol: RebalanceProtocol) -> None:
+def test_the_policy_block_and_dlq_writes_a_dead_letter_and_stops_the_key(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         desk = Desk(bad="c")
         worker = poisoned(world, "block_and_dlq", desk)
@@ -264,7 +264,7 @@ def test_poison_block_and_dlq(protocol: RebalanceProtocol) -> None:
 
 
 @every_protocol
-def test_poison_exit(protocol: RebalanceProtocol) -> None:
+def test_the_policy_exit_stops_the_consumer(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         desk = Desk(bad="c", held="d")
         worker = poisoned(world, "exit", desk)

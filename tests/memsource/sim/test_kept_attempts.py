@@ -17,7 +17,7 @@ CRASHES = faults(crash=3, rebalance=2, commit_fails=1, letter_fails=1, slow=1)
 
 @pytest.mark.long
 @pytest.mark.parametrize("poison", ["skip", "block", "block_and_dlq"])
-def test_no_checker_finds_anything_with_kept_attempts(poison: Any) -> None:
+def test_no_checker_finds_a_violation_with_stored_attempts(poison: Any) -> None:
     @simulate(runs=8, faults=ALL, seed=500, partitions=3)
     async def test(world: World) -> None:
         await Job(world, poison).run()

@@ -371,7 +371,7 @@ def test_a_malformed_answer_names_its_request(message: object) -> None:
     played(scene)
 
 
-def test_one_failing_read_of_a_listing_is_its_error() -> None:
+def test_a_failed_read_of_one_key_fails_the_listing() -> None:
     async def scene(stage: Stage) -> None:
         store = await opened(stage)
         for number in range(40):
