@@ -250,9 +250,11 @@ class _Raised(NamedTuple):
         try:
             pickled = pickle.dumps(error, PROTOCOL)
             if type(pickle.loads(pickled)) is not type(error):
-                pickled, why = None, "its pickle is of another type"
+                pickled = None
+                why = "its pickle is of another type"
         except Exception as failed:
-            pickled, why = None, f"{type(failed).__qualname__}: {error_text(failed)}"
+            pickled = None
+            why = f"{type(failed).__qualname__}: {error_text(failed)}"
         return cls(pickled, _substitute(error, why or "its class cannot be imported there"), text)
 
     def error(self) -> BaseException:

@@ -66,6 +66,9 @@ ALSO: Final = (
 )
 """Functions whose texts other modules print: (module, class or "", function)."""
 
+COLLECTED: Final = (("lanes.observe.ownership", "OwnershipLog", "lost", "reason"),)
+"""Parameters whose texts a later line prints from a collection: (module, class, function, parameter)."""
+
 OF_PYTHON: Final = {*dir(str), *dir(list), *dir(dict)}
 """Methods of str, list and dict, which an unknown instance may have."""
 
@@ -182,15 +185,10 @@ class Reader:
                 elif is_error(name, node.name):
                     self._class(here, node)
         for name, owner, function in ALSO:
-            here = source(name)
-            found = next(
-                node
-                for node in ast.walk(here.tree)
-                if isinstance(node, Function)
-                and node.name == function
-                and owner == getattr(here.around[node], "name", "")
-            )
-            self._returns(here, found)
+            self._returns(source(name), _function(name, owner, function))
+        for name, owner, function, parameter in COLLECTED:
+            found = _function(name, owner, function)
+            self._hand(Parameter(name, source(name).where(found), parameter), found)
 
     def text(self) -> str:
         """The list, by module and by function."""
@@ -318,7 +316,8 @@ class Reader:
         self._handed.add(parameter)
         names = parameters(owner) if isinstance(owner, Function) else fields_of(owner)
         bare = [name for name in names if name not in ("self", "cls")]
-        for here, call in (*calls().get(owner.name, ()), *calls().get("cls", ())):
+        of_class = calls().get("cls", ()) if isinstance(owner, ast.ClassDef) else ()
+        for here, call in (*calls().get(owner.name, ()), *of_class):
             target = called(here, call)
             # A call on an unknown instance may mean this method, unless str, list or dict has a method of that name.
             unknown = target is None and len(methods().get(owner.name, ())) > 1 and owner.name not in OF_PYTHON
@@ -331,6 +330,16 @@ class Reader:
                 if is_prose(here, value) or filled:
                     what = f"for {parameter.owner.rpartition('.')[2]}({parameter.name})"
                     self.told[here.name][Told(here.where(call), what, shown(value), filled)] = None
+
+
+def _function(name: str, owner: str, function: str) -> Function:
+    """Return a function of a module by its class, or "" for a function of the module itself."""
+    here = source(name)
+    return next(
+        node
+        for node in ast.walk(here.tree)
+        if isinstance(node, Function) and node.name == function and owner == getattr(here.around[node], "name", "")
+    )
 
 
 def _is_for_stderr(call: ast.Call) -> bool:

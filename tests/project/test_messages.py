@@ -79,12 +79,23 @@ def test_a_list_that_differs_is_told_with_what_to_do(
             "class C:\n  def f(self, what: str): log.error('%s!', what)\n  def g(self): self.f(what='from a caller')",
             "C.f\n    ERROR: {what}!\n  C.g\n    for f(what): from a caller",
         ),
+        (
+            """\
+class C:
+  def f(self, what: str): log.error('%s!', what)
+class D:
+  def f(self): ...
+  @classmethod
+  def g(cls): return cls('for a constructor')""",
+            "C.f\n    ERROR: {what}!",
+        ),
         ("def f(refuse): raise refuse('made by a parameter')", "f\n    refuse: made by a parameter"),
     ],
 )
 def test_every_form_of_a_text_is_listed(text: str, entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = module_of("example", text)
     monkeypatch.setattr(messages, "ALSO", ())
+    monkeypatch.setattr(messages, "COLLECTED", ())
     monkeypatch.setattr(source_names, "read", lambda name: module)
     monkeypatch.setattr(source_names, "modules", lambda: ("example",))
     # The caches of the project's own modules stay as they are.
