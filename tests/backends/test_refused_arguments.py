@@ -1,4 +1,4 @@
-"""An argument of a wrong kind is refused by the constructors of every backend. Needs no broker"""
+"""The constructors of every backend refuse an argument of a wrong kind; no broker runs."""
 
 from __future__ import annotations
 

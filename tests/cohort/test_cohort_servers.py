@@ -1,4 +1,4 @@
-"""The simulated servers of a cohort: a bucket, the durables of a stream, and the links to them."""
+"""The simulated bucket, durables and links of a cohort behave like those of a server."""
 
 from __future__ import annotations
 

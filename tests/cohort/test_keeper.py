@@ -1,4 +1,4 @@
-"""A lease keeper performs each action of its machine unchanged, answers with the result, and wakes for each input"""
+"""A lease keeper performs each action of its machine, passes the result to the machine, and wakes for each input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One membership: its record, its answers to a source, its hints, and what it does at once after a stop or a hint"""
+"""A membership writes its heartbeat, answers its source, and acts at once after a stop or a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member sets its cohort up, joins, beats and leaves, call by call in virtual time"""
+"""A roster sets a cohort up, joins, writes heartbeats and leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member plans for its cohort, and tells which members sent no heartbeat, call by call in virtual time"""
+"""A roster plans for its cohort, and reports members without a heartbeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The effects of failures, dead letters and bounds have exact values, and a message that has ended keeps no other."""
+"""The effects of failures, dead letters and bounds have exact values, and an ended message references no other."""
 
 from __future__ import annotations
 

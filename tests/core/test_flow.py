@@ -1,4 +1,4 @@
-"""The flow of an engine takes, pauses and looks by its marks and times, as a naive flow does."""
+"""The flow of an engine stops, pauses and resumes intake at its marks and times, like a naive flow."""
 
 from __future__ import annotations
 

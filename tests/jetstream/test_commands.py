@@ -1,4 +1,4 @@
-"""``lanes cohort``: the status of a cohort, and the drain of a member."""
+"""``lanes cohort`` shows the status of a cohort, and drains a member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scenarios of the simulated JetStream broker, on a real server: both behave alike."""
+"""The scenarios of the simulated JetStream broker have the same results on a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls from a client's thread to the event loop, their answers, and the queue of commands to the thread."""
+"""A client's thread calls the event loop in order, and the loop's commands to the thread get their answers."""
 
 from __future__ import annotations
 

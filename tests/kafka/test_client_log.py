@@ -1,4 +1,4 @@
-"""The lines of librdkafka go to a logger, repeated lines are counted, and a wrong address fails in the stated time"""
+"""The lines of librdkafka go to a logger, repeated lines are counted, and a wrong address fails within 10 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One commit: its request, its answer, its deadline and its errors, with a fake client and a fake broker."""
+"""A commit has one request, one answer, a deadline and its own errors; with a fake client and a fake broker."""
 
 from __future__ import annotations
 

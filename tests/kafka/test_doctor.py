@@ -1,4 +1,4 @@
-"""The checks of the doctor on a real broker, each on its own."""
+"""Each check of ``lanes doctor kafka`` finds its fault on a real broker."""
 
 from __future__ import annotations
 

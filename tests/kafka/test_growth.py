@@ -1,4 +1,4 @@
-"""A topic that gets more partitions while it is read: a warning, or the end of the source."""
+"""A topic that gets more partitions while it is read causes a warning or the end of the source."""
 
 from __future__ import annotations
 

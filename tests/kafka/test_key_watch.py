@@ -1,4 +1,4 @@
-"""A source warns once of a topic that two kinds of producers write to."""
+"""A source warns once about a topic to which two kinds of producers write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lag of a consumer on Kafka, in its status and metrics."""
+"""The status and the metrics of a consumer on Kafka have the lag of each partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time until a broker deletes a message, by the limits of its topic and the deletions of its log."""
+"""The retention of a message follows from the limits of its topic and the deletions of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The question for members without an answer, and for the session of the group: what they log, and what stays known."""
+"""A question about the members or the session of the group without an answer is logged, and known facts stay."""
 
 from __future__ import annotations
 

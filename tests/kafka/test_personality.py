@@ -1,4 +1,4 @@
-"""The scenarios of the Kafka personality on a real broker, with equal results."""
+"""The scenarios of the simulated Kafka have the same results on a real broker."""
 
 from __future__ import annotations
 

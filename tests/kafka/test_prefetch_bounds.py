@@ -1,4 +1,4 @@
-"""Prefetched messages at the edges: the demand of a rewind itself, and room for a single message."""
+"""The prefetch delivers the messages of a rewind, and keeps to the smallest room."""
 
 from __future__ import annotations
 

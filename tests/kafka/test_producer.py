@@ -1,4 +1,4 @@
-"""The confirmed producer: calls in its thread, and the settings it is made with."""
+"""The producer of dead letters makes its calls in a thread of its own, with safe settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rebalance callbacks of a group, with a fake client and a fake admin client."""
+"""The rebalance callbacks of a group check topics, wait for releases, and give a loss its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that have failed for good and are rebuilt after a pause, and members that only join again.
+"""A client that has failed for good is rebuilt after a pause, and a removed member joins again.
 
 A mock cluster gives the errors, so it does not matter when a broker would give them.
 """

@@ -1,4 +1,4 @@
-"""The end of a source: a close, a callback that raises, an event loop that has ended."""
+"""A source ends its client at a close, after a callback that raises, and after the end of the event loop."""
 
 from __future__ import annotations
 

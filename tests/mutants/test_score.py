@@ -1,4 +1,4 @@
-"""The mutation score counts the mutants of every function, plants one in memory, and keeps verdicts while they hold"""
+"""The mutation score counts mutants of every function, plants each in memory, and keeps valid verdicts."""
 
 from __future__ import annotations
 

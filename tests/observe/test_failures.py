@@ -1,4 +1,4 @@
-"""The first failure, and the first message given up, is a line; further ones of the same type are counted for 10 s."""
+"""The first failure and the first message given up are log lines; further ones of a type are counted for 10 s."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each retry loop of the adapters and of the cohort ends in the pass that an event meets"""
+"""Each retry loop of the adapters and of the cohort ends in the pass in which its end becomes known."""
 
 from __future__ import annotations
 

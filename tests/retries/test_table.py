@@ -1,4 +1,4 @@
-"""Every retry loop of the sources is in the table, and none that is gone"""
+"""The table of retry loops has every loop of the code, and no loop that was removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event loops on which ``lanes.main`` runs a consumer."""
+"""``lanes.main`` runs a consumer on the chosen event loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A doorbell wakes its one waiting task, at a ring or after a time, and keeps a timer for later waits."""
+"""A doorbell wakes its waiting task at a ring or after a time, and keeps its timer for later waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer inside an application: a start that fails, an end that is reported, and calls from other threads"""
+"""An application learns of a failed start and of the end of its consumer, and other threads may make some calls."""
 
 from __future__ import annotations
 

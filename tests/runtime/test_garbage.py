@@ -1,4 +1,4 @@
-"""The frequency of garbage collections while a consumer runs."""
+"""A running consumer collects garbage less often, and its process is as before at the end."""
 
 from __future__ import annotations
 

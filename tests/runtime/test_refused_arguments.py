@@ -1,4 +1,4 @@
-"""An argument of a wrong kind is refused by the constructor, with its name, its kind and the kind that is wanted"""
+"""The constructor refuses an argument of a wrong kind, and names the argument, its kind and the wanted kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A handler that cannot be called with its argument is refused by the constructor, before any message fails"""
+"""The constructor refuses a handler that cannot be called with its argument, before any message fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stop`` from tasks, callbacks of the loop, signal handlers and other threads."""
+"""Tasks, callbacks of the loop, signal handlers and other threads may call ``stop``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real ``JetStreamSource`` and nats client under the simulator: promises, and runs that repeat."""
+"""The real ``JetStreamSource`` and nats client keep every promise in the simulator; a token repeats a run."""
 
 from __future__ import annotations
 

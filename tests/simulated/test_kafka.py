@@ -1,4 +1,4 @@
-"""The real ``KafkaSource`` under the simulator: promises, and runs that repeat."""
+"""The real ``KafkaSource`` keeps every promise in the simulator, and a run repeats from its token."""
 
 from __future__ import annotations
 

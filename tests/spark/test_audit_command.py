@@ -1,4 +1,4 @@
-"""``lanes spark-audit``: its options, its output, and its exit statuses; no Spark runs."""
+"""``lanes spark audit`` checks its options, prints the verdicts, and exits with its status; no Spark runs."""
 
 from __future__ import annotations
 

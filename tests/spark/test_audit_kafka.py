@@ -1,4 +1,4 @@
-"""``lanes spark-audit`` compares the journal of a live consumer with the topic on a real broker."""
+"""``lanes spark audit`` compares the journal of a live consumer with the topic on a real broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches of distant positions, and of a topic that grows, without a JVM."""
+"""Batches skip the gaps between distant positions, and follow a topic that grows; no JVM runs."""
 
 from __future__ import annotations
 

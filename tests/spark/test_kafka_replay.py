@@ -1,4 +1,4 @@
-"""Replays of a topic on a real Kafka broker, with Spark's Kafka connector."""
+"""A replay of a topic on a real Kafka broker keeps the order, and ends if the topic is recreated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays on a real Spark, in one process."""
+"""A replay on a real Spark in one process handles each row once, in order within its key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``lanes spark-replay``: its options and its refusals; one test runs a real Spark."""
+"""``lanes spark replay`` parses its options, and refuses contradictions; one test runs a real Spark."""
 
 from __future__ import annotations
 

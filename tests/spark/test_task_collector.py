@@ -1,4 +1,4 @@
-"""The frequency of garbage collections during a task."""
+"""A task of Spark collects garbage less often, and leaves the process as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Python worker that Spark uses for many tasks: its remaining objects, and its memory."""
+"""A Python worker that Spark uses for many tasks keeps no thread or descriptor, and its memory does not grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A held lease knows its next step, its revision and its expiry, whatever becomes of its writes."""
+"""A held lease knows its next step, its revision and its expiry, also after lost and late writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counts of an owned partition: sizes of runs, undelivered and missing messages, and doubted answers"""
+"""An owned partition counts its undelivered and missing messages, and doubts an answer that reports too few."""
 
 from __future__ import annotations
 

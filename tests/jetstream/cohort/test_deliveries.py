@@ -1,4 +1,4 @@
-"""A member's treatment of deliveries, statuses and partition events, without a server."""
+"""A member drops deliveries after a missing one, and acts on each status and partition event; no server runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bucket of a cohort on a real server: a former owner cannot write the state; its creation and configuration."""
+"""The bucket of a cohort on a real server keeps the contract, so a former owner cannot write the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cohort's stream that is divided again during the run, and a stream larger than the room of a member."""
+"""A cohort stops if its stream is divided again, and serves every partition even with more partitions than room."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""acks=: when an acknowledgement counts as sent, read or written, and its repetition after a reconnect."""
+"""``acks=`` decides when an acknowledgement counts as sent, and a reconnect repeats lost acknowledgements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second process on a durable is refused within 3 s, or detected during the run; the error names the cohort"""
+"""A second process on a durable is refused within 3 s, or detected during the run; the error names the cohort."""
 
 from __future__ import annotations
 

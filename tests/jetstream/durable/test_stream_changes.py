@@ -1,4 +1,4 @@
-"""A stream or a consumer that is deleted, created again or changed during the run stops the source loudly."""
+"""A stream or a consumer that is deleted, created again or changed during the run stops the source with an error."""
 
 from __future__ import annotations
 

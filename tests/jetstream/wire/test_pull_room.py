@@ -1,4 +1,4 @@
-"""Pull requests stay within the room, and their counts, signs of life and statuses are exact. No server runs"""
+"""Pull requests stay within the room, and their counts, signs of life and statuses are exact; no server runs."""
 
 from __future__ import annotations
 

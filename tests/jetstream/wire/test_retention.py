@@ -1,4 +1,4 @@
-"""The time until a server deletes a message, by the limits of its stream."""
+"""The retention of a message is the time until the server deletes it, by the limits of its stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choosers of the adapters' harness."""
+"""The choosers for simulated adapters draw faults from a seed, aim further faults, and repeat given decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coverage of pairs of faults."""
+"""A run counts each ordered pair of faults, and names the pairs that no run has reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Threads of an adapter as tasks of the simulator."""
+"""A thread of an adapter runs as a task of the simulator, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The simulated cohort: leases, epochs, moving slots, and the slots that each member believes to own."""
+"""The simulated cohort moves slots between members by leases and epochs, and tells a member late of its loss."""
 
 from __future__ import annotations
 

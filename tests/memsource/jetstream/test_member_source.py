@@ -1,4 +1,4 @@
-"""``JetStreamMemberSource``: takeovers, owners that have not heard of their loss, and faults."""
+"""``JetStreamMemberSource`` takes over in order, and survives late notices of a loss and other faults."""
 
 from __future__ import annotations
 

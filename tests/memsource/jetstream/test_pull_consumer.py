@@ -1,4 +1,4 @@
-"""``PullConsumer`` against a naive model, which keeps all its former states and scans everything."""
+"""``PullConsumer`` agrees with a naive model, which keeps all former states and scans every message."""
 
 from __future__ import annotations
 

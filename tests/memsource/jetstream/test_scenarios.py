@@ -1,4 +1,4 @@
-"""The personality behaves as the server was measured. ``tests/jetstream/test_personality.py`` measures a server."""
+"""The simulated broker behaves like the measured server. ``tests/jetstream/test_personality.py`` measures a server."""
 
 from __future__ import annotations
 

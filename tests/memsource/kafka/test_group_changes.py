@@ -1,4 +1,4 @@
-"""``Group`` for a broker with time: restarted members, losses without a new owner, recreated topics."""
+"""``Group`` of the Kafka broker supports restarted members, losses without a new owner, and recreated topics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random plans on ``KafkaBroker``, against a model of the calls and callbacks of clients alone."""
+"""``KafkaBroker`` agrees with a naive model of its clients for random plans."""
 
 from __future__ import annotations
 

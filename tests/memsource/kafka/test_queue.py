@@ -1,4 +1,4 @@
-"""A simulated member of a partitioned queue reads the topics of its width, and names topics that nobody reads."""
+"""A simulated member of a partitioned queue reads the topics of its width, and names topics that no member reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions that clients read: prefetch, pause, resets, retention, and recreated topics."""
+"""A simulated client reads the right positions through prefetch, pauses, resets, retention and recreated topics."""
 
 from __future__ import annotations
 

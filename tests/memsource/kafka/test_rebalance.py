@@ -1,4 +1,4 @@
-"""Callbacks of the three rebalance protocols when partitions move."""
+"""The simulated clients get the callbacks of their rebalance protocol when partitions move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Kafka personality behaves as a broker was measured. ``tests/kafka/test_personality.py`` measures a broker."""
+"""The simulated Kafka behaves like the measured broker. ``tests/kafka/test_personality.py`` measures a broker."""
 
 from __future__ import annotations
 

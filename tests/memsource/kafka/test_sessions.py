@@ -1,4 +1,4 @@
-"""The loss of members: sessions, polls, closing, static names, and brokers that are down."""
+"""A simulated group removes a member after its session, and follows the rules for polls, static names and outages."""
 
 from __future__ import annotations
 

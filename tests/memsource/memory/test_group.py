@@ -1,4 +1,4 @@
-"""``Group`` as data: notices, commits, moves of partitions, and states as values."""
+"""``Group`` moves partitions between members, checks commits, and reports each change by a notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``MemoryBroker``: redelivery, tokens, and refused calls."""
+"""``MemoryBroker`` redelivers by its rules, accepts only the newest token, and refuses wrong calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An argument of a wrong kind is refused by the constructors in memory and of plans, and named"""
+"""The constructors of memory sources and of plans refuse an argument of a wrong kind, and name it."""
 
 from __future__ import annotations
 

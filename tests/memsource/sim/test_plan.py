@@ -1,4 +1,4 @@
-"""The fields of a plan, and the values that are refused."""
+"""A plan accepts the limits of each range, and refuses values beyond them by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Acknowledgements over a real client on a simulated server: what is sent, repeated, confirmed, and given back"""
+"""Acknowledgements over a real client on a simulated server are sent, repeated and confirmed by their rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source of a member of a cohort on a simulated server: from its join to its leave, call by call.
+"""The source of a cohort member behaves correctly on a simulated server, from its join to its leave.
 
 This file is longer than most, because all its tests share one member and its events.
 """

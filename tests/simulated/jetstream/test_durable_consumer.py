@@ -1,4 +1,4 @@
-"""The durable consumer of a source on a simulated server: its creation, its checks, its state and its timers"""
+"""The durable consumer of a source is created, checked, watched and changed correctly on a simulated server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The source over one durable on a simulated server: from its start to its end, call by call.
+"""The source over one durable behaves correctly on a simulated server, from its start to its end.
 
 This file is longer than most, because all its tests share one opened source.
 """

@@ -1,4 +1,4 @@
-"""The durables of a cohort on a simulated server: their contract and configuration, and each refused or lost request"""
+"""The durables of a cohort keep their contract on a simulated server, also if requests are refused or lost."""
 
 from __future__ import annotations
 

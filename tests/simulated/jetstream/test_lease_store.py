@@ -1,4 +1,4 @@
-"""The lease store of a cohort on a simulated server: its contract, its bucket, and every refused or lost request."""
+"""The lease store of a cohort keeps its contract on a simulated server, also if requests are refused or lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takeovers of a durable on a simulated server: earlier messages first and in order, whatever the server permits.
+"""A takeover of a durable delivers earlier messages first and in order, by every barrier that a server permits.
 
 This file is longer than most, because all its tests share one process and its takeover.
 """
