@@ -43,7 +43,7 @@ WARM_UP: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one consumer needed: percent of a core, microseconds of CPU a message, and seconds of latency."""
+    """The cost of one consumer: percent of a core, microseconds of CPU a message, and seconds of latency."""
 
     busy: float
     cpu: float

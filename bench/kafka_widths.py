@@ -60,7 +60,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one run needed: its load, the largest depth, and the number of lanes in use."""
+    """The result of one run: its load, the largest depth, and the number of lanes in use."""
 
     load: Load
     depth: int

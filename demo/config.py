@@ -81,8 +81,8 @@ class DemoConfig:
         broker: Kind of broker.
         members: Number of processes; None is 3 on Kafka and 1 on JetStream.
         partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream. With a
-            ``width`` above 1, the topics of Kafka share this number and have at least one each, and a JetStream cohort
-            has one partition for each physical queue.
+            ``width`` above 1, the topics of Kafka share this number, and have at least one each. A JetStream cohort
+            then has one partition for each physical queue.
         width: Number of physical queues that hold the events, by their cases; 1 is the plain stream or topic.
         protocol: Protocol of the Kafka group.
         lease: Lease of the JetStream cohort in seconds.

@@ -113,7 +113,7 @@ class Doorbell:
     """Wakes the one task that waits. Used on one event loop, asyncio or trio; a ring while no task waits has no effect.
 
     With asyncio a wait costs about a third of ``anyio.Event`` within ``anyio.move_on_after``, because a timer stays for
-    later waits: a timer that ends too early starts again for the rest of the time.
+    later waits. A timer that ends too early starts again for the rest of the time.
     """
 
     __slots__ = ("_event", "_loop", "_timer", "_timer_at", "_until", "_waiter")

@@ -512,9 +512,9 @@ class Retaining(Protocol):
     def retention(self, message: Message) -> Retention | None:
         """Return the time until the broker may delete a message. Sends nothing, raises nothing and does not block.
 
-        The runtime calls the method once a second for at most one message of each partition, namely the message with
-        the lowest position that has been unfinished for a second. The source may read the facts for its next answer
-        from the broker after such a call.
+        The runtime calls the method once a second for at most one message of each partition. This message has the
+        lowest position among those that have been unfinished for a second. The source may read the facts for its next
+        answer from the broker after such a call.
 
         Args:
             message: An unfinished message of this source.
@@ -549,7 +549,7 @@ class Confirming(Protocol):
 
     A process is silent while none of its threads runs, for example after SIGSTOP. After such a freeze of more than
     ``freeze_limit`` seconds, the runtime starts no handler and writes no dead letter until every partition is confirmed
-    or reported lost. The runtime does not read the clock for each message: if more than 5,000 handlers start a second,
+    or reported lost. The runtime does not read the clock for each message. If more than 5,000 handlers start a second,
     up to 15 of them may start before the freeze is noticed.
     """
 

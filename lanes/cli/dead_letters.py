@@ -158,10 +158,10 @@ def list_dead_letters(
 ) -> None:
     """List dead letters with their origins and reasons. Shows no key and no payload.
 
-    A reason is the type and the text of the handler's exception, escaped and cut; for Nak and Term, the text alone.
-    --queue lists all partitions of a partitioned queue, if the dead letters have the queue that their consumer
-    registered. For other dead letters add --partitions. Without --partitions, a line says how many dead letters of
-    NAME__p1, NAME__p2 and so on are left out.
+    A reason is the type and the text of the handler's exception, escaped and cut. The reason of a Nak or Term is its
+    text alone. --queue lists all partitions of a partitioned queue, if the dead letters have the queue that their
+    consumer registered. For other dead letters add --partitions. Without --partitions, a line says how many dead
+    letters of NAME__p1, NAME__p2 and so on are left out.
     """
     where = Where(topic, config, settings, subject, server)
     origins = Origins(queue, partitions)

@@ -59,7 +59,7 @@ class Runbook(NamedTuple):
         steps: The steps.
         create: Physical queues to create, with the number of the broker's partitions of each. Empty as long as the
             existing ones contradict each other.
-        remove: Physical queues that may be removed, because nobody reads them and every group has finished them.
+        remove: Physical queues that may be removed, because no member reads them and every group has finished them.
         faults: Faults that strand messages, or refuse the change; empty = the change may go on.
     """
 

@@ -172,7 +172,7 @@ class Lifecycle:
     # --- the waits for the start
 
     async def until_opened(self) -> None:
-        """Wait until the source is open; see ``lanes.Consumer.opened``. Warns about a consumer that nobody runs."""
+        """Wait until the source is open; see ``lanes.Consumer.opened``. Warns if no task runs the consumer."""
         self.check_thread("opened", "await it in that event loop")
         self.thread = threading.current_thread()
         if self.state == "new":

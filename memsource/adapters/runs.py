@@ -225,7 +225,7 @@ def run_schedule(schedule: AdapterSchedule, adapter: Adapter, checkers: Sequence
     def world(plan: Plan, broker: Any, *args: Any, **options: Any) -> World:
         chooser: Chooser
         if schedule.decisions is None:
-            # A broker without names of requests has no faults at the requests of one name.
+            # If the broker names no requests, the run concentrates on no request.
             calls, reactions = getattr(broker, "calls", ()), getattr(broker, "reactions", {})
             waits = getattr(broker, "waits", False)
             chooser = Drawn(f"{seed}/faults", broker.kinds, broker.deadlines, broker.phases, calls, reactions, waits)

@@ -47,19 +47,19 @@ def lanes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     return command
 
 
-def test_version(lanes: Command) -> None:
+def test_the_version_is_printed(lanes: Command) -> None:
     assert lanes("--version") == (0, f"lanes {version('lanes-runtime')}\n", "")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["ring", "--help"], ["route", "--help"]])
-def test_help(lanes: Command, arguments: list[str]) -> None:
+def test_help_is_printed(lanes: Command, arguments: list[str]) -> None:
     said = lanes(*arguments)
     assert (said.status, said.err) == (0, "")
     assert "Usage: lanes" in said.out
 
 
 @pytest.mark.parametrize("command", [[], ["doctor"], ["doctor", "kafka"], ["dead-letters", "list"], ["ring"]])
-def test_h_is_short_for_help(lanes: Command, command: list[str]) -> None:
+def test_the_option_h_prints_help_too(lanes: Command, command: list[str]) -> None:
     assert lanes(*command, "-h") == (0, lanes(*command, "--help").out, "")
 
 

@@ -332,7 +332,7 @@ def test_a_partition_that_is_not_drained_in_time_is_reported_once(drained: bool)
     virtual(test)
 
 
-def test_a_change_of_the_deadline_or_an_event_is_told_once() -> None:
+def test_a_change_of_the_deadline_or_an_event_is_reported_once() -> None:
     async def test() -> None:
         post = Post(Machine())
         post.keeper.ended()

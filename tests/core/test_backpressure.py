@@ -55,7 +55,7 @@ def test_both_budgets_must_be_low_to_resume() -> None:
     assert flow.release(0, 500)
 
 
-def test_a_crossing_has_two_transitions_for_any_swing_of_the_count() -> None:
+def test_intake_changes_twice_for_each_reached_bound() -> None:
     flow = Flow(10, 1_000)
     flow.admit(10, 10, 0.0)
     changes = 0
@@ -71,7 +71,7 @@ def test_a_crossing_has_two_transitions_for_any_swing_of_the_count() -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3])
-def test_a_small_bound_resumes(bound: int) -> None:
+def test_intake_resumes_below_a_small_bound(bound: int) -> None:
     flow = Flow(bound, 1_000)
     assert flow.admit(bound, 0, 0.0)
     assert flow.release(bound, 0)
@@ -144,7 +144,7 @@ def test_the_users_pause_stops_only_the_intake() -> None:
     assert engine.room() == Room(99, 999)
 
 
-def test_a_bound_that_lasts_pauses_the_clients() -> None:
+def test_a_long_stop_at_a_bound_pauses_the_clients() -> None:
     engine = new_engine(max_in_flight=4)
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, 2, 3, key=None, now=10.0)
@@ -233,7 +233,7 @@ def test_a_busy_partition_has_no_use_for_an_idle_handler() -> None:
     assert kinds(engine) == [fx.Resumed]
 
 
-def test_a_bound_that_does_not_last_pauses_no_client() -> None:
+def test_a_short_stop_at_a_bound_pauses_no_client() -> None:
     engine = new_engine(max_in_flight=2)
     partition = assigned(engine)
     run = deliver(engine, partition, 0, 1, key=None, now=10.0)
@@ -282,7 +282,7 @@ def test_room_in_a_pause_is_used_at_once_if_a_handler_would_idle(concurrency: in
 
 
 @pytest.mark.parametrize(("concurrency", "resumes"), [(2, False), (3, True)])
-def test_a_look_starts_the_intake_only_for_an_idle_handler(concurrency: int, resumes: bool) -> None:
+def test_a_check_starts_the_intake_only_for_an_idle_handler(concurrency: int, resumes: bool) -> None:
     engine, head = stuck_engine(concurrency)
     ack(engine, head)
     engine.settled(engine.collect(0.0))

@@ -72,7 +72,7 @@ def positions(drain: PartitionDrain) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_every_pair_of_a_phase_and_an_event_moves_on_or_is_refused(phase: str, event: str) -> None:
+def test_each_phase_accepts_or_refuses_each_event(phase: str, event: str) -> None:
     engine = new_engine()
     drain = drain_of(engine, assigned(engine, floor=0), phase=phase)
     following = LEGAL.get((phase, event))
@@ -168,7 +168,7 @@ def test_nothing_closes_the_prefix_once_handlers_are_cancelled() -> None:
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_an_idle_partition_is_drained_at_its_begin(interrupted: bool) -> None:
+def test_an_idle_partition_is_drained_when_its_drain_begins(interrupted: bool) -> None:
     engine = new_engine()
     partition = assigned(engine)
     if interrupted:

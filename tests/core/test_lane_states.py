@@ -87,7 +87,7 @@ def test_an_illegal_pair_is_refused_with_lane_state_and_event(state: int, event:
     assert message.state == state
 
 
-def test_a_stopped_lane_shows_its_state_and_place() -> None:
+def test_the_repr_of_a_stopped_lane_shows_its_state_and_place() -> None:
     head = new_message(new_partition(2), 3)
     head.state = HELD
     assert repr(StoppedLane(head, failed(), 1.5)) == "<StoppedLane held at S/2 position 3>"

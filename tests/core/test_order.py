@@ -78,7 +78,7 @@ def test_the_empty_key_is_a_key() -> None:
     assert take_all(engine) == [0]
 
 
-def test_no_more_than_concurrency_run() -> None:
+def test_at_most_concurrency_handlers_run() -> None:
     engine = new_engine(concurrency=2)
     partition = assigned(engine)
     deliver(engine, partition, 0, 1, 2, key=None)
@@ -148,7 +148,7 @@ def test_two_partitions_share_no_lane(order: Order) -> None:
     assert starts.count(0) == 2
 
 
-def test_serial_refuses_a_second_partition() -> None:
+def test_serial_order_refuses_a_second_partition() -> None:
     engine = new_engine(order="serial")
     first = assigned(engine, 0)
     with pytest.raises(ValueError, match=r'^order="serial": S/1 would be a second partition; assign at most one$'):

@@ -55,7 +55,7 @@ def given_up(poison: Poison, order: Order = "key") -> tuple[Engine, list[Message
 
 
 @pytest.mark.parametrize("poison", ENDS)
-def test_a_poison_message_is_reported_once_and_only_its_lane_waits(poison: Poison) -> None:
+def test_a_poison_message_is_reported_once_and_delays_only_its_lane(poison: Poison) -> None:
     engine, run, failure = given_up(poison)
     effect, state = ENDS[poison]
     assert told(engine) == [(effect, run[0], failure)]
@@ -206,7 +206,7 @@ def test_a_blocked_message_is_abandoned_with_its_partition(poison: Poison, way: 
     assert engine.collect(0.0) == []
 
 
-def test_a_blocked_head_holds_only_the_floor() -> None:
+def test_a_blocked_head_holds_back_only_the_floor() -> None:
     engine = new_engine(poison="block")
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0, 1, key=A)

@@ -65,7 +65,7 @@ def test_the_vectors_of_the_second_step_hold() -> None:
     ("digest", "width", "partition"),
     [(1, 1, 0), (42, 57, 43), (0xDEAD10CC, 1, 0), (0xDEAD10CC, 666, 361), (256, 1024, 520)],
 )
-def test_the_second_step_is_that_of_other_programs(digest: int, width: int, partition: int) -> None:
+def test_the_second_step_equals_that_of_other_programs(digest: int, width: int, partition: int) -> None:
     assert jump(digest, width) == partition
 
 

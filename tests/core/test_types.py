@@ -66,12 +66,12 @@ def test_a_message_reads_its_raw_message_when_asked() -> None:
     assert (message.epoch, partition.epoch, partition.assignment) == (0, 0, 4)
 
 
-def test_a_message_shows_its_origin_and_no_user_data() -> None:
+def test_the_repr_of_a_message_shows_its_origin_and_no_user_data() -> None:
     message = new_message(new_partition(), 7, key=b"customer-42")
     assert repr(message) == "<Message S/0 position 7 attempt 1>"
 
 
-def test_a_partition_shows_its_state_and_counts() -> None:
+def test_the_repr_of_a_partition_shows_its_state_and_counts() -> None:
     partition = new_partition(2)
     assert repr(partition) == "<Partition S/2 assignment 0 fenced>"
     partition.live, partition.assignment, partition.unended = True, 5, 3

@@ -39,7 +39,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["spark", "--help"]])
-def test_help(demo: Command, arguments: list[str]) -> None:
+def test_help_is_printed(demo: Command, arguments: list[str]) -> None:
     said = demo(*arguments)
     assert (said.status, said.err) == (0, "")
     assert "Usage: python -m demo" in said.out

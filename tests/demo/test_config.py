@@ -129,13 +129,13 @@ def test_the_folder_to_keep_must_be_empty(tmp_path: Path) -> None:
         pass
 
 
-def test_without_a_folder_to_keep_nothing_stays() -> None:
+def test_without_a_folder_to_keep_no_file_stays() -> None:
     with places(None) as where:
         (where.folder / "ledger.sqlite").touch()
     assert not where.folder.exists()
 
 
-def test_no_temporary_folder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_temporary_folder_is_one_clear_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(DemoError, match="a temporary folder cannot be created"), places(None):
         pass

@@ -110,7 +110,7 @@ async def test_a_killed_child_is_reported_as_killed(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @asyncio_only
-async def test_a_program_that_is_not_there_is_one_clear_line(tmp_path: Path) -> None:
+async def test_a_missing_program_is_one_clear_line(tmp_path: Path) -> None:
     child = Child([str(tmp_path / "nothing")], tmp_path / "log")
     with pytest.raises(DemoError, match=r"nothing' cannot be started \(No such file or directory\)"):
         await child.start()

@@ -53,7 +53,7 @@ def report(**changes: Any) -> Report:
     return Report(**{**green, **changes})
 
 
-def test_a_green_report() -> None:
+def test_a_report_without_a_fault_is_green() -> None:
     assert report().ok
     assert report().broken == []
     assert all(good for _, _, good in report().rows())

@@ -119,7 +119,7 @@ async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, cli
     await stream.delete_stream("TAKEN")
 
 
-async def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
         await run(DemoConfig(server="nats://127.0.0.1:1", events=10))
@@ -165,7 +165,7 @@ async def test_the_demo_waits_for_a_killed_server(fresh_nats: Callable[..., Nats
     assert outage.unanswered
 
 
-async def test_a_server_that_dies_while_publishing_changes_nothing_about_the_order(
+async def test_a_server_that_dies_while_publishing_keeps_the_order(
     fresh_nats: Callable[..., NatsServer],
 ) -> None:
     server = fresh_nats()

@@ -194,7 +194,7 @@ async def test_an_unwritable_ledger_is_reported_without_an_answer(tmp_path: Path
         waiting.cancel()
 
 
-async def test_no_service_is_one_clear_line(tmp_path: Path) -> None:
+async def test_a_missing_service_is_one_clear_line(tmp_path: Path) -> None:
     client = Client(f"unix:{tmp_path}/nothing", TOKEN)
     with pytest.raises(DemoError, match="no approval service at unix:"):
         await client.connect()

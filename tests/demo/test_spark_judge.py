@@ -134,7 +134,7 @@ def test_a_drop_of_tables_is_idempotent(tables: Tables) -> None:
     assert found == (None,)
 
 
-def test_a_server_that_is_not_there_is_one_clear_line() -> None:
+def test_an_unreachable_server_is_one_clear_line() -> None:
     nowhere = Tables("postgresql://me:secret@127.0.0.1:1/test", "x")
     with pytest.raises(DemoError, match=r"PostgreSQL: .*127\.0\.0\.1.*start the server") as raised:
         nowhere.make(LOG)

@@ -31,7 +31,7 @@ def progress(**changes: Any) -> Progress:
     return Progress(**{**state, "status": STATUS, **changes})
 
 
-def test_the_plain_line_has_what_matters() -> None:
+def test_the_plain_line_has_progress_rate_and_oldest_message() -> None:
     assert line(progress(), 812.0) == (
         "under lanes: 1,000 of 2,000 done, 812/s, 17 in flight, 9 running, 2 held, 5 retries, floor 1,234, "
         "oldest 029576e5 0.42 s"
@@ -70,7 +70,7 @@ def live() -> tuple[LiveView, io.StringIO]:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_the_live_panel_shows_what_happens_now() -> None:
+async def test_the_live_panel_shows_the_present_figures() -> None:
     view, screen = live()
     state = progress(answering=False, serial_rate=83.5)
     async with view.showing(state):

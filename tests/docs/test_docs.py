@@ -262,14 +262,14 @@ def asks_for_kafka(page: Path) -> bool:
 
 @pytest.mark.timeout(300)  # for a whole page; each block has a separate limit
 @pytest.mark.parametrize("page", [page for page in PAGES if not asks_for_kafka(page)], ids=name_of)
-def test_page(page: Path, urls: Urls, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_run(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("kafka_prepared")  # so that its jars are fetched before the tests
 @pytest.mark.parametrize("page", [page for page in PAGES if asks_for_kafka(page)], ids=name_of)
-def test_page_with_kafka(page: Path, urls: Urls, tmp_path: Path) -> None:
+def test_the_blocks_of_a_page_for_kafka_run(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_the_search_works_without_a_server(site: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_the_site(site: Path) -> None:
+def test_the_site_has_its_pages_and_loads_nothing_from_other_hosts(site: Path) -> None:
     """One build serves all assertions about the site."""
     texts = {
         str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html") if path.name != "measure.html"
@@ -169,7 +169,7 @@ def test_the_site(site: Path) -> None:
         ("docs/a.md", "[a](https://example.com/a.md) [b](mailto:a@example.com) [c](/etc/hosts) [d](../../b.md)", []),
     ],
 )
-def test_the_links_of_a_page(path: str, text: str, targets: list[str]) -> None:
+def test_the_links_of_a_page_are_found(path: str, text: str, targets: list[str]) -> None:
     assert list(linked(path, text)) == targets
 
 

@@ -216,7 +216,7 @@ def test_rows_are_only_buffered_until_they_are_flushed(tmp_path: Path) -> None:
     assert history.path.stat().st_size == size
 
 
-def test_one_write_a_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = opened(tmp_path)
     calls: list[int] = []
     write = os.write

@@ -225,7 +225,7 @@ async def test_a_full_process_is_paused_once(topic: MakeTopic, asked: None, monk
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("short_polls")
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_polling_continues_while_saturated(protocol: str, topic: MakeTopic) -> None:
+async def test_a_full_process_keeps_polling(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     produce(events, 200, keys=20)
     held = [b"%d" % number for number in range(20)]

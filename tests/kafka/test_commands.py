@@ -109,7 +109,7 @@ def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int
 
 @pytest.mark.parametrize("arguments", [["kafka"], ["kafka", "--help"], ["kafka", "partition", "--help"]])
 @pytest.mark.parametrize("first", [[], ["doctor"]])
-def test_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
+def test_help_is_printed(lanes: Command, first: list[str], arguments: list[str]) -> None:
     if first and "partition" in arguments:
         arguments = ["--help"]
     status, out, err = lanes(*first, *arguments)
@@ -118,7 +118,7 @@ def test_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["kafka", "partition", "a"], ["doctor", "kafka"]])
-def test_what_is_not_installed_is_one_line_with_the_remedy(
+def test_a_missing_package_is_one_line_with_the_remedy(
     lanes: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))

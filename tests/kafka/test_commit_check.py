@@ -331,7 +331,7 @@ def test_a_topic_that_was_recreated_is_noticed_before_the_commit_of_a_callback()
     assert "given up" in said(answer) and bench.client.requests == []
 
 
-def test_topics_are_checked_once_an_answer() -> None:
+def test_topics_are_checked_once_for_each_answer() -> None:
     bench = Bench()
     bench.check.advance(bench.client)
     assert (bench.checks, bench.contacts) == (0, 1)

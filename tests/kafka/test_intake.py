@@ -313,7 +313,7 @@ def test_a_partition_that_is_lost_meanwhile_is_read_no_further() -> None:
     assert stand.intake.read_past(partition, 5, 60.0) == [] and len(stand.consumed) == 1
 
 
-def test_reading_past_ends_with_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reading_past_a_gap_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(intake_module, "time", SimpleNamespace(monotonic=lambda: now))
     stand = Stand(0, position=5)
@@ -332,7 +332,7 @@ def test_reading_past_ends_with_its_patience(monkeypatch: pytest.MonkeyPatch) ->
     assert stand.intake.read_past(stand.owned().partition, 5, 0.0) == [] and len(stand.consumed) == 3
 
 
-def test_reading_past_reads_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reading_past_a_gap_reads_a_bounded_number_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intake_module, "_READ_PAST_LIMIT", 150)
     stand = Stand(0, 1, position=0)
     stand.at[0], stand.end[0] = 0, 7
@@ -348,7 +348,7 @@ def test_reading_past_reads_a_bounded_number_of_messages(monkeypatch: pytest.Mon
     assert [count for count, _ in stand.consumed] == [1, 99, 1, 49]
 
 
-def test_an_error_during_the_reading_past_leaves_the_partition_revocable() -> None:
+def test_an_error_while_reading_past_a_gap_leaves_the_partition_revocable() -> None:
     stand = Stand(0, position=5)
     stand.at[0], stand.end[0] = 5, 7
 

@@ -100,7 +100,7 @@ async def test_a_frozen_member_commits_nothing(topic: MakeTopic) -> None:
 
 
 @pytest.mark.parametrize("protocol", [pytest.param("cooperative", marks=pytest.mark.slow), "848"])
-async def test_zombie_result_is_fenced(protocol: str, topic: MakeTopic) -> None:
+async def test_the_result_of_a_zombie_is_fenced(protocol: str, topic: MakeTopic) -> None:
     events = topic(1)
     story = Story()
     work = Work(story)

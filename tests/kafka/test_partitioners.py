@@ -49,7 +49,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "signed"), JAVA.items())
-def test_murmur2_is_that_of_the_java_client(key: bytes, signed: int) -> None:
+def test_murmur2_equals_the_hash_of_the_java_client(key: bytes, signed: int) -> None:
     assert murmur2(key) == signed % 2**32
     assert murmur2_partition(key, 1_000) == (signed & 0x7FFFFFFF) % 1_000
 

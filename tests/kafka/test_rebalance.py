@@ -25,7 +25,7 @@ _STEPS = 6
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_revoke_drains_before_release(protocol: str, topic: MakeTopic) -> None:
+async def test_a_revoke_drains_before_the_release(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     for number in range(2):
         produce(events, 1, keys=[b"first"], partition=number)
@@ -76,7 +76,7 @@ async def test_a_revoke_does_not_wait_for_answers_after_it(protocol: str, topic:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-async def test_kept_partition_keeps_running(protocol: str, topic: MakeTopic) -> None:
+async def test_a_kept_partition_keeps_running(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     for number, key in enumerate((b"zero", b"one")):
         produce(events, 50, keys=[key], partition=number)
@@ -124,7 +124,7 @@ async def joined(members: Group, name: str, story: Story, *, commit_metadata: bo
 @pytest.mark.slow
 @pytest.mark.parametrize("commit_metadata", [True, False], ids=["metadata", "prefix"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: bool, topic: MakeTopic) -> None:
+async def test_a_clean_rebalance_repeats_nothing(protocol: str, commit_metadata: bool, topic: MakeTopic) -> None:
     events = topic(8)
     produce(events, _MESSAGES, keys=_KEYS)
     story, pace = Story(), Pace()
@@ -173,7 +173,7 @@ async def test_added_partitions_lose_nothing(protocol: str, start: str, topic: M
 
 
 @pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.slow) for one in _CLASSIC), "848"])
-async def test_close_leaves_group_at_once(protocol: str, topic: MakeTopic) -> None:
+async def test_a_close_leaves_the_group_at_once(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
     # The session would not end within the timeout of the test.

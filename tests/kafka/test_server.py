@@ -252,13 +252,13 @@ class TestInstallation:
         assert "\n" not in str(missing.value)
         return str(missing.value)
 
-    def test_no_java_is_one_clear_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_java_is_one_clear_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("JAVA_HOME", raising=False)
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         assert "apt install default-jre-headless maven" in self.startup_error()
 
-    def test_no_maven_is_one_clear_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_maven_is_one_clear_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.java(tmp_path, monkeypatch, 'echo openjdk version \\"21.0.1\\" >&2')
         monkeypatch.setenv("PATH", str(tmp_path))
         refusal = self.startup_error()

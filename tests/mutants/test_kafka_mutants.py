@@ -22,7 +22,7 @@ def test_the_old_text_is_there_once(mutant: Mutant) -> None:
     compile(source, spec.origin, "exec", dont_inherit=True)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_mutants() -> None:
     assert len(KAFKA) >= 10
     assert all(mutant.found_by for mutant in KAFKA.values())
 

@@ -51,7 +51,9 @@ async def test_one_warning_names_the_stream_and_the_remedies(caplog: pytest.LogC
     ],
     ids=["mixed", "with keys", "one lane", "no order", "order of the partition"],
 )
-async def test_no_warning(keys: list[str | None], settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+async def test_keys_or_another_order_cause_no_warning(
+    keys: list[str | None], settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     await handled(350, keys=keys, **settings)
     assert warnings(caplog) == []
 

@@ -110,7 +110,7 @@ def test_every_gauge_is_tested_here() -> None:
     assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, "lanes.stranded"}
 
 
-def test_counters(sdk: Sdk) -> None:
+def test_each_counter_counts_its_events(sdk: Sdk) -> None:
     telemetry, one = sdk.telemetry(), message()
     telemetry.consumed(one.partition, 500)
     telemetry.consumed(one.partition, 11)
@@ -316,6 +316,6 @@ def test_the_page_lists_what_is_exported(sdk: Sdk) -> None:
     assert attributes == set(re.findall(r"^\| `([a-z._]+)` \|", spans, re.MULTILINE))
 
 
-def test_the_help_of_the_ready_lanes_tells_them_from_a_ready_consumer() -> None:
+def test_the_help_of_lanes_ready_says_that_it_counts_lanes() -> None:
     (ready,) = [gauge for gauge in GAUGES if gauge.name == "lanes.ready"]
     assert ready.description == "Lanes that wait for a worker; not the readiness of the consumer."

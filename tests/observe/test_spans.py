@@ -32,16 +32,16 @@ from tests.fakes.telemetry import (
 # --- off
 
 
-def test_no_sdk_means_no_telemetry() -> None:
+def test_without_an_sdk_there_is_no_telemetry() -> None:
     assert Telemetry.create("billing", "kafka", status) is None
 
 
-def test_no_op_providers_mean_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_op_providers_export_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, trace.NoOpTracerProvider(), metrics.NoOpMeterProvider())
     assert Telemetry.create("billing", "kafka", status) is None
 
 
-def test_a_disabled_sdk_means_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disabled_sdk_exports_no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     use(monkeypatch, TracerProvider(shutdown_on_exit=False), MeterProvider(shutdown_on_exit=False))
     assert Telemetry.create("billing", "kafka", status) is None
@@ -59,7 +59,7 @@ def test_metrics_alone_read_no_headers(monkeypatch: pytest.MonkeyPatch, caplog: 
     made.shutdown()
 
 
-def test_traces_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_work_without_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Sdk()
     use(monkeypatch, tracers=made.tracers)
     telemetry = made.telemetry()

@@ -161,7 +161,7 @@ def test_pairs_take_turns_and_the_one_with_the_median_ratio_counts() -> None:
     assert middle(measured) == (4.0, 2.0)
 
 
-def test_the_table_has_a_line_a_figure() -> None:
+def test_each_figure_has_a_line_in_the_table() -> None:
     lines = table([cost("engine", "µs", 0.512, 0.25, 0.6), rate("net", "messages/s", 91_234.5, 100_000.0)])
     assert lines.splitlines() == [
         "case    figure  unit        baseline  ratio  goal  holds",

@@ -289,7 +289,7 @@ def test_a_command_gets_the_address_and_gives_its_status(spawn: Spawn, temporary
     assert list(temporary.iterdir()) == []
 
 
-def test_a_command_that_is_not_there_is_one_line(spawn: Spawn, temporary: Path) -> None:
+def test_a_missing_command_is_one_line(spawn: Spawn, temporary: Path) -> None:
     runner = spawn("-m", "tests.components", "run", "nats", "--", "no-such-command")
     _, errors = runner.communicate()
     assert (runner.returncode, errors) == (127, "no-such-command: No such file or directory\n")

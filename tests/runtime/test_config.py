@@ -335,7 +335,7 @@ def test_max_in_flight_above_the_brokers_limit_is_refused() -> None:
         Settings(max_in_flight=300).in_flight_bound(299)
 
 
-def test_concurrency_above_the_brokers_limit_is_refused() -> None:
+def test_concurrency_above_the_limit_of_the_broker_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^concurrency=100 is above the 99 .* allows: lower concurrency, or raise"):
         Settings().in_flight_bound(99)
 

@@ -381,7 +381,7 @@ Call = Callable[[Consumer], object]
         ("opened", lambda consumer: anyio.run(consumer.opened), "await it in that event loop"),
     ],
 )
-async def test_other_calls_are_refused_on_another_thread(name: str, call: Call, remedy: str) -> None:
+async def test_calls_that_belong_to_the_loop_are_refused_on_another_thread(name: str, call: Call, remedy: str) -> None:
     broker = published("a")
     consumer = consumer_of(MemorySource(broker), fail, dead_letters=MemoryDeadLetters(broker), poison="block")
     here = threading.current_thread().name

@@ -146,7 +146,7 @@ def test_a_java_that_never_answers_is_given_up(
 # --- packages
 
 
-def test_the_oldest_versions_are_those_of_the_extra() -> None:
+def test_the_oldest_accepted_versions_equal_those_of_the_extra() -> None:
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["spark"]
     asked = {one.name: next(iter(one.specifier)).version for one in map(Requirement, extra)}
     assert asked == {name: ".".join(map(str, least)) for name, least in PACKAGES.items()}

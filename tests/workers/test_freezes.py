@@ -450,7 +450,7 @@ def watch_of(clock: Time, noticed: list[float], limit: float = 5.0) -> FreezeWat
         pytest.param(1e9, math.inf, False, id="no limit"),
     ],
 )
-async def test_the_limit(gap: float, limit: float, freeze: bool) -> None:
+async def test_only_a_freeze_above_the_limit_is_noticed(gap: float, limit: float, freeze: bool) -> None:
     clock, noticed = Time(), list[float]()
     watch = watch_of(clock, noticed, limit)
     clock.now = gap

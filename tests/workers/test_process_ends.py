@@ -271,7 +271,7 @@ def run_script(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False, env=environment)
 
 
-def test_where_the_kernel_cannot_end_a_process_its_thread_does(tmp_path: Path) -> None:
+def test_where_the_kernel_sends_no_signal_a_thread_ends_the_process(tmp_path: Path) -> None:
     code = (
         "import fcntl, sys, time\n"
         "vars(fcntl).pop('F_SETSIG', None)\n"

@@ -3,7 +3,7 @@
 A group gives the partitions of a member away when it has heard no heartbeat for a session. A client that wakes from a
 freeze learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the change at
 once. Unlike a commit, the question moves no position. A member in the list has not been removed since it joined, so no
-other member owns its partitions: a group that rebalances waits for its members, or removes them.
+other member owns its partitions. A group that rebalances waits for its members, or removes them.
 
 A member that is not in the list has lost its partitions, even if the client still believes in them. Such a client may
 get no answer to its heartbeats for a whole session, for example after a router has dropped its connection. A lost
@@ -215,7 +215,7 @@ class Membership:
                 self._answer(confirmed=confirmed)
         elif self._future is not None:
             assert self._admin is not None
-            # Polling calls the callbacks of the settings, and logs.
+            # A poll serves the callbacks and the log of this client.
             self._admin.poll(0)
             if self._future.done():
                 future = self._future

@@ -124,7 +124,7 @@ class QueueWatch:
             self._look = self._one_look()
         elif not all(future.done() for future in self._waiting):
             if self._own is not None:
-                # Polling calls the callbacks of the settings, and logs.
+                # A poll serves the callbacks and the log of this client.
                 self._own.poll(0)
             if now >= self._given_up_at:
                 self.end()

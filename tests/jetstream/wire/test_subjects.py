@@ -30,12 +30,12 @@ def test_a_pattern_matches_as_at_the_server(pattern: str, subject: str, matched:
 
 
 @pytest.mark.parametrize("subject", ["a", "a.b", "a.*.>", ">"])
-def test_a_subject(subject: str) -> None:
+def test_a_valid_subject_is_accepted(subject: str) -> None:
     assert is_subject(subject)
 
 
 @pytest.mark.parametrize("subject", ["", "a..b", ".a", "a.", "a b", "a.>.b", None, 5, ["a"]])
-def test_no_subject(subject: object) -> None:
+def test_an_invalid_subject_is_refused(subject: object) -> None:
     assert not is_subject(subject)
 
 

@@ -68,7 +68,7 @@ def violated(make: MakeChecker, segments: list[Rows], taken: Collection[tuple[st
 
 
 @pytest.mark.parametrize("make", BREAKS, ids=lambda make: make.name)
-def test_a_taken_assignment_is_excused(make: MakeChecker) -> None:
+def test_late_actions_of_a_taken_assignment_are_excused(make: MakeChecker) -> None:
     segments = BREAKS[make]
     assert violated(make, segments, [])
     assert not violated(make, segments, [("m-1", "S/0", 1)])
@@ -77,7 +77,7 @@ def test_a_taken_assignment_is_excused(make: MakeChecker) -> None:
 
 
 @pytest.mark.parametrize("make", [NoOverlap, ExclusiveOwner], ids=lambda make: make.name)
-def test_either_owner_of_a_taken_assignment_is_excused(make: MakeChecker) -> None:
+def test_late_actions_of_either_owner_are_excused(make: MakeChecker) -> None:
     assert not violated(make, BREAKS[make], [("m-2", "S/0", 1)])
 
 
