@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 def end_with_parent() -> None:
     """End this process at the end of stdin, and on Linux also when the thread that started this process ends."""
     killed_with_parent()
-    # A thread, because the event loop may be busy or stuck.
+    # A thread watches stdin, because the event loop may be busy or stuck.
     threading.Thread(target=_watch_stdin, daemon=True).start()
 
 

@@ -74,8 +74,8 @@ class DeadLetter:
         tombstone: See ``Details``.
         null_headers: See ``Details``.
         timestamp: See ``Details``.
-        queue: Name of the partitioned queue that the source belongs to, as its consumer registered it. ``None`` = it
-            belongs to none.
+        queue: Name of the partitioned queue that the source belongs to, as its consumer registered it. ``None`` = the
+            source belongs to none.
         queue_partition: Number of the physical queue in that queue. ``None`` = it belongs to no partitioned queue.
         system: Kind of the broker of the source, as in ``SourceTraits.system``. "" = unknown.
         incarnation: Identity of the topic or stream, which differs on another cluster and after a deletion. The id of

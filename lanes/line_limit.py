@@ -42,7 +42,7 @@ class Counted(Generic[T]):
     Attributes:
         kind: Kind of the lines.
         count: Number of lines, 1 or more.
-        seconds: Seconds in which they were counted.
+        seconds: Seconds in which the lines were counted.
         latest: The newest line.
     """
 

@@ -70,7 +70,7 @@ class SignalCounter:
         self._ignored_until = 0.0
 
     def received(self, now: float) -> int:
-        """Count a signal. Does not block, so a signal handler may call it.
+        """Count a signal. A signal handler may make this call, because it does not block.
 
         Args:
             now: Time of the signal on ``time.monotonic``, in seconds.

@@ -450,7 +450,7 @@ class BrokerContact:
         self._clock = clock
         self._answered_at = clock()
         self._doubted_at: float | None = None
-        # Replaced and never changed, because another thread may be reading it.
+        # The tuple is replaced and never changed, because another thread may be reading it.
         self._outage: tuple[float, str] | None = None
 
     def answered(self) -> None:

@@ -408,7 +408,7 @@ class OwnedPartitions(Generic[T]):
             self._wake()
 
     def leave(self) -> bool:
-        """Give up the partitions after the member has stopped receiving, until a partition has unsettled messages.
+        """Give up the partitions of a stopped member, up to the first partition with unsettled messages.
 
         Call this method again after every new event, until the membership has ended.
 

@@ -287,7 +287,8 @@ class Engine(Ownership):
             stopped.stop(message, follows, failure)
             self.effects.append(fx.DeadLetterDue(message, failure, follows))
         else:
-            # Under ``exit`` too: later messages of the lane must not start before the drain abandons them.
+            # The lane stops under ``exit`` too, because its later messages must not start before the drain abandons
+            # them.
             stopped.stop(message, "block", failure)
             self.halted |= follows == "halt"
             effect = fx.Halted if follows == "halt" else fx.Blocked

@@ -133,7 +133,7 @@ class AckLedger:
             self._ends.append(end)
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message. The broker redelivers it later."""
+        """Forget an unfinished message, which the broker redelivers later."""
         del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
@@ -312,7 +312,7 @@ class OffsetLedger:
         self._delivered = max(self._delivered, offset - 1)
 
     def floor(self) -> int:
-        """Return the next offset to read. Every message below it is finished or never existed. Never falls."""
+        """Return the next offset to read. Every message below the floor is finished or never existed. Never falls."""
         first = self._open.find(1, self._first)
         if first < 0:
             first = len(self._open)

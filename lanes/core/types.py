@@ -144,7 +144,7 @@ class Ledger(Protocol):
         """Mark messages as settled, and return the number and bytes of the messages that changed."""
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message. The broker redelivers it later."""
+        """Forget an unfinished message, which the broker redelivers later."""
 
     def in_flight(self) -> list[Message]:
         """Return the messages admitted and not settled, in order of delivery."""
@@ -159,7 +159,7 @@ class Ledger(Protocol):
         """Return the number of deliveries that are not settled."""
 
     def floor(self) -> int:
-        """Return the next position to read. Every delivery below it is finished."""
+        """Return the next position to read. Every delivery below this position is finished."""
 
 
 class CommitProgress(Protocol):
@@ -182,7 +182,7 @@ class CommitProgress(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
-    """Attributes of an assignment for the engine and the runtime. Not public: they may change without notice.
+    """Attributes of an assignment for the engine and the runtime. These are not public, and may change.
 
     Attributes:
         ledger: The messages in flight; unset until the partition is assigned.
@@ -293,7 +293,7 @@ class Partition(PartitionInternals):
 
 
 class MessageInternals:
-    """Attributes of a message for the engine. Not public: they may change without notice.
+    """Attributes of a message for the engine. These are not public, and may change.
 
     Attributes:
         lane: Lane of the message. The initial value is the key, and a source does not change it.
@@ -314,15 +314,15 @@ class Message(MessageInternals):
     """One message, as the source delivers it and as the handler receives it.
 
     Args:
-        partition: The assignment that delivered it.
+        partition: The assignment that delivered the message.
         position: Offset or stream sequence.
         key: Bytes of the partition key. ``None`` = no key.
         size: Bytes that count against ``max_in_flight_bytes``.
         raw: The message of the client, for ``Partition.reader``.
-        token: Value by which the source settles this delivery. A redelivery replaces it.
+        token: Value by which the source settles this delivery. A redelivery replaces the token.
 
     Attributes:
-        partition: The assignment that delivered it.
+        partition: The assignment that delivered the message.
         position: Offset or stream sequence.
         key: Bytes of the partition key. ``None`` = no key.
         size: Bytes that count against ``max_in_flight_bytes``.
@@ -384,9 +384,10 @@ class Message(MessageInternals):
 
     @property
     def epoch(self) -> int:
-        """A number that rises with each assignment, as in ``partition.epoch``. Handlers use it as a fencing token.
+        """A number that rises with each assignment, as in ``partition.epoch``.
 
-        In a cohort the epoch rises across processes; elsewhere it rises within this process.
+        In a cohort the epoch rises across processes, and handlers use the epoch as a fencing token. Elsewhere the epoch
+        rises within this process.
         """
         return self.partition.epoch
 
@@ -436,7 +437,7 @@ class Failure(Outcome):
 
 
 class SettlementInternals:
-    """Attributes of a settlement for the engine. Not public: they may change without notice.
+    """Attributes of a settlement for the engine. These are not public, and may change.
 
     Attributes:
         ordinal: Number of the first delivery above the floor of a commit.

@@ -110,7 +110,7 @@ def examine(
     """
     reasons = []
     if outage is not None and outage.seconds > min(unhealthy_after, OUTAGE_AFTER):
-        # The first reason, because the others may follow from it.
+        # The outage is the first reason, because it may cause the others.
         why = printable(outage.error[:_ERROR_LIMIT]) or "the client reports no error"
         reasons.append(f"no broker answers for {outage.seconds:.1f} s: {why}")
     oldest = engine.oldest()

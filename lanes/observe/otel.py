@@ -193,7 +193,7 @@ class Telemetry:
     # For Handling
 
     def labels(self, partition: Partition) -> dict[str, str]:
-        """Return the labels of one partition. The caller must not change them."""
+        """Return the labels of one partition, which the caller must not change."""
         found = self._partition_labels.get(partition.id)
         if found is None:
             if len(self._partition_labels) >= _CACHED_PARTITIONS:

@@ -157,7 +157,7 @@ class StrandedWatch:
         portion: Maximum number of physical queues of one look.
 
     Attributes:
-        found: Findings of the last looks. The tuple is replaced, so any thread may read it.
+        found: Findings of the last looks. Any thread may read this tuple, because each look replaces it.
     """
 
     def __init__(self, queues: Sequence[PartitionedQueue], group: str, portion: int) -> None:

@@ -152,7 +152,7 @@ class Handover:
     async def drain(self, partition: Partition) -> None:
         """Wait for the handlers of a partition after ``begin``, settle its messages, and release the partition.
 
-        Handlers get the timeout to end. After their cancellation they get the grace. The last settlement gets
+        Handlers get the timeout to end. After their cancellation the handlers get the grace. The last settlement gets
         ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer; without a timeout, 30 s. The release
         gets ``RELEASE_WITHIN``, or the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the
         maximum for a finite timeout and a partition without a lease.

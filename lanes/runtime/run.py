@@ -611,7 +611,8 @@ class Run:
         tap = self.tap
         if isinstance(effect, fx.Failed):
             self.attempts.failed(effect)
-            # A hold may end sooner than the next deadline, or the failure leaves a handler idle at a bound.
+            # The timer must look again: a hold may end before its next deadline, or the failure leaves a handler idle
+            # at a bound.
             self._timer_wake.set()
         if isinstance(effect, fx.Held | fx.Interrupted):
             self._failures.failed(effect, self.clock())

@@ -43,7 +43,7 @@ class FreezeWatch:
         clock: Clock of the run.
         limit: Returns the seconds of a freeze after which the broker may have taken the partitions away. Any thread
             may call the function.
-        noticed: Called after each freeze that was longer, by the thread that has noticed it.
+        noticed: Called after each freeze above the limit, by the thread that has noticed the freeze.
 
     Attributes:
         held: Whether no handler may start.
@@ -75,7 +75,7 @@ class FreezeWatch:
         """
         gap = now - self._seen
         if gap > SHORTEST and gap > self._limit():
-            # Set before the time of this look: a thread that finds the new time finds the flag too.
+            # The flag is set before the time of this look, so a thread that finds the new time finds the flag too.
             with self._lock:
                 self.held = True
                 self.number += 1
@@ -115,7 +115,7 @@ class StartLooks:
         clock: Clock of the run.
 
     Attributes:
-        until: Number of starts until the next look. The worker counts it down, and calls ``look`` at 0.
+        until: Number of starts until the next look. The worker counts this number down, and calls ``look`` at 0.
     """
 
     def __init__(self, watch: FreezeWatch, clock: Clock) -> None:

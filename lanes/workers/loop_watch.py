@@ -213,7 +213,8 @@ class LoopWatch:
     def _answer(self) -> None:
         since, now = self._since, self._clock()
         if since and now - since - self._frozen >= WARNED_AFTER:
-            # Here and not in the thread, because the loss of a partition may be reported in this turn of the loop.
+            # The loop sets this attribute, not the thread, because the loss of a partition may be reported in this turn
+            # of the loop.
             self._last = Hold(now - since - self._frozen, now, self._by)
         self._answered = now
         self._since = 0.0

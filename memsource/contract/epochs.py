@@ -303,7 +303,8 @@ async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness
     if harness.retention != "workqueue":
         await consumers.delete(*old)
     came = await harness.pull(new, MANY)
-    # A stream with the retention "limits" redelivers messages acknowledged above the floor. A cohort skips them.
+    # A stream with the retention "limits" redelivers messages acknowledged above the floor. A cohort skips these
+    # messages.
     left = [sequences[1], *([sequences[2]] if harness.retention == "limits" else []), sequences[3]]
     expect(came == left, f"the next durable delivered {came}, but must deliver {left}")
 

@@ -342,7 +342,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.join(client)
 
     def lists(self, client: Client) -> bool:
-        """Whether the group lists a client as a member. A removed client may not have learned of it yet."""
+        """Whether the group lists a client as a member. A removed client may not have learned of its removal yet."""
         return self.coordinator.knows(client)
 
     def poll(self, client: Client, now: float) -> list[Callback | KafkaFailure]:

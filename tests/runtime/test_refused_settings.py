@@ -43,7 +43,7 @@ def test_decode_is_a_plain_function(decode: Any) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_bound_above_the_brokers_is_refused_before_the_first_message() -> None:
+async def test_a_bound_above_the_limit_of_the_broker_is_refused_before_the_first_message() -> None:
     broker = MemoryBroker(max_unacked=5)
     broker.publish()
     source = MemorySource(broker)

@@ -91,7 +91,7 @@ class QueuePart(DurableSource):
             self._task.add_done_callback(lambda _: self.wake.set())
 
     async def _take_over(self, room: Room) -> None:
-        # Reset first: after a cancellation the next takeover starts again, and it collects these messages again.
+        # The list is emptied first, because after a cancellation the next takeover collects these messages again.
         self._taken_over = False
         self._expected = None
         self._collected.clear()

@@ -83,7 +83,7 @@ class QueueWatch:
 
     @property
     def found(self) -> tuple[Stranded, ...]:
-        """Physical queues with stranded messages at the last look. Any thread may read it."""
+        """Physical queues with stranded messages at the last look; any thread may read this property."""
         return self._stranded.found
 
     def findings(self) -> Sequence[str]:

@@ -26,7 +26,8 @@ class GrowthWatch:
         fail: Ends the source with an error.
 
     Attributes:
-        grown: A text for each topic that has grown since the start. The dict is replaced, so any thread may read it.
+        grown: A text for each topic that has grown since the start. Any thread may read this dict, because each change
+            replaces it.
     """
 
     def __init__(self, name: str, on_growth: OnGrowth, fail: Callable[[SourceError], None]) -> None:

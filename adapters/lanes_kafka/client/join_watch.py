@@ -33,7 +33,7 @@ class JoinWatch:
         tells_nothing: Whether the client reports no assignment without a partition, as under KIP-848.
 
     Attributes:
-        waits: Whether the group has not answered. Any thread may read it.
+        waits: Whether the group has not answered; any thread may read this attribute.
     """
 
     def __init__(self, name: str, clock: Clock, *, tells_nothing: bool) -> None:

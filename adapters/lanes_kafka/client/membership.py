@@ -96,7 +96,7 @@ class SessionWatch:
         session: The session at the start.
 
     Attributes:
-        session: The newest known session. Any thread may read it.
+        session: The newest known session; any thread may read this attribute.
     """
 
     def __init__(

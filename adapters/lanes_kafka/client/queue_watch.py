@@ -103,7 +103,7 @@ class QueueWatch:
 
     @property
     def found(self) -> tuple[Stranded, ...]:
-        """Topics with stranded messages at the last look. Any thread may read it."""
+        """Topics with stranded messages at the last look; any thread may read this property."""
         return self._stranded.found
 
     def __bool__(self) -> bool:

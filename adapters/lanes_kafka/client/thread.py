@@ -278,7 +278,7 @@ class ClientThread:
         )
 
     def _join(self) -> None:
-        # Copied, because a client keeps the dictionary, and the same configuration may make another client.
+        # The dictionary is copied, because a client keeps it, and the same configuration may make another client.
         client = self.client_log.added_to(self.config.client) | {
             "on_commit": self._on_commit,
             "error_cb": self.errors.on_error,

@@ -224,7 +224,8 @@ class _Kept:
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # After an error of another kind a stored selection may exist. A new selection must not replace it.
+            # After an error of another kind a stored selection may exist. A new selection must not replace a stored
+            # one.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
             return None

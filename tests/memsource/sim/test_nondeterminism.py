@@ -24,7 +24,7 @@ async def caught_up(world: World) -> None:
     await world.settled()
 
 
-def test_states_that_differ_under_equal_histories() -> None:
+def test_states_that_differ_under_equal_histories_are_nondeterministic() -> None:
     calls: list[int] = []
 
     @simulate(runs=3)
@@ -39,7 +39,7 @@ def test_states_that_differ_under_equal_histories() -> None:
         test()
 
 
-def test_a_number_of_states_that_differs_under_equal_histories() -> None:
+def test_a_different_number_of_states_under_equal_histories_is_nondeterministic() -> None:
     calls: list[int] = []
 
     @simulate(runs=3)
@@ -54,7 +54,7 @@ def test_a_number_of_states_that_differs_under_equal_histories() -> None:
         test()
 
 
-def test_findings_that_differ_under_equal_histories() -> None:
+def test_findings_that_differ_under_equal_histories_are_nondeterministic() -> None:
     calls: list[int] = []
 
     @simulate(runs=3)
@@ -86,7 +86,7 @@ def test_a_failure_that_does_not_repeat_is_reported_as_nondeterministic() -> Non
     ("times", "said"),
     [(lambda crashes: 1 + crashes, "2 times, and 1"), (lambda crashes: 1 - crashes, "0 times, and 1")],
 )
-def test_a_number_of_states_that_differs_from_that_without_faults(times: Callable[[int], int], said: str) -> None:
+def test_a_different_number_of_states_without_faults_is_a_finding(times: Callable[[int], int], said: str) -> None:
     @simulate(runs=60, faults=faults(crash=1))
     async def test(world: World) -> None:
         await caught_up(world)

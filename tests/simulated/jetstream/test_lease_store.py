@@ -288,7 +288,7 @@ def test_a_condition_is_a_revision_or_a_fence_and_a_ttl_is_in_whole_seconds() ->
     played(scene)
 
 
-def test_a_prefix_of_keys_is_whole_tokens() -> None:
+def test_a_prefix_of_keys_consists_of_whole_tokens() -> None:
     async def scene(stage: Stage) -> None:
         store = await opened(stage)
         for key in ("m.a", "m.b", "plan"):
