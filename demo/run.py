@@ -87,7 +87,7 @@ async def _run(config: DemoConfig, events: list[Event], broker: Broker, where: P
     feed = Feed(config, events, broker, where, progress)
     feed.open()
     try:
-        # A group gets the other events during its faults.
+        # A group gets only the first share here. The script of its faults publishes the other events.
         if not config.waits_for_members:
             await feed.publish(_FIRST_SHARE if config.in_group else 1.0)
         if config.serial_seconds:

@@ -319,7 +319,7 @@ class JetStreamEpochConsumers:
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
             self._coming.add_done_callback(retrieve)
-        # Shielded: a cancelled waiter must not end the listing for other waiters.
+        # The listing is shielded, because a cancelled waiter must not end it for other waiters.
         return await asyncio.shield(self._coming)
 
     async def _read_names(self) -> tuple[list[EpochName], int]:

@@ -12,8 +12,8 @@ newer than the commit. Without such an answer nothing is committed, because a co
 topic. Finished messages may then run again.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
-repetition. The committed position is then a position of the old topic, and the source stops with an error. Second,
-one broker answers the question about the ids, and may not have learned yet that the topic was recreated.
+repetition. The committed position is then a position of the old topic, and the source stops with an error. Second, the
+broker that answers the question about the ids may not have learned yet that the topic was recreated.
 """
 
 from __future__ import annotations
