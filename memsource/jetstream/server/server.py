@@ -153,8 +153,8 @@ class NatsServer:
 
     Args:
         fate: Function that returns the fate of each message of a client.
-        loses: Function that returns whether a delivery is lost. Its arguments are the name of the client, and the reply
-            subject of the pull request.
+        loses: Function that returns whether a delivery is lost. The arguments of the function are the name of the
+            client, and the reply subject of the pull request.
         on_denied: Function that is called when the server has denied a message: with its connection, its subject and
             the time.
         version: Version that the server reports.
