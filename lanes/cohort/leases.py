@@ -102,7 +102,7 @@ class LeaseStore(Protocol):
         """
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """Read all keys that begin with a prefix and have a value. The entries may be of different times.
+        """Read all keys that begin with a prefix and have a value. The store may read the entries at different times.
 
         Args:
             prefix: Beginning of the keys.

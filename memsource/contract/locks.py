@@ -131,7 +131,7 @@ async def check_a_lock_has_one_holder(harness: LocksHarness) -> None:
 
 
 async def check_a_lock_is_not_reentrant(harness: LocksHarness) -> None:
-    """The holder itself cannot acquire its lock again, and one release frees the lock whatever was tried."""
+    """The holder cannot acquire its lock a second time, and one release frees the lock after such attempts."""
     async with _two(harness) as (one, other):
         held = await _acquire(one)
         for _ in range(3):
@@ -141,7 +141,7 @@ async def check_a_lock_is_not_reentrant(harness: LocksHarness) -> None:
 
 
 async def check_names_are_independent(harness: LocksHarness) -> None:
-    """Locks of different names are independent, whatever their characters and length."""
+    """Locks of different names are independent, for names of any characters and length."""
     names = [
         "a",
         "A",

@@ -185,7 +185,7 @@ async def check_changes_of_one_call_are_independent(make: MakeStates) -> None:
 
 
 async def check_each_part_of_the_key_counts(make: MakeStates) -> None:
-    """States with another subscription, source, number or incarnation are independent, whatever their characters."""
+    """States with another subscription, source, number or incarnation are independent, for texts of any characters."""
     store = make()
     keys = [
         KEY,
@@ -341,7 +341,7 @@ class _Rollback(Exception):
 
 
 def _shown(state: State) -> tuple[int, int, tuple[tuple[int, int], ...]]:
-    """A state whose runs compare equal, whatever the type of their sequence."""
+    """Return a state as tuples, so that equal states compare equal."""
     return state.epoch, state.floor, tuple((start, end) for start, end in state.completed)
 
 

@@ -56,7 +56,7 @@ class LockServer:
         return True
 
     def renew(self, name: str, holder: object, lease: float, now: float) -> bool:
-        """Begin the lease of a lock anew, if the holder still has the lock.
+        """Start the lease of a lock again, if the holder still has the lock.
 
         Args:
             name: Name of the lock.

@@ -100,7 +100,7 @@ def test_equal_changes_of_a_function_are_numbered(tmp_path: Path) -> None:
     assert [(each.first, each.change) for each in found] == [(2, "x.pop() → pass"), (3, "x.pop() → pass #2")]
 
 
-def test_false_becomes_true_but_not_none(tmp_path: Path) -> None:
+def test_the_constant_false_becomes_true_and_never_none(tmp_path: Path) -> None:
     path = tmp_path / "flag.py"
     path.write_text("def f():\n    x = False\n    return x\n")
     assert [each.change for each in mutations_of(path, "flag.py")] == ["x = False → x = True"]
