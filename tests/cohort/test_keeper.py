@@ -407,7 +407,7 @@ def test_an_awaited_lease_and_a_foreign_durable_are_logged_once_each(caplog: pyt
 # --- the alarm
 
 
-def test_a_wake_between_arm_and_wait_is_not_lost() -> None:
+def test_a_wake_before_the_wait_ends_the_wait() -> None:
     async def test() -> None:
         clock = current().time
         alarm = Alarm(clock)

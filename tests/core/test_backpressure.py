@@ -90,7 +90,7 @@ def test_room_is_the_rest_of_the_bounds_and_zero_while_not_taking() -> None:
     assert flow.room() == Room(5, 700)
 
 
-def test_one_run_may_exceed_the_bytes_and_the_peak_shows_it() -> None:
+def test_one_run_may_exceed_the_bound_in_bytes_and_raises_the_peak() -> None:
     flow = Flow(10, 1_000)
     flow.admit(2, 5_000, 0.0)
     flow.release(2, 5_000)

@@ -51,7 +51,7 @@ def test_a_change_waits_for_the_commit_interval_of_the_first() -> None:
 
 
 @pytest.mark.parametrize("count", [COUNT, COUNT + 1])
-def test_a_commit_of_commit_count_changes_is_due_at_once(count: int) -> None:
+def test_as_many_changes_as_commit_count_make_a_commit_due_at_once(count: int) -> None:
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(count - 1, 104.0)
@@ -113,7 +113,7 @@ def test_a_commit_follows_a_finished_message_after_the_interval() -> None:
     assert (engine.flow.in_flight, engine.settled_count, second.state != SETTLED) == (1, 2, True)
 
 
-def test_commit_count_finished_messages_are_committed_at_once() -> None:
+def test_as_many_finished_messages_as_commit_count_are_committed_at_once() -> None:
     engine = new_engine(concurrency=100)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, *range(COMMIT_COUNT))

@@ -86,7 +86,7 @@ def test_a_message_is_blocked_after_its_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("floor", [None, 0])
-def test_a_bound_is_looked_at_and_paused_at_from_the_time_of_the_delivery(floor: int | None) -> None:
+def test_the_checks_and_the_pause_at_a_bound_count_from_the_delivery(floor: int | None) -> None:
     engine = new_engine(max_in_flight=2)
     partition = assigned(engine, floor=floor)
     deliver(engine, partition, 0, 1, key=None, now=50.0)

@@ -52,7 +52,7 @@ def test_in_flight_since_has_every_message_delivered_by_then() -> None:
     assert engine.in_flight_since(3.0) == [finished, queued, recent]
 
 
-def test_the_engine_shows_counts() -> None:
+def test_the_repr_of_an_engine_shows_counts() -> None:
     engine = new_engine()
     assert repr(engine) == "<Engine 0 partitions, 0 in flight, 0 running, 0 ready, 0 stopped>"
     partition = assigned(engine)

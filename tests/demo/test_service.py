@@ -136,7 +136,7 @@ async def test_a_request_waits_only_so_long_for_a_connection(tmp_path: Path, mon
             await client.approve("a", 1)
 
 
-async def test_a_cancelled_request_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_a_cancelled_request_leaves_no_open_request(tmp_path: Path) -> None:
     async with world(tmp_path, latency=0.01) as (_, client):
         waiting = asyncio.create_task(client.approve("a", 0))
         await client.apply("b", 0, 1)

@@ -198,7 +198,7 @@ def test_an_end_offset_comes_from_the_last_fetch() -> None:
     assert stand.broker.asked == []
 
 
-def test_the_broker_is_asked_for_ends_without_news() -> None:
+def test_the_broker_is_asked_for_ends_that_no_fetch_has_raised() -> None:
     stand = Stand(3)
     stand.client.heard = {0: 7, 1: 7, 2: 7}
     stand.broker.answers = {0: 8, 1: 20, 2: KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)}

@@ -15,7 +15,7 @@ from tests.mutants.table_kafka import KAFKA
 
 
 @pytest.mark.parametrize("mutant", KAFKA.values(), ids=KAFKA)
-def test_the_old_text_is_there_once(mutant: Mutant) -> None:
+def test_the_old_text_of_each_mutant_occurs_once(mutant: Mutant) -> None:
     spec = find_spec(mutant.module)
     assert spec is not None and spec.origin is not None
     source = mutated(Path(spec.origin).read_text(), mutant)

@@ -28,7 +28,7 @@ except RuntimeError as error:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=MUTANTS)
-def test_the_old_text_is_there_once(mutant: Mutant) -> None:
+def test_the_old_text_of_each_mutant_occurs_once(mutant: Mutant) -> None:
     for each in (mutant, *mutant.also):
         spec = find_spec(each.module)
         assert spec is not None and spec.origin is not None
@@ -37,7 +37,7 @@ def test_the_old_text_is_there_once(mutant: Mutant) -> None:
         compile(source, spec.origin, "exec", dont_inherit=True)
 
 
-def test_a_text_that_is_not_there_once_is_refused() -> None:
+def test_an_old_text_that_does_not_occur_once_is_refused() -> None:
     mutant = Mutant("gone", "lanes.core.engine", "no such line", "", "", "jetstream", ())
     with pytest.raises(ValueError, match=r"gone: its old text occurs 0 times in lanes\.core\.engine"):
         mutated("source", mutant)

@@ -309,7 +309,7 @@ def test_a_signal_stops_command_and_server(spawn: Spawn, temporary: Path, number
     wait_until(lambda: not list(temporary.iterdir()), "the folders to be removed")
 
 
-def test_ctrl_c_reaches_all_of_a_command_once(spawn: Spawn) -> None:
+def test_ctrl_c_reaches_each_process_of_a_command_once(spawn: Spawn) -> None:
     script = "trap 'echo caught; exit 5' INT; sleep 60 & echo ready; wait; echo still here"
     runner = spawn("-m", "tests.components", *COMMAND, script)
     assert first_line(runner) == "ready\n"

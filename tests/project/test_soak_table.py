@@ -32,7 +32,7 @@ RESULTS: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_row_says_what_was_done_for_a_promise_on_a_backend() -> None:
+def test_a_row_has_the_soaks_of_a_promise_on_a_backend() -> None:
     table = rows(RESULTS)
     assert len(table) == 2 + (len(PROMISES) + 1) * len(BACKENDS)
     (memory,) = (line for line in table if line.startswith("| [P1](promises.md#p1) | in memory |"))

@@ -109,7 +109,7 @@ def ownership(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_a_stop_tells_its_cost(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_line_of_a_stop_has_its_cost(caplog: pytest.LogCaptureFixture) -> None:
     broker = published("a", "b", "b", "c")
     handler = Gated(free=[b"c"])
     with caplog.at_level(logging.INFO, "lanes"):
@@ -133,7 +133,7 @@ async def test_a_stop_tells_its_cost(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_rebalance_tells_what_moves(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_lines_of_a_rebalance_name_the_moving_partitions(caplog: pytest.LogCaptureFixture) -> None:
     group = group_of("abcd", partitions=4, cooperative=True)
     with caplog.at_level(logging.INFO, "lanes"):
         async with started(consumer_of(GroupSource(group, "one"), acknowledge)) as one:

@@ -119,7 +119,7 @@ def test_the_source_is_a_table_or_a_topic() -> None:
         source(servers="h:1", columns={"key": "customer"})
 
 
-def test_a_value_without_a_name_is_not_repeated() -> None:
+def test_the_error_for_a_value_without_a_name_hides_the_value() -> None:
     assert pairs("-X", ["a=b=c", "d="]) == {"a": "b=c", "d": ""}
     with pytest.raises(lanes.ConfigError, match="-X '': write NAME=VALUE") as refused:
         pairs("-X", ["=canary5e1f"])

@@ -165,7 +165,7 @@ async def test_many_messages_are_handled_once_and_in_order() -> None:
 
 
 @pytest.mark.anyio
-async def test_concurrency_bounds_the_threads_which_start_on_demand() -> None:
+async def test_concurrency_bounds_the_threads_and_threads_start_on_demand() -> None:
     broker = published(None)
     source = MemorySource(broker)
     handler = Gates()

@@ -46,7 +46,7 @@ async def test_a_run_has_the_size_of_its_messages_alone() -> None:
     assert of.take(None, None) is None
 
 
-async def test_a_take_has_at_most_so_many_messages() -> None:
+async def test_a_take_returns_at_most_the_requested_number_of_messages() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     for number in (1, 2, 3):

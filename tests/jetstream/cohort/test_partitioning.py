@@ -148,7 +148,7 @@ def test_the_partition_may_be_any_token() -> None:
     assert found.filters(0) == ["p.*.0.>"]
 
 
-def test_several_sources_have_several_filters() -> None:
+def test_a_stream_with_several_sources_has_several_filters() -> None:
     sources = [
         {"name": "A", "subject_transforms": [{"src": "a.*", "dest": "a.{{partition(4,1)}}.{{wildcard(1)}}"}]},
         {"name": "B", "subject_transforms": [{"src": "b.*.*", "dest": "b.{{partition(4,2)}}.{{wildcard(1)}}.$2"}]},

@@ -117,7 +117,7 @@ async def test_a_server_that_is_away_gives_one_line_and_a_count(
     assert "secret" not in caplog.text
 
 
-async def test_the_log_tells_the_end_of_a_lost_connection(
+async def test_a_line_says_that_a_lost_connection_is_back(
     fresh_nats: Callable[..., NatsServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "lanes.jetstream.client")

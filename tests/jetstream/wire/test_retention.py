@@ -45,7 +45,7 @@ def test_the_time_of_a_message_is_in_both_forms_of_its_reply() -> None:
     assert written_at("") is written_at("$JS.ACK.S.c.1.2.3.x.4") is None
 
 
-def test_without_limits_a_message_stays() -> None:
+def test_without_limits_a_message_has_no_retention() -> None:
     for config in ({}, {"max_age": 0, "max_msgs": -1, "max_bytes": -1}, {"max_msgs": 100, "discard": "new"}):
         assert stream(config, *GROWS).of(message(1)) is None
     assert StreamRetention().of(message(1)) is None

@@ -109,7 +109,7 @@ def test_one_wrong_character_is_detected(plan: Plan, data: st.DataObject) -> Non
 
 @pytest.mark.long
 @given(PLANS, st.data())
-def test_a_part_of_a_token_or_more_than_it_is_refused(plan: Plan, data: st.DataObject) -> None:
+def test_a_cut_or_a_longer_token_is_refused(plan: Plan, data: st.DataObject) -> None:
     token = encode(plan)
     with pytest.raises(TokenRefused):
         decode(token[: data.draw(st.integers(0, len(token) - 1))])
@@ -118,7 +118,7 @@ def test_a_part_of_a_token_or_more_than_it_is_refused(plan: Plan, data: st.DataO
 
 
 @pytest.mark.parametrize("left", [2, 3])
-def test_spare_bits_must_be_zero(left: int) -> None:
+def test_a_token_with_a_spare_bit_set_is_refused(left: int) -> None:
     # A last group of two or three characters has four or two spare bits.
     tokens = (encode(Plan(seed=seed)) for seed in range(1_000))
     token = next(token for token in tokens if len(token.removeprefix("lanes1-")) % 4 == left)

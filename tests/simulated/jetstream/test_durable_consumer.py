@@ -505,7 +505,7 @@ def test_an_update_is_awaited_until_the_server_shows_it(shows: bool) -> None:
     played(scene)
 
 
-def test_an_update_without_backoff_is_shown_by_an_empty_one_too() -> None:
+def test_an_empty_backoff_counts_as_no_backoff() -> None:
     async def scene(stage: Stage) -> None:
         made = await found(stage, {"ack_wait": 1_000_000, "metadata": SHRUNK})
         stage.answer(INFO, lambda answer: {**answer, "config": {**answer["config"], "backoff": []}})
