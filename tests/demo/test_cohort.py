@@ -78,7 +78,7 @@ async def test_each_physical_queue_is_a_partition_of_a_cohort(nats_server: NatsS
 
 @pytest.mark.slow
 @pytest.mark.parametrize("retention", get_args(Retention))
-async def test_everything_is_done_to_a_cohort(nats_server: NatsServer, retention: Retention) -> None:
+async def test_a_cohort_keeps_every_promise_under_all_faults(nats_server: NatsServer, retention: Retention) -> None:
     report = await run(config(nats_server, members=4, events=10_000, retention=retention))
     assert report.broken == []
     assert (report.done, report.kills, report.workers) == (10_000, 1, 5)

@@ -114,7 +114,7 @@ async def test_a_group_over_several_topics_loses_one(kafka: KafkaServer) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["classic", "cooperative", "consumer"])
-async def test_everything_is_done_to_a_group(kafka: KafkaServer, protocol: Protocol) -> None:
+async def test_a_group_keeps_every_promise_under_all_faults(kafka: KafkaServer, protocol: Protocol) -> None:
     report = await run(config(kafka, events=10_000, concurrency=300, max_in_flight=600, protocol=protocol))
     assert report.broken == []
     assert (report.done, report.kills, report.workers) == (10_000, 1, 4)

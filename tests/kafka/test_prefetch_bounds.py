@@ -8,7 +8,7 @@ from lanes_kafka.client.prefetch import READ_AHEAD, REWIND_AFTER, Prefetched, Re
 from tests.kafka.test_prefetch import OWNED, PARTITIONS, paused, positions, run, wanted
 
 
-def test_messages_that_were_read_for_the_demand_of_a_rewind_are_delivered() -> None:
+def test_messages_read_for_the_demand_of_a_rewind_are_delivered() -> None:
     held = Prefetched()
     held.add([run(0, 5, 10)], 1)
     held.rewind(paused(0), OWNED, 2, 0.0)

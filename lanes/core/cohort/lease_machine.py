@@ -606,7 +606,8 @@ class LeaseMachine:
         elif isinstance(result, Taken) and result.nonce != self._required_lease().nonce:
             self._step("taken")
         else:
-            # A member that froze before the create may create after the sweep of a new owner, so it verifies its lease.
+            # A member that froze before the create may create after a new owner has deleted the lower durables, so the
+            # member verifies its lease.
             self._required_lease().demand()
             self._step("created")
 
