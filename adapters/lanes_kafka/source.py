@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, get_args
 
 import anyio
@@ -30,13 +29,11 @@ from lanes_kafka.client.prefetch import Prefetched
 from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
+from lanes_kafka.topic_names import read_topics
 
 log = logging.getLogger("lanes.kafka")
 
 _SYSTEM: Final = "kafka"
-
-_NAMED: Final = 2
-"""Maximum number of topics and queues that the name of a source has. The others are counted."""
 
 _WATCH_EVERY: Final = 1.0
 """Seconds between two checks that the client is polled."""
@@ -93,7 +90,7 @@ class KafkaSource:
         client: Callable[[dict[str, Any]], Consumer] = Consumer,
     ) -> None:
         self._config = client_config(config, start=start, out_of_range=out_of_range)
-        self._topics, self._queues, shown = _names(topics)
+        self._topics, self._queues, shown = read_topics(topics)
         if not callable(key):
             raise ConfigError(f"key={shown_value(key)}: pass a function of the client's message, or leave it out")
         check_plain_function("key", key, "the client's message")
@@ -520,52 +517,3 @@ class KafkaSource:
             reason = "the client was not polled for max.poll.interval.ms"
             self._prefetched.add([Lost(partition, reason) for partition in self._owned], self._number)
             self._client_thread.send(Expire())
-
-
-def _names(
-    topics: str | PartitionedQueue | Sequence[str | PartitionedQueue],
-) -> tuple[tuple[str, ...], tuple[PartitionedQueue, ...], str]:
-    """Return the names of the topics, the queues among them, and a short text for both."""
-    given: object = (topics,) if isinstance(topics, str | PartitionedQueue) else topics
-    if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
-    names: list[str] = []
-    queues: list[PartitionedQueue] = []
-    shown: list[str] = []
-    for each in given:
-        if isinstance(each, PartitionedQueue):
-            queues.append(each)
-            names.extend(each.names)
-            shown.append(each.names[0] if each.partitions == 1 else f"{each.name} ({each.partitions} partitions)")
-        else:
-            names.append(each)
-            shown.append(each)
-    if not names:
-        raise ConfigError("topics=[]: name at least one topic")
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
-        if name.startswith("^"):
-            raise ConfigError(
-                f"topics={shown_value(name)}: patterns are not supported, because topics that appear later could not "
-                "be checked at the start; name the topics"
-            )
-        if "://" in name:
-            raise ConfigError(f"topics={shown_value(name)}: a URL is no name of a topic; pass the names of topics")
-        if "," in name:
-            raise ConfigError(
-                f"topics={shown_value(name)}: a name has no comma; write several topics as a list of names"
-            )
-    if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ConfigError(
-            f"topics={shown_value(topics)}: topic(s) {shown_value(twice)} are named twice; name each topic, and each "
-            "partition of a queue, once"
-        )
-    logical = Counter(queue.name for queue in queues)
-    if twice := [name for name, times in logical.items() if times > 1]:
-        raise ConfigError(
-            f"topics={shown_value(topics)}: several queues have the name(s) {shown_value(twice)}; give each logical "
-            "queue a name of its own"
-        )
-    more = len(shown) - _NAMED
-    return tuple(names), tuple(queues), ",".join(shown[:_NAMED]) + (f" and {more} more" if more > 0 else "")

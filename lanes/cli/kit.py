@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from lanes.cli.misuse import Misuse as Misuse
 from lanes.dead_letter import printable
+from lanes.errors import ConfigError
 from lanes.process import EXIT_CLOSED_PIPE as EXIT_CLOSED_PIPE
 from lanes.process import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from lanes.process import EXIT_UNUSABLE as EXIT_UNUSABLE
@@ -40,6 +41,21 @@ _CLIENT_LOGGERS: Final = ("lanes.jetstream.client", "lanes.kafka.client")
 _SILENT: Final = logging.NullHandler()
 """Keeps the lines of the brokers' clients off stderr, because a command prints the cause of a failure as one line.
 Handlers of the user's code still get the lines."""
+
+
+def queue_fault(error: ConfigError, option: str) -> str:
+    """Return the text of an error of ``PartitionedQueue`` in the words of the command line.
+
+    Args:
+        error: The error.
+        option: Name of the option that has the number of partitions.
+
+    Returns:
+        The text.
+    """
+    argument, _, fault = str(error).partition("=")
+    fault = fault.replace("must be a str that is not empty", "must not be empty")
+    return f"QUEUE {fault}" if argument == "name" else f"{option} {fault}"
 
 
 def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:
@@ -89,7 +105,8 @@ def _end_at_closed_pipe() -> NoReturn:
 def _all_of(command: Any, context: Any, unknown: str) -> str:
     """Return the options of a command that resemble an unknown option; all options and arguments if none does."""
     params = command.get_params(context)
-    names = [name for each in params if each.param_type_name == "option" for name in each.opts]
+    # The parser keeps the names of the help in a set, whose order differs from process to process.
+    names = [name for each in params if each.param_type_name == "option" for name in sorted(each.opts)]
     near = difflib.get_close_matches(unknown, names, n=1)
     wanted = [_usage(each) for each in params if each.param_type_name == "argument"]
     return ", ".join(near or [*wanted, *names])

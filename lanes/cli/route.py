@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_USAGE, stop
+from lanes.cli.kit import EXIT_USAGE, queue_fault, stop
 from lanes.cli.ring import read_key
 from lanes.errors import ConfigError
 from lanes.queues.partitioned import PartitionedQueue
@@ -28,8 +28,7 @@ def route(
     try:
         routed = PartitionedQueue(queue, partitions)
     except ConfigError as error:
-        # `name` is the argument of the class; the options of the command are named as they are written.
-        stop(f"QUEUE {queue!a}: must not be empty" if not queue else f"--{error}", EXIT_USAGE)
+        stop(queue_fault(error, "--partitions"), EXIT_USAGE)
     table = Table()
     for heading in ("key", "physical queue"):
         table.add_column(heading, overflow="fold")

@@ -7,6 +7,7 @@ message, and any producer can use them. docs/reference/routing.md specifies name
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -23,6 +24,10 @@ _INFIX: Final = "__p"
 """Between the names of a queue and the number of a partition above 0."""
 
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,4}")
+
+_NOT_IN_NAMES: Final = {"Cc", "Cs", "Zl", "Zp"}
+"""Unicode categories that a name cannot have: control characters, surrogates, and separators of lines and paragraphs.
+Names are labels and parts of log lines."""
 
 _NAMES_SHOWN: Final = 8
 """Number of physical names that ``repr`` shows."""
@@ -63,7 +68,8 @@ class PartitionedQueue:
         names: Names of the physical queues, in the order of their partitions.
 
     Raises:
-        ConfigError: The name is no ``str`` or is empty, or the number of partitions is out of its range.
+        ConfigError: The name is no ``str``, is empty or has a control character, or the number of partitions is out of
+            its range.
     """
 
     name: str
@@ -71,7 +77,7 @@ class PartitionedQueue:
     names: tuple[str, ...] = field(init=False, default=())
 
     def __post_init__(self) -> None:
-        check_text("name", self.name)
+        _check_name("name", self.name)
         check_whole("partitions", self.partitions, 1)
         if self.partitions > MOST_PARTITIONS:
             raise ConfigError(
@@ -99,9 +105,10 @@ class PartitionedQueue:
             The queue.
 
         Raises:
-            ConfigError: A name is no ``str``, is empty or occurs twice, or the number of names is out of its range.
+            ConfigError: A name is no ``str``, is empty, has a control character or occurs twice, or the number of names
+                is out of its range.
         """
-        check_text("logical", logical)
+        _check_name("logical", logical)
         if isinstance(physical_names, str) or not isinstance(physical_names, Iterable):
             raise ConfigError(
                 f"physical_names={shown_value(physical_names)}: must be a list of names, such as "
@@ -114,7 +121,7 @@ class PartitionedQueue:
             )
         partitions: dict[str, int] = {}
         for number, name in enumerate(names):
-            check_text(f"physical_names[{number}]", name)
+            _check_name(f"physical_names[{number}]", name)
             if (first := partitions.setdefault(name, number)) != number:
                 raise ConfigError(
                     f"physical_names[{number}]={shown_value(name)}: is also physical_names[{first}]; give each "
@@ -174,6 +181,15 @@ def is_partition_name(queue: str, name: str) -> bool:
     A queue of the user may have such a name too, so the answer decides about texts for the operator alone.
     """
     return name.startswith(queue + _INFIX) and _NUMBER.fullmatch(name, len(queue) + len(_INFIX)) is not None
+
+
+def _check_name(argument: str, name: str) -> None:
+    check_text(argument, name)
+    refused = next((each for each in name if unicodedata.category(each) in _NOT_IN_NAMES), None)
+    if refused is not None:
+        raise ConfigError(
+            f"{argument}={shown_value(name)}: a name is one line of text, and has no U+{ord(refused):04X}; leave it out"
+        )
 
 
 def _default_names(name: str, partitions: int) -> tuple[str, ...]:

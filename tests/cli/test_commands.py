@@ -115,8 +115,9 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
         (["route", "orders"], 64, "KEY"),
         (["route", "orders", "a"], 64, "`lanes route` needs --partitions NUMBER; run `lanes route --help`"),
         (["route", "", "a", "--partitions", "1"], 64, "QUEUE '': must not be empty"),
-        (["route", "orders", "a", "--partitions", "0"], 64, "--partitions=0: must be a whole number, 1 or more"),
-        (["route", "orders", "a", "--partitions", "32768"], 64, "--partitions=32768: queue 'orders' can have at most"),
+        (["route", "a\x1b", "a", "--partitions", "1"], 64, "a name is one line of text, and has no U+001B"),
+        (["route", "orders", "a", "--partitions", "0"], 64, "--partitions 0: must be a whole number, 1 or more"),
+        (["route", "orders", "a", "--partitions", "32768"], 64, "--partitions 32768: queue 'orders' can have at most"),
         (
             ["route", "--int", "orders", "1_0", "--partitions", "4"],
             3,

@@ -18,6 +18,7 @@ from lanes.core.types import PartitionKey, key_bytes
 from tests.core.test_ring import KEYS
 
 LIST = 'must be a list of names, such as physical_names=["orders-a", "orders-b"]'
+LINE = "a name is one line of text, and has no U+%s; leave it out"
 NAMES = ("customer-updates", "customer-updates__p1", "customer-updates__p2", "customer-updates__p3")
 
 
@@ -86,6 +87,8 @@ def test_the_repr_is_the_call_that_makes_the_queue_or_is_cut() -> None:
     [
         (("",), "name='': must be a str that is not empty"),
         ((b"q",), "name=a bytes: must be a str that is not empty"),
+        (("a\nb",), f"name='a\\nb': {LINE % '000A'}"),
+        (("\ud800",), f"name='\\ud800': {LINE % 'D800'}"),
         (("q", 0), "partitions=0: must be a whole number, 1 or more"),
         (("q", -3), "partitions=-3: must be a whole number, 1 or more"),
         (("q", True), "partitions=True: must be a whole number, 1 or more, not a bool"),
@@ -106,6 +109,8 @@ def test_a_wrong_queue_is_refused(arguments: Any, text: str) -> None:
         ("q", [], "physical_names=[]: queue 'q' needs a physical queue; name at least one"),
         ("q", ["a", ""], "physical_names[1]='': must be a str that is not empty"),
         ("q", ["a", None], "physical_names[1]=None: must be a str that is not empty"),
+        ("a\u2028", ["a"], f"logical='a\\u2028': {LINE % '2028'}"),
+        ("q", ["a", "b\x00"], f"physical_names[1]='b\\x00': {LINE % '0000'}"),
         (
             "q",
             ["a", "b", "a"],

@@ -71,6 +71,12 @@ def test_a_queue_name_that_is_no_name_of_a_topic_is_refused() -> None:
         KafkaSource(CONFIG, topics=PartitionedQueue("^updates"))
 
 
+@pytest.mark.parametrize("name", ["a b", "käse", ".", "..", "x" * 246])
+def test_a_name_that_no_topic_can_have_is_refused_before_the_start(name: str) -> None:
+    with pytest.raises(ConfigError, match="no topic can have this name; use 1 to 249 letters, digits"):
+        KafkaSource(CONFIG, topics=PartitionedQueue(name, 2))
+
+
 def test_two_queues_of_one_name_are_refused() -> None:
     queues = [QUEUE, PartitionedQueue.of("updates", physical_names=["eu"])]
     with pytest.raises(ConfigError, match=r"several queues have the name\(s\) \['updates'\]; give each logical queue"):

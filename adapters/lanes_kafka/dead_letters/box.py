@@ -31,8 +31,9 @@ from lanes_kafka.dead_letters.wire import (
     read_disposition,
     read_whole,
 )
-from lanes_kafka.dead_letters.writer import is_topic, topic_name
+from lanes_kafka.dead_letters.writer import topic_name
 from lanes_kafka.errors import client_text, is_permanent
+from lanes_kafka.topic_names import is_topic
 
 _Position = tuple[int, int]
 """Number of the partition, and offset."""

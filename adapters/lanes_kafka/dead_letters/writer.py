@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -16,8 +15,8 @@ from lanes_kafka.broker import describe_topic
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
 from lanes_kafka.errors import NOT_ALLOWED, client_text
+from lanes_kafka.topic_names import is_topic
 
-_TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 _PERMANENT: Final = NOT_ALLOWED | {
     KafkaError.INVALID_RECORD,
@@ -167,11 +166,6 @@ class KafkaDeadLetters:
     async def aclose(self) -> None:
         """Wait up to 5 seconds for unconfirmed dead letters, then close the client. Idempotent."""
         await self._producer.aclose()
-
-
-def is_topic(name: str) -> bool:
-    """Whether ``name`` is a valid topic name."""
-    return _TOPIC.fullmatch(name) is not None
 
 
 def topic_name(topic: object) -> str:
