@@ -14,6 +14,7 @@ from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import QueueFacts, partition_number
 from lanes.queues.widths import Survey
 from lanes_jetstream.cohort.epoch_consumers import EpochName
+from lanes_jetstream.cohort.partitioning import divides
 from lanes_jetstream.cohort.view import CohortView, read_namespaces
 from lanes_jetstream.durable.queue import durable_name
 from lanes_jetstream.wire import codes
@@ -21,7 +22,7 @@ from lanes_jetstream.wire.answers import read_pages
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.queue_subjects import check_apart, check_queue, subjects_of
-from lanes_jetstream.wire.queue_watch import consumer_facts, count_messages, reads_only, stores
+from lanes_jetstream.wire.queue_watch import consumer_facts, count_messages, queue_names, reads_only, stores
 from lanes_jetstream.wire.stream import similar_stream
 from lanes_jetstream.wire.subjects import overlap
 
@@ -82,12 +83,25 @@ class StreamQueues:
     def __repr__(self) -> str:
         return f"<StreamQueues {self._queue} in {self._stream}>"
 
+    def names(self) -> Sequence[str]:
+        """Ask for the subjects that the stream stores.
+
+        Returns:
+            The beginnings of the subjects.
+
+        Raises:
+            ConfigError: The stream does not exist.
+            SourceError: The server does not answer, or refuses the question.
+        """
+        return self._run(self._names())
+
     def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
         """Ask for the facts of physical queues; see ``lanes.cli.queue.QueueBroker.survey``.
 
         Args:
-            names: Names of the physical queues, at least one.
+            names: Names of the physical queues, that of partition 0 first.
             named: Groups that count in each physical queue, also without a consumer. Such a group has finished nothing.
+                Without a name, the groups of the first physical queue count so.
 
         Returns:
             The facts.
@@ -179,12 +193,18 @@ class StreamQueues:
             )
         return info
 
-    async def _survey(self, names: Sequence[str], named: Sequence[str]) -> Survey:
+    async def _names(self) -> Sequence[str]:
+        intake = Intake.of((await self._info())["config"])
+        return queue_names(PartitionedQueue(self._queue), intake.patterns.get(self._stream, ()))
+
+    async def _survey(self, names: Sequence[str], named: Sequence[str] | None) -> Survey:
+        """Ask for the facts; see ``survey``. ``named`` None = each group counts only where it has a consumer."""
         intake = Intake.of((await self._info())["config"])
         check_apart(self._queue, names, self._stream, intake)
         consumers = await read_pages(self._connection.api, f"CONSUMER.LIST.{self._stream}", "consumers")
         cohorts = await self._cohorts()
-        groups = {*named, *cohorts}
+        groups = {*(named or ()), *(each for each, cohort in cohorts.items() if cohort.partitions)}
+        everywhere = () if named is None else named or tuple(self._readers(names[0], consumers, cohorts))
         facts: dict[str, QueueFacts] = {}
         ends: dict[str, int] = {}
         for name in names:
@@ -203,8 +223,8 @@ class StreamQueues:
                 left = await self._left(consumer, name, messages)
                 if left is not None:
                     found = _merged(found, {str(consumer.get("name")): left}, {})
-            # A named group without a consumer here has finished nothing.
-            absent = {group: messages for group in named if group not in found.unfinished}
+            # A group of the whole queue without a consumer here has finished nothing.
+            absent = {group: messages for group in everywhere if group not in found.unfinished}
             facts[name] = _merged(found, absent, {}) if found.size else found
         stored = {each: cohort.partitions for each, cohort in cohorts.items() if cohort.partitions}
         return Survey(facts, tuple(sorted(groups)), ends, stored)
@@ -251,7 +271,7 @@ class StreamQueues:
         return last
 
     async def _cohorts(self) -> dict[str, _Cohort]:
-        """Return the cohorts over a queue of this stream, by namespace."""
+        """Return the cohorts over this queue, and those whose settings are deleted, by namespace."""
         found = {}
         for namespace in await read_namespaces(self._connection, self._stream):
             view = CohortView(self._connection, self._stream, namespace)
@@ -261,7 +281,7 @@ class StreamQueues:
                 # A bucket without settings: its members are gone, and its next member decides.
                 found[namespace] = _Cohort(view, 0, frozenset())
                 continue
-            if config.choice == "queue":
+            if config.choice == "queue" and divides(config.detail, self._queue):
                 found[namespace] = _Cohort(view, config.partitions, frozenset(await view.leases()))
         return found
 
@@ -282,7 +302,7 @@ class StreamQueues:
         # No message arrives from now on, so a message that arrived after the check is seen here.
         late = {
             name: number
-            for name, fact in (await self._survey(names, ())).facts.items()
+            for name, fact in (await self._survey(names, None)).facts.items()
             if (number := max(fact.unfinished.values(), default=fact.messages))
         }
         if late:

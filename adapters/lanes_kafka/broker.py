@@ -37,6 +37,15 @@ as soon as the coordinator is reached again. Give a request up by closing its cl
 LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
 """Errors of a partition that was just created, or whose leader moves."""
 
+COORDINATOR_MOVES: Final = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""Errors of a group whose coordinator starts or moves."""
+
 _POLL: Final = 0.05
 
 _T = TypeVar("_T")

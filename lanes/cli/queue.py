@@ -18,12 +18,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_UNUSABLE, EXIT_USAGE, Misuse, command_group, require, stop, waiting_line
+from lanes.cli.kit import EXIT_UNUSABLE, EXIT_USAGE, Misuse, command_group, queue_fault, require, stop, waiting_line
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, SourceError
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import QueueFacts, names_beyond, stranded_in
-from lanes.queues.widths import Runbook, Survey, grow_steps, refused_removals, shrink_steps
+from lanes.queues.widths import Runbook, Survey, grow_steps, refused_removals, shrink_steps, wider_readers
 
 _ARRIVALS: Final = 1.0
 """Seconds between the two readings that show whether a producer still writes."""
@@ -50,8 +50,16 @@ class QueueBroker(Protocol):
     @property
     def what(self) -> str: ...
 
+    def names(self) -> Iterable[str]:
+        """Return all names at the broker that may be names of physical queues."""
+        ...
+
     def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
-        """Read the facts of physical queues. Groups in ``named`` count also without a position."""
+        """Read the facts of physical queues, that of partition 0 first.
+
+        Groups in ``named`` count in each of them, also without a position. Without a name, the groups of partition 0
+        count so.
+        """
         ...
 
     def arrived(self, earlier: Survey, later: Survey) -> Mapping[str, int]:
@@ -168,6 +176,8 @@ def grow(
     def act(broker: QueueBroker) -> tuple[Runbook, list[str]]:
         done: list[str] = []
         wanted, runbook = read(broker)
+        if wider := _wider(broker, new, wanted):
+            return runbook._replace(faults=(*runbook.faults, *wider)), done
         if apply and runbook.create:
             done += broker.create(runbook.create, old.names[0])
             wanted, runbook = read(broker)
@@ -217,12 +227,13 @@ def shrink(
         sleep(_ARRIVALS)
         found, wanted, runbook = read(broker, first)
         refused = refused_removals(runbook, removed, found.facts) if apply else []
-        if apply and not refused:
+        wider = _wider(broker, old, wanted)
+        if apply and not refused and not wider:
             if runbook.remove:
                 done += broker.remove(runbook.remove)
             done += broker.forget(wanted, new.partitions)
             *_, runbook = read(broker, found)
-        return runbook, done, refused
+        return runbook._replace(faults=(*runbook.faults, *wider)), done, refused
 
     runbook, done, refused = _asked(Where(name, stream, server, config, settings), act)
     faults = [*runbook.faults, *(f"not removed: {each}" for each in refused)]
@@ -247,11 +258,12 @@ def status(
     queue of a larger number that its group does not read.
     """
     shown = _queue(name, partitions, "--partitions")
-    beyond = names_beyond(shown)
-    noun, found = _asked(
-        Where(name, stream, server, config, settings),
-        lambda broker: (broker.noun, broker.survey((*shown.names, *beyond))),
-    )
+
+    def ask(broker: QueueBroker) -> tuple[str, Sequence[str], Survey]:
+        beyond = names_beyond(shown, broker.names())
+        return broker.noun, beyond, broker.survey((*shown.names, *beyond))
+
+    noun, beyond, found = _asked(Where(name, stream, server, config, settings), ask)
     missing = [each for each in shown.names if not found.facts[each].size]
     stranded = {
         (each.name, group): each.messages for group in found.groups for each in stranded_in(shown, found.facts, group)
@@ -285,12 +297,17 @@ def _queue(name: str, partitions: int, option: str) -> PartitionedQueue:
     try:
         return PartitionedQueue(name, partitions)
     except ConfigError as error:
-        fault = str(error).removeprefix("partitions=")
-        stop(f"QUEUE {name!a}: must not be empty" if not name else f"{option} {fault}", EXIT_USAGE)
+        stop(queue_fault(error, option), EXIT_USAGE)
 
 
 def _queues(name: str, before: int, after: int) -> tuple[PartitionedQueue, PartitionedQueue]:
     return _queue(name, before, "--from"), _queue(name, after, "--to")
+
+
+def _wider(broker: QueueBroker, queue: PartitionedQueue, groups: Sequence[str]) -> list[str]:
+    """Return the faults of groups that read more physical queues than the command was told."""
+    beyond = names_beyond(queue, broker.names())
+    return wider_readers(queue, broker.survey(beyond, groups).facts, groups) if beyond and groups else []
 
 
 def _asked(where: Where, ask: Callable[[QueueBroker], T]) -> T:

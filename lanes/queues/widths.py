@@ -216,6 +216,29 @@ def shrink_steps(
     )
 
 
+def wider_readers(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], groups: Iterable[str]) -> list[str]:
+    """Return a fault for each group that reads more physical queues than a change of the number knows.
+
+    Args:
+        queue: The queue with the larger number of the change.
+        facts: Facts of the names beyond that number.
+        groups: Groups of the workers.
+
+    Returns:
+        The faults, empty if the number may be right.
+    """
+    read = {
+        group: [name for name, fact in facts.items() if fact.readers.get(group, 0) and name not in queue.names]
+        for group in groups
+    }
+    return [
+        f"group {group!r} reads {_some(map(repr, names))}, so its workers have more than {queue.partitions} "
+        "partitions; correct --from or --to"
+        for group, names in read.items()
+        if names
+    ]
+
+
 def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[str, QueueFacts]) -> list[str]:
     """Return the reasons why physical queues of a shrink may not be removed: group, physical queue and messages.
 

@@ -16,7 +16,7 @@ from lanes.queues.stranded import (
     stranded_in,
     stranded_text,
 )
-from lanes.queues.widths import Runbook, grow_steps, refused_removals, shrink_steps
+from lanes.queues.widths import Runbook, grow_steps, refused_removals, shrink_steps, wider_readers
 
 NAMES = PartitionedQueue("q", 8).names
 GROUPS = ("billing", "mail")
@@ -220,6 +220,16 @@ def test_a_finished_physical_queue_may_be_removed() -> None:
 
 
 # --- any facts
+
+
+def test_workers_with_more_partitions_than_the_command_knows_are_a_fault() -> None:
+    facts = {NAMES[1]: read(billing=0), NAMES[4]: read(billing=2), NAMES[5]: read(billing=0), NAMES[6]: unread(mail=1)}
+    assert wider_readers(queue(4), facts, GROUPS) == [
+        "group 'billing' reads 'q__p4', 'q__p5', so its workers have more than 4 partitions; correct --from or --to"
+    ]
+    assert wider_readers(queue(7), facts, GROUPS) == []
+    assert wider_readers(queue(4), facts, ["mail"]) == []
+
 
 NUMBERS = st.integers(0, 2)
 OF_GROUPS = st.dictionaries(st.sampled_from(GROUPS), NUMBERS)

@@ -31,8 +31,9 @@ async def narrow(nats_server: NatsServer, client: Client) -> AsyncIterator[Parti
     await stream.add_stream(name=made.name, subjects=[*subjects, f"{made.name}-other"], storage="memory")
     yield made
     await stream.delete_stream(made.name)
-    if f"KV_lanes_{made.name}_lanes" in [each.config.name for each in await stream.streams_info()]:
-        await stream.delete_key_value(f"lanes_{made.name}_lanes")
+    for each in await stream.streams_info():
+        if (each.config.name or "").startswith(f"KV_lanes_{made.name}_"):
+            await stream.delete_stream(each.config.name or "")
 
 
 @pytest.fixture
@@ -121,7 +122,8 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(
             )
             assert shown(await lanes_queue(*grow)) == (3, ["done", "due", "unknown"], [early])
             status, found = await lanes_queue("status", "--partitions", "2")
-            assert (status, found["stranded"]) == (3, [{"subject": wide.names[2], "group": None, "messages": 3}])
+            # Without --group, the group of the queue counts in the added physical queue too.
+            assert (status, found["stranded"]) == (3, [{"subject": wide.names[2], "group": group, "messages": 3}])
             # A cohort with a member keeps its number.
             assert (await lanes_queue(*grow, "--apply"))[1]["done"] == []
         status, found = await lanes_queue(*grow, "--apply")
@@ -134,6 +136,10 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(
             status, found = await lanes_queue(*shrink, "--apply")
             assert status == 3 and found["done"] == []
             assert found["faults"] == [f"not removed: group {group!r} still reads {name!r}" for name in wide.names[2:]]
+            # The number of the command is wrong.
+            status, found = await lanes_queue("shrink", "--from", "2", "--to", "1", "--group", group)
+            wider = f"group {group!r} reads {wide.names[2]!r}, {wide.names[3]!r}, so its workers have more than 2 part"
+            assert (status, [each[: len(wider)] for each in found["faults"]]) == (3, [wider])
         # The workers end before the queue is finished.
         await publish(wide.names[3], 5)
         fault = (
@@ -205,6 +211,79 @@ async def test_a_consumer_of_further_subjects_counts_until_it_has_finished(
     await stream.publish(f"{narrow.name}-other", b"v")
     status, found = await lanes_queue(*shrink, "--apply")
     assert status == 0 and len(found["done"]) == 2
+
+
+@pytest.mark.anyio
+async def test_a_durable_with_a_smaller_number_keeps_the_physical_queues_that_it_has_not_read(
+    nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command
+) -> None:
+    def worker(queue: PartitionedQueue, durable: str) -> Consumer:
+        source = JetStreamSource(nats_server.url, stream=narrow.name, key=header("k"), queue=queue, durable=durable)
+        return Consumer(source, ignore)
+
+    added = narrow.names[1]
+    await client.jetstream().publish(added, b"v", headers={"k": "k"})
+    async with worker(narrow, "wide") as wide, worker(PartitionedQueue(narrow.name), "stale"):
+        await until(lambda: wide.status().settled == 1)
+    shrink = ("shrink", "--from", "2", "--to", "1")
+    status, found = await lanes_queue(*shrink, "--apply")
+    assert (status, found["done"]) == (3, [])
+    assert f"not removed: group 'stale' has not finished 1 messages of {added!r}" in found["faults"]
+    status, found = await lanes_queue("status", "--partitions", "1")
+    assert found["stranded"] == [{"subject": added, "group": "stale", "messages": 1}]
+    # A named group leaves the choice of the groups to the operator.
+    status, found = await lanes_queue(*shrink, "--apply", "--group", "wide")
+    assert status == 0 and len(found["done"]) == 2
+
+
+@pytest.mark.anyio
+async def test_the_state_has_physical_queues_of_any_former_number(
+    client: Client, narrow: PartitionedQueue, lanes_queue: Command
+) -> None:
+    stream = client.jetstream()
+    retired = PartitionedQueue(narrow.name, partitions=16).names[15]
+    config = (await stream.stream_info(narrow.name)).config
+    config.subjects = [*(config.subjects or ()), retired]
+    await stream.update_stream(config)
+    await stream.publish(retired, b"v")
+    status, found = await lanes_queue("status", "--partitions", "2")
+    assert (status, found["stranded"]) == (3, [{"subject": retired, "group": None, "messages": 1}])
+
+
+@pytest.mark.anyio
+async def test_another_queue_of_the_stream_is_left_alone(
+    nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command
+) -> None:
+    """Each queue has a cohort, and this queue has a durable too."""
+    other = PartitionedQueue(f"{narrow.name}-other", partitions=2)
+    stream = client.jetstream()
+    config = (await stream.stream_info(narrow.name)).config
+    config.subjects = [subject for name in (*narrow.names, *other.names) for subject in (name, f"{name}.>")]
+    await stream.update_stream(config)
+
+    def worker(queue: PartitionedQueue, **how: Any) -> Consumer:
+        source = JetStreamSource(nats_server.url, stream=narrow.name, key=header("k"), queue=queue, **how)
+        return Consumer(source, ignore)
+
+    mine = Cohort("mine", member="m", lease=LASTING)
+    theirs = Cohort("theirs", member="m", namespace="theirs", lease=LASTING)
+    async with (
+        worker(narrow, cohort=mine) as first,
+        worker(narrow, durable="work") as second,
+        worker(other, cohort=theirs) as third,
+    ):
+        for name in (*narrow.names, *other.names):
+            await stream.publish(name, b"v", headers={"k": "k"})
+        await until(lambda: [each.status().settled for each in (first, second, third)] == [2, 2, 2])
+    _, found = await lanes_queue("grow", "--from", "2", "--to", "3", "--apply")
+    forgot = [each for each in found["done"] if "forgot" in each]
+    assert forgot == ["cohort 'lanes' has no live member, and forgot its 2 partition(s)"]
+    assert "theirs" not in json.dumps(found)
+    assert "'work'" in found["steps"][1]["found"]
+    # The other cohort still knows its number.
+    with pytest.raises(ConfigError, match="partitions"):
+        async with worker(PartitionedQueue(other.name), cohort=theirs):
+            await anyio.sleep_forever()
 
 
 @pytest.mark.anyio

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import anyio
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import ConfigResource, ResourceType
+from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka.admin import ConfigResource, ListConsumerGroupsResult, ResourceType
 
-from lanes import Consumer, Message, PartitionedQueue, Settings
+from lanes import ConfigError, Consumer, Message, PartitionedQueue, Settings, SourceError
 from lanes.cli import queue as commands
 from lanes.cli.kit import Misuse
 from lanes_kafka import KafkaSource
+from lanes_kafka.cli.queue_survey import Cluster, queue_broker
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.workload import QUIET, Topic, until
@@ -79,6 +81,10 @@ def test_the_options_choose_one_broker(lanes_queue: Command, arguments: list[str
     [
         (["q", "--partitions", "0"], "lanes: --partitions 0: must be a whole number, 1 or more\n"),
         (["", "--partitions", "2"], "lanes: QUEUE '': must not be empty\n"),
+        (
+            ["a\nb", "--partitions", "2"],
+            "lanes: QUEUE 'a\\nb': a name is one line of text, and has no U+000A; leave it out\n",
+        ),
     ],
 )
 def test_an_impossible_queue_is_refused_before_a_broker_is_asked(
@@ -161,9 +167,9 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(topics: list[Topic], lan
                 "use more than 1 partitions, so start the workers with 2 now"
             )
             assert await steps(*grow) == (3, ["done", "due", "unknown"], [early])
-            # Without --group, the group has no position in the topic.
+            # Without --group, the group of the queue counts in the added topic too.
             status, found = await state()
-            assert (status, found["stranded"]) == (3, [{"topic": second.name, "group": None, "messages": 3}])
+            assert (status, found["stranded"]) == (3, [{"topic": second.name, "group": group, "messages": 3}])
         async with Consumer(KafkaSource(config, topics=wide), ignore, settings=prompt) as worker:
             await until(lambda: worker.status().settled == 3)
             await reaches((0, ["done", "done", "unknown"], []), *grow)
@@ -193,3 +199,118 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(topics: list[Topic], lan
         lambda: lanes_queue("status", first.name, "--partitions", "2", *server[:2])
     )
     assert status == 3 and "missing" in said and os.linesep in said
+
+
+@pytest.mark.anyio
+async def test_a_group_with_a_smaller_number_keeps_the_topics_that_it_has_not_read(
+    topics: list[Topic], lanes_queue: Command
+) -> None:
+    first, second = topics
+    second.create()
+    producer = Producer({**QUIET, "bootstrap.servers": first.url})
+    for each in topics:
+        producer.produce(each.name, value=b"v", key=b"k")
+    assert await anyio.to_thread.run_sync(producer.flush, 30) == 0
+
+    def worker(width: int, group: str) -> Consumer:
+        config = first.config(**PROTOCOLS["cooperative"], **{"auto.offset.reset": "earliest", "group.id": group})
+        source = KafkaSource(config, topics=PartitionedQueue(first.name, width))
+        return Consumer(source, ignore, settings=Settings(commit_interval=0.1))
+
+    wide, stale = f"wide-{first.name}", f"stale-{first.name}"
+    with anyio.fail_after(120):
+        async with worker(2, wide) as all_topics, worker(1, stale) as one_topic:
+            await until(lambda: (all_topics.status().settled, one_topic.status().settled) == (2, 1))
+
+        async def shrink(*arguments: str) -> tuple[int, Any]:
+            shrink = ("shrink", first.name, "--from", "2", "--to", "1", "--apply", "--json", "--server", first.url)
+            status, said = await anyio.to_thread.run_sync(lambda: lanes_queue(*shrink, *arguments))
+            return status, json.loads(said)
+
+        refused = f"not removed: group {stale!r} has not finished 1 messages of {second.name!r}"
+        while refused not in (found := await shrink())[1]["faults"]:
+            assert second.exists(), found
+        # A named group leaves the choice of the groups to the operator.
+        while (found := await shrink("--group", wide))[0] != 0:
+            print(found)
+        assert not second.exists()
+
+
+def test_a_coordinator_that_starts_is_asked_again(topics: list[Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = topics
+    cluster = Cluster({**QUIET, "bootstrap.servers": first.url}, first.name)
+    answers: dict[str, list[Any]] = {
+        "list_consumer_groups": [ListConsumerGroupsResult([], [failure(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])],
+        "describe_consumer_groups": [failure(KafkaError.NOT_COORDINATOR)],
+        "list_consumer_group_offsets": [failure(KafkaError.COORDINATOR_NOT_AVAILABLE)],
+    }
+
+    def answered(name: str) -> Callable[..., Any]:
+        ask = getattr(cluster._admin, name)
+
+        def asked(*arguments: Any, **options: Any) -> Any:
+            made = ask(*arguments, **options)
+            if not answers[name]:
+                return made
+            answer = answers[name].pop()
+            future: Future[Any] = Future()
+            if isinstance(answer, Exception):
+                future.set_exception(answer)
+                return dict.fromkeys(made, future)
+            future.set_result(answer)
+            return future
+
+        return asked
+
+    for name in answers:
+        monkeypatch.setattr(cluster._admin, name, answered(name))
+    found = cluster.survey([first.name], ["g"])
+    assert found.groups == ("g",) and not any(answers.values())
+
+
+def test_a_list_of_groups_with_a_gap_is_an_error(topics: list[Topic], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that is missing in the list may have messages to finish."""
+    first, _ = topics
+    cluster = Cluster({**QUIET, "bootstrap.servers": first.url}, first.name)
+    future: Future[Any] = Future()
+    future.set_result(ListConsumerGroupsResult([], [failure(KafkaError.CLUSTER_AUTHORIZATION_FAILED)]))
+    monkeypatch.setattr(cluster._admin, "list_consumer_groups", lambda **_: future)
+    with pytest.raises(SourceError, match="the list of groups: the broker refuses the question"):
+        cluster.survey([first.name])
+
+
+def test_changes_that_another_process_has_made_are_no_error(topics: list[Topic]) -> None:
+    first, second = topics
+    cluster = Cluster({**QUIET, "bootstrap.servers": first.url}, first.name)
+    created = f"created topic {second.name!r} with 2 partition(s)"
+    assert cluster.create({second.name: 2}, first.name) == [created]
+    assert cluster.create({second.name: 2}, first.name) == []
+    assert cluster.remove([second.name]) == [f"removed topic {second.name!r}"]
+    assert cluster.remove([second.name]) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "..", "x" * 250])
+def test_a_name_that_no_topic_can_have_is_refused_before_the_broker_is_asked(name: str) -> None:
+    with pytest.raises(ConfigError, match="no topic can have this name; use 1 to 249 letters"):
+        queue_broker(name, "127.0.0.1:9", None, [])
+    cluster = Cluster({**QUIET, "bootstrap.servers": "127.0.0.1:9"}, "q")
+    with pytest.raises(ConfigError, match="no topic can have this name"):
+        cluster.create({name: 1}, "q")
+
+
+def failure(code: int) -> KafkaException:
+    return KafkaException(KafkaError(code))
+
+
+def test_the_state_has_topics_of_any_former_number(topic: MakeTopic, lanes_queue: Command) -> None:
+    first = topic(1)
+    retired = Topic(first.url, f"{first.name}__p15", 1)
+    retired.create()
+    try:
+        producer = Producer({**QUIET, "bootstrap.servers": first.url})
+        producer.produce(retired.name, value=b"v")
+        assert producer.flush(30) == 0
+        status, said = lanes_queue("status", first.name, "--partitions", "1", "--json", "--server", first.url)
+        assert (status, json.loads(said)["stranded"]) == (3, [{"topic": retired.name, "group": None, "messages": 1}])
+    finally:
+        retired.delete()

@@ -182,7 +182,7 @@ class QueuePartitioning:
 
     @property
     def detail(self) -> str:
-        """The queue as text. The text must not change while the cohort exists."""
+        """The queue as text, which ``divides`` reads. The text must not change while the cohort exists."""
         return repr(self.queue)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
@@ -193,6 +193,11 @@ class QueuePartitioning:
         """Raise ``ConfigError`` if the stream no longer stores the queue, or has another retention."""
         check_stream(self.queue, stream, Intake.of(config))
         check_retention(stream, retention, config)
+
+
+def divides(detail: str, queue: str) -> bool:
+    """Return whether the text of a division, or one that begins with it, is of the queue with this name."""
+    return detail.startswith((f"PartitionedQueue({queue!r}, ", f"PartitionedQueue.of({queue!r}, "))
 
 
 def check_retention(stream: str, retention: str, config: Mapping[str, Any]) -> None:

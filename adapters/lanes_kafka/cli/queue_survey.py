@@ -14,13 +14,22 @@ from typing import Any, Final
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
 
-from lanes.errors import SourceError
+from lanes.arguments import shown_value
+from lanes.errors import ConfigError, SourceError
 from lanes.queues.stranded import QueueFacts
 from lanes.queues.widths import Survey
-from lanes_kafka.broker import COORDINATOR_TIMEOUT, LEADER_MOVES, QUESTION_TIMEOUT, unanswered, wait_for
+from lanes_kafka.broker import (
+    COORDINATOR_MOVES,
+    COORDINATOR_TIMEOUT,
+    LEADER_MOVES,
+    QUESTION_TIMEOUT,
+    unanswered,
+    wait_for,
+)
 from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.client.queue_watch import queue_facts
 from lanes_kafka.errors import client_text, is_login_refused, settings_error
+from lanes_kafka.topic_names import NO_TOPIC, is_topic
 
 _LIMIT: Final = 20.0
 """Seconds allowed for one survey, or one change of topics."""
@@ -51,10 +60,17 @@ def queue_broker(name: str, server: str, config: Path | None, settings: list[str
         The client.
 
     Raises:
-        ConfigError: The file or a setting is invalid.
+        ConfigError: The file, a setting or the name is invalid.
         Misuse: No address of a broker is given.
     """
+    check_name(name)
     return Cluster(given_settings(config, settings, server=server), name)
+
+
+def check_name(name: str) -> None:
+    """Raise ``ConfigError`` if no topic can have this name of a physical queue."""
+    if not is_topic(name):
+        raise ConfigError(f"physical queue {shown_value(name)}: {NO_TOPIC}")
 
 
 class Cluster:
@@ -86,13 +102,27 @@ class Cluster:
         except (KafkaException, TypeError, ValueError) as failure:
             raise settings_error(failure.args[0], settings) from None
 
+    def names(self) -> Iterable[str]:
+        """Ask for all topics.
+
+        Returns:
+            The names of the topics.
+
+        Raises:
+            SourceError: The broker does not answer, or refuses the question.
+        """
+        try:
+            return self._admin.list_topics(timeout=QUESTION_TIMEOUT).topics
+        except KafkaException as failure:
+            raise self._error(failure, self._name) from None
+
     def survey(self, names: Sequence[str], named: Collection[str] = ()) -> Survey:
         """Ask for the facts of topics.
 
         Args:
-            names: Names of the topics, at least one.
+            names: Names of the topics, that of partition 0 first.
             named: Groups that count in each topic, also without a position. A group without a position has finished
-                nothing.
+                nothing. Without a name, the groups of the first topic count so.
 
         Returns:
             The facts.
@@ -105,8 +135,7 @@ class Cluster:
         places = [TopicPartition(name, number) for name, numbers in topics.items() for number in numbers]
         starts, ends = (self._bounds(places, spec, deadline) for spec in (_EARLIEST, _LATEST))
         bounds = {place: (starts[place], ends[place]) for place in places}
-        listed = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)[0]
-        groups = sorted({*named, *(each.group_id for each in listed.valid)})
+        groups = sorted({*named, *self._groups(deadline)})
         positions = self._positions(groups, places, deadline) if places else {}
         members = self._members(groups, deadline)
         merged = {name: QueueFacts(size=len(topics.get(name, ()))) for name in names}
@@ -114,9 +143,10 @@ class Cluster:
         for group in groups:
             positioned = {each.topic for each in positions.get(group, ()) if each.offset >= 0}
             found = queue_facts(group, bounds, members.get(group, ()), positions.get(group, ()))
+            here = {name for name, fact in found.items() if name in positioned or fact.readers[group]}
+            everywhere = group in named if named else names[0] in here
             for name, fact in found.items():
-                counts = name in positioned or bool(fact.readers[group]) or group in named
-                if counts:
+                if everywhere or name in here:
                     present.add(group)
                     merged[name] = QueueFacts(
                         fact.size,
@@ -143,11 +173,14 @@ class Cluster:
             like: The existing topic.
 
         Returns:
-            A line for each topic.
+            A line for each created topic. Another process may have created the others meanwhile.
 
         Raises:
+            ConfigError: No topic can have one of the names.
             SourceError: The broker does not answer, or refuses a topic.
         """
+        for name in names:
+            check_name(name)
         deadline = monotonic() + _LIMIT
         described = self._ask(
             list(self._admin.describe_topics(TopicCollection([like]), request_timeout=QUESTION_TIMEOUT).values()),
@@ -164,9 +197,10 @@ class Cluster:
         }
         replicas = len(described.partitions[0].replicas)
         new = [NewTopic(name, size, replicas, config=own) for name, size in names.items()]
-        self._ask(list(self._admin.create_topics(new, request_timeout=QUESTION_TIMEOUT).values()), deadline)
+        asked = self._admin.create_topics(new, request_timeout=QUESTION_TIMEOUT)
+        created = self._changed(asked, KafkaError.TOPIC_ALREADY_EXISTS, deadline)
         self._until(lambda: set(names) <= self._described(list(names), deadline).keys(), deadline)
-        return [f"created topic {name!r} with {size} partition(s)" for name, size in names.items()]
+        return [f"created topic {name!r} with {names[name]} partition(s)" for name in created]
 
     def remove(self, names: Sequence[str]) -> list[str]:
         """Remove topics, and wait until they are gone.
@@ -175,15 +209,16 @@ class Cluster:
             names: Names of existing topics.
 
         Returns:
-            A line for each topic.
+            A line for each removed topic. Another process may have removed the others meanwhile.
 
         Raises:
             SourceError: The broker does not answer, or refuses a removal.
         """
         deadline = monotonic() + _LIMIT
-        self._ask(list(self._admin.delete_topics(list(names), request_timeout=QUESTION_TIMEOUT).values()), deadline)
+        asked = self._admin.delete_topics(list(names), request_timeout=QUESTION_TIMEOUT)
+        removed = self._changed(asked, KafkaError.UNKNOWN_TOPIC_OR_PART, deadline)
         self._until(lambda: not self._described(names, deadline), deadline)
-        return [f"removed topic {name!r}" for name in names]
+        return [f"removed topic {name!r}" for name in removed]
 
     def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
         """Do nothing, because a group of Kafka stores no number of partitions; see ``lanes.cli.queue.QueueBroker``."""
@@ -218,39 +253,76 @@ class Cluster:
                     raise self._error(failure, self._name) from None
             sleep(_AGAIN)
 
+    def _groups(self, deadline: float) -> list[str]:
+        """Return the names of all groups. A broker without an answer may hide a group, so its error is raised."""
+        while True:
+            (listed,) = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)
+            if not listed.errors:
+                return [each.group_id for each in listed.valid]
+            for failure in listed.errors:
+                if failure.args[0].code() not in COORDINATOR_MOVES or monotonic() + _AGAIN > deadline:
+                    raise self._error(failure, "the list of groups")
+            sleep(_AGAIN)
+
     def _positions(
         self, groups: Sequence[str], places: list[TopicPartition], deadline: float
     ) -> dict[str, Sequence[TopicPartition]]:
-        found: dict[str, Sequence[TopicPartition]] = {}
-        for first in range(0, len(groups), _AT_ONCE):
-            futures = {
+        def ask(some: Sequence[str]) -> dict[str, Future[Any]]:
+            return {
                 group: self._admin.list_consumer_group_offsets(
                     [ConsumerGroupTopicPartitions(group, places)], request_timeout=COORDINATOR_TIMEOUT
                 )[group]
-                for group in groups[first : first + _AT_ONCE]
+                for group in some
             }
-            self._wait(futures.values(), deadline)
-            for group, future in futures.items():
-                try:
-                    found[group] = future.result(0).topic_partitions
-                except KafkaException as failure:
-                    if failure.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                        raise self._error(failure, f"group {group!r}") from None
-        return found
+
+        return {group: found.topic_partitions for group, found in self._of_groups(groups, ask, deadline).items()}
 
     def _members(self, groups: Sequence[str], deadline: float) -> dict[str, Sequence[Any]]:
-        if not groups:
-            return {}
-        asked = self._admin.describe_consumer_groups(list(groups), request_timeout=COORDINATOR_TIMEOUT)
-        self._wait(asked.values(), deadline)
-        found: dict[str, Sequence[Any]] = {}
-        for group, future in asked.items():
-            try:
-                found[group] = future.result(0).members
-            except KafkaException as failure:
-                if failure.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                    raise self._error(failure, f"group {group!r}") from None
+        def ask(some: Sequence[str]) -> dict[str, Future[Any]]:
+            return self._admin.describe_consumer_groups(list(some), request_timeout=COORDINATOR_TIMEOUT)
+
+        return {group: found.members for group, found in self._of_groups(groups, ask, deadline).items()}
+
+    def _of_groups(
+        self, groups: Sequence[str], ask: Callable[[Sequence[str]], Mapping[str, Future[Any]]], deadline: float
+    ) -> dict[str, Any]:
+        """Return the answers about the groups that exist. A coordinator that starts or moves is asked again."""
+        found: dict[str, Any] = {}
+        left = list(groups)
+        while left:
+            some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+            asked = ask(some)
+            self._wait(asked.values(), deadline)
+            moves = []
+            for group, future in asked.items():
+                try:
+                    found[group] = future.result(0)
+                except KafkaException as failure:
+                    code = failure.args[0].code()
+                    if code in COORDINATOR_MOVES and monotonic() + _AGAIN <= deadline:
+                        moves.append(group)
+                    elif code != KafkaError.GROUP_ID_NOT_FOUND:
+                        raise self._error(failure, f"group {group!r}") from None
+            if moves:
+                left += moves
+                sleep(_AGAIN)
         return found
+
+    def _changed(self, asked: Mapping[str, Future[Any]], settled: int, deadline: float) -> list[str]:
+        """Wait for the changes of topics, and return the changed ones.
+
+        The code ``settled`` says that another process has made the change.
+        """
+        self._wait(asked.values(), deadline)
+        changed = []
+        for name, future in asked.items():
+            try:
+                future.result(0)
+                changed.append(name)
+            except KafkaException as failure:
+                if failure.args[0].code() != settled:
+                    raise self._error(failure, self._name) from None
+        return changed
 
     def _ask(self, futures: Sequence[Future[Any]], deadline: float) -> list[Any]:
         self._wait(futures, deadline)
