@@ -30,6 +30,7 @@ class Mutant:
         campaign: Name of the campaign that searches for the mutant.
         found_by: Checks of the campaign, at least one of which must find the mutant.
         machine: Name of a campaign of the engine alone, and its checks, which must find the mutant too. Empty: none.
+        first: Seed at which the search begins: one whose runs show the fault, so that no earlier runs are made in vain.
         also: The same fault in other modules, which would hide the fault if they stayed correct.
     """
 
@@ -41,6 +42,7 @@ class Mutant:
     campaign: str
     found_by: tuple[str, ...]
     machine: tuple[str, ...] = ()
+    first: int = 0
     also: tuple[Mutant, ...] = ()
 
 

@@ -64,8 +64,8 @@ def hunt(name: str, ready: Imported) -> None:
         forget()
         install(mutant)
     campaigns: dict[str, Campaign] = import_module(CAMPAIGNS).CAMPAIGNS
-    found = campaigns[mutant.campaign](mutant.found_by)
-    beside = campaigns[mutant.machine[0]](mutant.machine[1:]).checks if mutant.machine else {}
+    found = campaigns[mutant.campaign](mutant.found_by, mutant.first)
+    beside = campaigns[mutant.machine[0]](mutant.machine[1:], 0).checks if mutant.machine else {}
     print(json.dumps([name, found.checks, found.runs, beside]))
 
 

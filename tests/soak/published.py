@@ -132,7 +132,7 @@ class Backend(NamedTuple):
 BACKENDS: Final = (
     Backend(
         "in memory",
-        ("jetstream", "jetstream_2", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
+        ("jetstream", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
         "schedules",
     ),
     Backend("Kafka", ("kafka_adapter", "widths"), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),
