@@ -26,14 +26,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 # Set before the import of Hypothesis, so that its files stay in the project's cache folder.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents[1] / ".cache" / "hypothesis"))
 
-from hypothesis import Phase, settings
-
+from tests import effort
 from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, PostgresServer, wait_until
 
-# No deadline, because a busy machine may be slow. No explain phase, which traces every line: on Python 3.11, an alarm
-# during that tracing made the interpreter hang.
-settings.register_profile("lanes", deadline=None, phases=[phase for phase in Phase if phase is not Phase.explain])
-settings.load_profile("lanes")
+effort.register()
 
 # `make test &` in a script ignores SIGINT, and `nohup` ignores SIGHUP, also in child processes. Tests that send these
 # signals would wait without end.

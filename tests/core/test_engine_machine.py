@@ -28,6 +28,7 @@ from lanes.core.policy import Policy, RetryPolicy
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
 from tests.core.naive import NaiveEngine
+from tests.effort import runs
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, ATTEMPTS, BACKOFF, MAX_BACKOFF = 4, 24, 900, 3, 1.0, 1.5
 
@@ -449,6 +450,8 @@ class EngineMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 def test_the_engine_does_what_the_model_does() -> None:
-    run_state_machine_as_test(EngineMachine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))
+    effort = settings(max_examples=runs(300), stateful_step_count=60, deadline=None)
+    run_state_machine_as_test(EngineMachine, settings=effort)

@@ -23,6 +23,7 @@ from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition,
 from tests.core.builders import READER, new_policy
 from tests.core.naive_broker import Broker, Entry
 from tests.core.naive_modes import NaiveModes
+from tests.effort import runs
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, MAX_AHEAD, ATTEMPTS, DELAY = 3, 20, 400, 8, 2, 1.0
 INTERVAL, COUNT = 1.0, 4
@@ -532,6 +533,8 @@ class ModesMachine(RuleBasedStateMachine):
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 def test_the_engine_does_what_the_model_does_in_every_mode() -> None:
-    run_state_machine_as_test(ModesMachine, settings=settings(max_examples=100, stateful_step_count=30, deadline=None))
+    effort = settings(max_examples=runs(100), stateful_step_count=30, deadline=None)
+    run_state_machine_as_test(ModesMachine, settings=effort)

@@ -17,6 +17,7 @@ from tests.core.builders import new_policy
 from tests.core.naive import NaiveEngine
 from tests.core.test_engine_machine import ATTEMPTS, CONCURRENCY, EngineMachine
 from tests.core.test_engine_modes_machine import ModesMachine
+from tests.effort import runs
 
 BUDGETS = st.sampled_from([(1, 0), (2, 0), (0, 3), (1, 1), (2, 5), (3, 8), (1, 12)])
 """Calls and messages in flight of a partition. 0 = no bound."""
@@ -173,10 +174,11 @@ class BudgetModesMachine(ModesMachine):
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 @pytest.mark.parametrize("machine", [BudgetMachine, BudgetModesMachine])
 def test_the_engine_with_budgets_does_what_the_model_does(machine: type[EngineMachine | ModesMachine]) -> None:
-    run_state_machine_as_test(machine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None))
+    run_state_machine_as_test(machine, settings=settings(max_examples=runs(80), stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,20 @@ import pytest
 
 from tests.core.cohort.campaign import tally, walk
 from tests.core.cohort.pairs import KINDS, PHASES, Pair, Pairs, unreached
+from tests.effort import is_full, runs
 
 WALKS = 23_000
 SLICE = 3_000
+"""Walks that reach all pairs of faults."""
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.timeout(300)
 def test_walks_reach_every_pair_of_faults_in_every_phase() -> None:
-    result = tally(range(SLICE))
+    result = tally(range(runs(SLICE)))
     assert result.violations == []
-    assert result.unreached == []
+    assert result.unreached == [] if is_full() else len(result.pairs) > 100
 
 
 @pytest.mark.slow

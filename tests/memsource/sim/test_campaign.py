@@ -1,6 +1,6 @@
 """Whole consumers in the simulator, on both brokers: no schedule and no crash point breaks a promise.
 
-``make test`` runs the slice on which every planted fault is found; ``make campaign`` runs the 20,000 schedules.
+``make campaign`` runs 20,000 schedules, and those on which each planted fault is found; ``make test`` runs a slice.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from memsource.personality import PERSONALITIES
+from tests.effort import runs
 from tests.memsource.sim.slices import RUNS_A_SEED, tally
 from tests.mutants.campaigns import RUNS as HUNTED_RUNS
 from tests.mutants.campaigns import RUNS_A_SEED as HUNTED_RUNS_A_SEED
@@ -20,12 +21,14 @@ QUICKLY_SWEPT_SEEDS = 3
 
 
 @pytest.mark.process
+@pytest.mark.sliced
 @pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
 def test_no_schedule_breaks_a_promise() -> None:
     """These are the schedules in which ``tests/mutants`` finds its planted faults."""
-    result = tally("schedules", range(HUNTED_RUNS // HUNTED_RUNS_A_SEED), runs=HUNTED_RUNS_A_SEED)
+    seeds = runs(HUNTED_RUNS // HUNTED_RUNS_A_SEED)
+    result = tally("schedules", range(seeds), runs=HUNTED_RUNS_A_SEED)
     assert result.found == []
-    assert result.runs == HUNTED_RUNS * len(PERSONALITIES)
+    assert result.runs == seeds * HUNTED_RUNS_A_SEED * len(PERSONALITIES)
 
 
 @pytest.mark.campaign
@@ -40,9 +43,10 @@ def test_no_schedule_of_twenty_thousand_breaks_a_promise(record_property: Callab
 
 
 @pytest.mark.process
+@pytest.mark.sliced
 @pytest.mark.timeout(600)
 def test_no_crash_at_any_boundary_breaks_a_promise() -> None:
-    sweep(range(QUICKLY_SWEPT_SEEDS))
+    sweep(range(runs(QUICKLY_SWEPT_SEEDS)))
 
 
 @pytest.mark.campaign

@@ -1,0 +1,43 @@
+"""The effort of tests with many runs: `make test` makes one run in five, and `make campaign` makes all of them.
+
+Such a test has the mark `sliced`, by which `make campaign` selects it. It asks this module for its number of runs. The
+profile of Hypothesis decides: `full` in `make campaign`, and else `slice`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hypothesis import Phase, settings
+
+SHARE: Final = 5
+"""One run in so many is part of `make test`."""
+
+FULL: Final = "full"
+SLICE: Final = "slice"
+
+# No deadline, because a busy machine may be slow. No explain phase, which traces every line: on Python 3.11, an alarm
+# during that tracing made the interpreter hang.
+_PHASES: Final = [phase for phase in Phase if phase is not Phase.explain]
+
+
+def register() -> None:
+    """Register both profiles, and load `slice`; `--hypothesis-profile full` then loads the other one."""
+    for name in (FULL, SLICE):
+        settings.register_profile(name, deadline=None, phases=_PHASES)
+    settings.load_profile(SLICE)
+
+
+def is_full() -> bool:
+    """Whether this session makes all runs."""
+    return settings.get_current_profile_name() == FULL
+
+
+def runs(every: int, *, least: int = 1) -> int:
+    """Return the number of runs in this session.
+
+    Args:
+        every: Number of all runs.
+        least: Number of runs that the test needs.
+    """
+    return every if is_full() else max(least, every // SHARE)
