@@ -59,6 +59,9 @@ _NOT_FAST = ("campaign", "long", "process", "slow")
 _KAFKA_ALLOWANCE = 15.0
 """The weight of a test on Kafka, beside the timeouts of long tests; such a timeout is ten times the test's duration."""
 
+_SHARED = ("postgres", "spark")
+"""Fixtures whose server or session one process of xdist starts, because it runs all tests with this fixture."""
+
 _QUICK = 0.1
 """Seconds below which ``--durations`` need not name a set-up or a teardown."""
 
@@ -171,20 +174,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order the tests for `--dist worksteal`, which gives each worker an equal part of them: each part begins with the
     long tests of some modules. A third of the parts, rounded up, has all tests of Kafka, so that few workers start a
-    broker."""
-    modules: dict[tuple[Path, bool], list[pytest.Item]] = {}
+    broker. For the same reason, one part has all tests with a fixture of `_SHARED`."""
+    modules: dict[tuple[Path | str, bool], list[pytest.Item]] = {}
     short = deque[pytest.Item]()
     for item in sorted(items, key=_allowance, reverse=True):
         on_kafka = _on_shared_kafka(item)
-        if on_kafka or _allowance(item):
-            modules.setdefault((item.path, on_kafka), []).append(item)
+        shared = next((name for name in _SHARED if name in getattr(item, "fixturenames", ())), None)
+        if on_kafka or shared or _allowance(item):
+            modules.setdefault((item.path if on_kafka or not shared else shared, on_kafka), []).append(item)
         else:
             short.append(item)
     parts: list[list[pytest.Item]] = [[] for _ in range(workers)]
     loads = [0.0] * workers
     for (_, on_kafka), module in sorted(modules.items(), key=lambda each: not each[0][1]):
         least = loads.index(min(loads[: -(-workers // 3)] if on_kafka else loads))
-        parts[least] += module
+        # The tests of a file stay together, because some fixtures serve one file.
+        parts[least] += sorted(module, key=lambda item: item.path)
         loads[least] += max(_allowance(module[0]), _KAFKA_ALLOWANCE * len(module) if on_kafka else 0.0)
     left = len(items)
     for number, part in enumerate(parts):

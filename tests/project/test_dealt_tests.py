@@ -1,4 +1,4 @@
-"""The tests are dealt to the processes of `make test`: long tests first, and the tests of Kafka to a third of them"""
+"""The tests are dealt to the processes of `make test`: long tests first, and the tests of a server to few of them"""
 
 from __future__ import annotations
 
@@ -31,17 +31,36 @@ BROKER = items("a", 3, fixtures=("kafka",)) + items("b", 3, fixtures=("kafka_pre
 PRIVATE = items("private", 5, fixtures=("kafka_prepared", "fresh_kafka")) + items("d", 5, place="jetstream")
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
-def test_a_third_of_the_parts_has_the_tests_of_the_shared_broker(workers: int) -> None:
-    everything = [*SHORT[:40], *BROKER, *PRIVATE, *(item for module in LONG for item in module), *SHORT[40:]]
-    dealt = _dealt(everything, workers)
-    assert sorted(map(id, dealt)) == sorted(map(id, everything))
-    # xdist gives each worker an equal part of what remains.
+def parts_of(dealt: list[Any], workers: int) -> list[list[Any]]:
+    """The parts of the workers: xdist gives each worker an equal part of what remains."""
     parts, left = [], dealt
     for number in range(workers):
         size = len(left) // (workers - number)
         parts.append(left[:size])
         left = left[size:]
+    return parts
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 6])
+@pytest.mark.parametrize("fixture", ["postgres", "spark"])
+def test_one_part_has_all_tests_of_a_shared_server(fixture: str, workers: int) -> None:
+    shared = [item for name in "abc" for item in items(name, 4, fixtures=(fixture, "tmp_path"))]
+    shared += items("long", 1, seconds=300.0, fixtures=(fixture,))
+    everything = [*SHORT[:40], *shared, *BROKER, *(item for module in LONG for item in module), *SHORT[40:]]
+    parts = parts_of(_dealt(everything, workers), workers)
+    assert sorted(id(item) for part in parts for item in part) == sorted(map(id, everything))
+    (part,) = (part for part in parts if any(item in shared for item in part))
+    assert all(item in part for item in shared)
+    paths = [item.path for item in part if item in shared]
+    assert paths == sorted(paths)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 6])
+def test_a_third_of_the_parts_has_the_tests_of_the_shared_broker(workers: int) -> None:
+    everything = [*SHORT[:40], *BROKER, *PRIVATE, *(item for module in LONG for item in module), *SHORT[40:]]
+    dealt = _dealt(everything, workers)
+    assert sorted(map(id, dealt)) == sorted(map(id, everything))
+    parts = parts_of(dealt, workers)
     with_broker = [part for part in parts if any(item in BROKER for item in part)]
     assert with_broker == parts[: -(-workers // 3)]
     short = [*SHORT, *PRIVATE]
