@@ -1,7 +1,8 @@
 """The effort of tests with many runs: `make test` makes one run in five, and `make campaign` makes all of them.
 
 Such a test has the mark `sliced`, by which `make campaign` selects it. It asks this module for its number of runs. The
-profile of Hypothesis decides: `full` in `make campaign`, and else `slice`.
+profile of Hypothesis decides: `full` in `make campaign`, and else `slice`. A test with `@given` has the mark
+`hypothesis`, by which `make campaign` selects it too; the profile has its number of examples.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ SLICE: Final = "slice"
 _PHASES: Final = [phase for phase in Phase if phase is not Phase.explain]
 
 
+_EXAMPLES: Final = 100
+"""Examples of a test with `@given` that names no number of its own."""
+
+
 def register() -> None:
     """Register both profiles, and load `slice`; `--hypothesis-profile full` then loads the other one."""
-    for name in (FULL, SLICE):
-        settings.register_profile(name, deadline=None, phases=_PHASES)
+    for name, examples in ((FULL, _EXAMPLES), (SLICE, _EXAMPLES // SHARE)):
+        settings.register_profile(name, deadline=None, phases=_PHASES, max_examples=examples)
     settings.load_profile(SLICE)
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lanes.core.fair_queue import FairQueue
 from lanes.core.types import Message, PartitionId
 from tests.core.builders import new_message, new_partition
+from tests.effort import runs
 
 PARTITIONS = [new_partition(number) for number in range(4)]
 UNKNOWN = PartitionId("S", 9)
@@ -55,7 +56,7 @@ def agree(queue: FairQueue, naive: NaiveQueue) -> None:
     assert [queue.index(head) for head in naive.in_order()] == [*range(len(naive.in_order()))]
 
 
-@settings(max_examples=150)
+@settings(max_examples=runs(150))
 @given(limit=st.integers(0, 3), calls=CALLS)
 def test_the_queue_agrees_with_a_naive_queue(limit: int, calls: list[tuple[str, int]]) -> None:
     queue, naive = FairQueue(limit), NaiveQueue(limit)

@@ -14,6 +14,7 @@ from lanes.core.lane import SETTLED
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.types import Message
 from tests.core.builders import new_message, new_partition
+from tests.effort import runs
 
 PARTITION = new_partition()
 BILLION = 10**9
@@ -307,7 +308,7 @@ STEPS = st.one_of(SHORT_STEPS, st.tuples(st.just("many"), st.just(list[int]())))
 SEEDS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 5)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=runs(60))
 @given(floor=st.integers(0, 3), seeds=SEEDS, steps=st.lists(SHORT_STEPS))
 @example(floor=0, seeds=[(1, 1)], steps=[("deliver", [1]), ("progressed", [3])])
 def test_a_short_offset_ledger_behaves_like_dicts_and_sets(

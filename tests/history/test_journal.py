@@ -26,6 +26,7 @@ from lanes.history.journal import Journal, buffer_of
 from lanes.history.recorder import History, recorder_of
 from memsource import HistoryError, Segment, check, check_files, read
 from memsource.history.journal import JournalError, convert
+from tests.effort import runs
 from tests.memsource.checkers.journals import ended, files, message, opened, reach, rows, table
 from tests.memsource.checkers.journals import handled as handled_now
 from tests.memsource.checkers.rows import delivered, encoded, handled, segment, started
@@ -71,7 +72,7 @@ def test_lines_come_back_byte_for_byte(data: bytes) -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=50)
+@settings(max_examples=runs(50))
 @given(
     st.one_of(
         st.lists(lines(), max_size=30).map(b"".join),
@@ -257,7 +258,7 @@ def test_a_file_that_is_no_journal_is_one_clear_error(how: str, said: str, tmp_p
     assert (checked.status, checked.verdicts) == (3, [])
 
 
-@settings(max_examples=30)
+@settings(max_examples=runs(30))
 @given(st.data())
 def test_changed_bytes_are_noticed_or_change_nothing(
     tmp_path_factory: pytest.TempPathFactory, journal_bytes: tuple[bytes, list[Any]], data: st.DataObject

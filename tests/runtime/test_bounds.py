@@ -14,6 +14,7 @@ from lanes import Message, Nak
 from lanes.core.types import Room
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
+from tests.effort import runs
 from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 
@@ -22,7 +23,7 @@ def rooms(source: MemorySource) -> list[Room]:
 
 
 @pytest.mark.anyio
-@settings(max_examples=40)
+@settings(max_examples=runs(40))
 @given(
     count=st.integers(0, 80),
     bound=st.integers(1, 12),
@@ -52,7 +53,7 @@ async def test_in_flight_is_bounded_in_messages(count: int, bound: int, batch: i
 
 
 @pytest.mark.anyio
-@settings(max_examples=40)
+@settings(max_examples=runs(40))
 @given(
     sizes=st.lists(st.integers(0, 400), max_size=40),
     bound=st.integers(1, 1000),

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lanes import Message
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemorySource
+from tests.effort import runs
 from tests.fakes.support import Gated, consumer_of, published, started, turns, until
 
 KEYS = {
@@ -67,7 +68,7 @@ class Observed:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("keys", list(KEYS.values()), ids=list(KEYS))
-@settings(max_examples=30)
+@settings(max_examples=runs(30))
 @given(data=st.data())
 async def test_keys_keep_their_order_without_overlap(
     keys: st.SearchStrategy[bytes | None], data: st.DataObject

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lanes import Attempt, Capacity, Message, Partition
 from memsource import GroupSource, MemoryAttempts, MemoryBroker, MemorySource
+from tests.effort import runs
 from tests.fakes.grouped import group_of
 from tests.fakes.support import (
     Gated,
@@ -29,7 +30,7 @@ BUSY, QUIET = 0, 1
 
 
 @pytest.mark.anyio
-@settings(max_examples=40)
+@settings(max_examples=runs(40))
 @given(
     counts=st.lists(st.integers(0, 30), min_size=1, max_size=4),
     budgets=st.sampled_from([(1, None), (2, None), (None, 3), (1, 1), (2, 4), (3, 9)]),

@@ -17,6 +17,7 @@ from lanes import History, Message, Nak, SourceError, Term
 from memsource import check, read
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.source import MemoryDeadLetters, MemorySource
+from tests.effort import runs
 from tests.fakes.support import consumer_of, started, turns, until
 
 PARTITIONS = 2
@@ -146,7 +147,7 @@ class World:
 
 @pytest.mark.long
 @pytest.mark.anyio
-@settings(max_examples=50)
+@settings(max_examples=runs(50))
 @given(traffic=TRAFFIC, events=EVENTS, concurrency=st.integers(1, 5), spare=st.integers(0, 6))
 async def test_any_schedule_keeps_every_promise(
     traffic: list[tuple[bytes | None, int]], events: list[tuple[Any, ...]], concurrency: int, spare: int

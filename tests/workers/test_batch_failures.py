@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from lanes import Consumer, HandlerHalted, History, Message, Retry, Settings
 from memsource import GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.effort import runs
 from tests.fakes.batches import AT_ONCE, Batches, batching, finite
 from tests.fakes.grouped import group_of
 from tests.fakes.support import break_positions, published, started, turns, until
@@ -118,7 +119,7 @@ async def test_a_call_is_one_span(sdk: Sdk) -> None:
 
 
 @pytest.mark.anyio
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=runs(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32 - 1),
     keys=st.lists(st.sampled_from("aaaaaabbbcde"), min_size=1, max_size=60),

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memsource.kafka.client import Callback, Client, Commit
+from tests.effort import runs
 from tests.memsource.kafka.stand import Stand
 
 SESSION: Final = 6.0
@@ -209,7 +210,7 @@ class Model:
 
 
 @pytest.mark.long
-@settings(max_examples=300)
+@settings(max_examples=runs(300))
 @given(
     st.sampled_from(["eager", "cooperative", "848"]),
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 2), st.integers(0, 11)), max_size=60),

@@ -21,6 +21,7 @@ from memsource.sim.runs.view import LINES, render, render_history
 from memsource.sim.world.injection import Moment
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
+from tests.effort import runs
 from tests.memsource.checkers import rows as written
 from tests.memsource.checkers.rows import (
     Fields,
@@ -202,7 +203,7 @@ def test_lanes_with_unusual_events_come_first() -> None:
 
 
 @pytest.mark.long
-@settings(max_examples=30)
+@settings(max_examples=runs(30))
 @given(
     lanes=st.integers(1, 80),
     messages=st.integers(1, 12),
