@@ -416,7 +416,11 @@ class AdvisoryLocks:
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         (pid,) = await (await cursor.execute(_PID)).fetchone() or (0,)
         if pid != connection.info.backend_pid:
-            await self._refuse_shared_sessions(cursor, pid)
+            try:
+                await self._refuse_shared_sessions(cursor, pid)
+            except psycopg.errors.ProtocolViolation as error:
+                # A proxy that pools by statement refuses transactions.
+                raise _pooled(str(lanes_error("its answer", error))) from error
         sent = monotonic()
         timeout = f"{round(self._lease * 1000)}ms"
         row = await (await cursor.execute(_PREPARE, (timeout,))).fetchone()

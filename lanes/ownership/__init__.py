@@ -2,13 +2,14 @@
 
 A ``Locks`` says which process may handle a partition. A ``StateStore`` keeps the position of the partition, and refuses
 a former owner. Reading order: ``state``, ``locks``, ``acquisition``,
-``held_lock``, ``local``.
+``held_lock``, ``local``, ``lease_locks``.
 """
 
 from __future__ import annotations
 
 from lanes.ownership.acquisition import Acquired, acquire
 from lanes.ownership.held_lock import HeldLock, check_lock_name
+from lanes.ownership.lease_locks import LeaseLocks
 from lanes.ownership.local import LocalLocks
 from lanes.ownership.locks import Held, Locks
 from lanes.ownership.state import Fenced, State, StateChange, StateKey, StateStore, StoresInTransaction
@@ -18,6 +19,7 @@ __all__ = [
     "Fenced",
     "Held",
     "HeldLock",
+    "LeaseLocks",
     "LocalLocks",
     "Locks",
     "State",

@@ -77,7 +77,9 @@ async def check_a_state_begins_with_its_first_claim(make: MakeStates) -> None:
     expect(first.epoch >= 1, f"claim() returned the epoch {first.epoch}; epochs begin at 1")
     await _expect(other, {KEY: State(first.epoch, 5)})
     again = await other.claim(KEY, 9)
-    expect(again[1:] == (5, ()), f"claim(start=9) returned the floor {again.floor} for a state with the floor 5")
+    expect(
+        _shown(again)[1:] == (5, ()), f"claim(start=9) returned the floor {again.floor} for a state with the floor 5"
+    )
 
 
 async def check_every_claim_raises_the_epoch(make: MakeStates) -> None:

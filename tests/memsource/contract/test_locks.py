@@ -15,9 +15,12 @@ import anyio.lowlevel
 import pytest
 
 from lanes.clock import monotonic
-from lanes.ownership import Held, HeldLock, LocalLocks, Locks
+from lanes.ownership import Held, HeldLock, LeaseLocks, LocalLocks, Locks
+from lanes.ownership.lease_locks import key_of
 from memsource.contract.harness import ContractBroken
 from memsource.contract.locks import LOCK_CHECKS, LockAbility, LockCheck, lock_checks
+from memsource.jetstream.lease_store import Bucket, MemoryLeaseStore
+from memsource.jetstream.link import Link
 from memsource.memory.locks import LockServer, MemoryLocks
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.virtual import run
@@ -52,6 +55,36 @@ class MemoryHarness:
             self.server.lose(held.name)
 
 
+class LeaseHarness:
+    """Locks over a bucket in memory, in virtual time."""
+
+    can: Collection[LockAbility] = ("expire", "lose")
+    lease = LEASE
+
+    def __init__(self) -> None:
+        self.bucket = Bucket()
+        self.links: list[Link] = []
+
+    def locks(self) -> LeaseLocks:
+        self.links.append(Link(anyio.current_time, _never, timeout=0.5))
+        return LeaseLocks(MemoryLeaseStore(self.bucket, self.links[-1]), lease=LEASE, clock=anyio.current_time)
+
+    async def elapse(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+
+    def now(self) -> float:
+        return anyio.current_time()
+
+    async def lose(self, locks: Locks) -> None:
+        assert isinstance(locks, LeaseLocks)
+        for name in locks._held:
+            self.bucket.drop(key_of(name), anyio.current_time())
+
+
+def _never(at: float, act: Callable[[float], None]) -> None:
+    raise AssertionError(f"nothing is to be done later, at {at}: {act}")
+
+
 class LocalHarness:
     """The locks of this process."""
 
@@ -81,6 +114,11 @@ def name_of(check: object) -> str:
 @pytest.mark.parametrize("check", LOCK_CHECKS, ids=name_of)
 def test_locks_in_memory_keep_the_contract(check: LockCheck) -> None:
     run(check, MemoryHarness(), chooser=Fifo())
+
+
+@pytest.mark.parametrize("check", LOCK_CHECKS, ids=name_of)
+def test_locks_over_a_lease_store_keep_the_contract(check: LockCheck) -> None:
+    run(check, LeaseHarness(), chooser=Fifo())
 
 
 @pytest.mark.anyio

@@ -1,0 +1,86 @@
+"""Advisory locks behind a real PgBouncer: transaction pooling is refused, and session pooling keeps the contract.
+
+Needs PgBouncer, which CI does not install, so the tests are slow ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import anyio
+import psycopg
+import pytest
+
+from lanes import ConfigError
+from lanes_postgres import AdvisoryLocks, advisory_locks
+from memsource.contract.locks import LOCK_CHECKS, LockCheck
+from tests.components import PostgresServer
+from tests.components.pgbouncer import PgBouncer
+from tests.conftest import start_or_skip, stopped_by
+from tests.postgres.test_advisory_locks import Harness, acquire, running
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+Mode = Literal["session", "transaction", "statement"]
+Proxies = Callable[[Mode], PgBouncer]
+
+
+@pytest.fixture(scope="module")
+def proxies(postgres: PostgresServer) -> Iterator[Proxies]:
+    """A factory of proxies, each of which is started once."""
+    started: dict[str, PgBouncer] = {}
+    with contextlib.ExitStack() as stopping:
+
+        def start(mode: Mode) -> PgBouncer:
+            if mode not in started:
+                started[mode] = start_or_skip(stopped_by(stopping, PgBouncer(postgres, mode)))
+            return started[mode]
+
+        yield start
+
+
+async def test_transaction_pooling_is_refused_at_the_start(proxies: Proxies) -> None:
+    for _ in range(3):
+        with pytest.raises(ConfigError, match=r"a proxy .* shares sessions between clients .* use session pooling"):
+            await AdvisoryLocks(proxies("transaction").url).open()
+    # The refused client has changed no session of other clients.
+    async with await psycopg.AsyncConnection.connect(proxies("transaction").url, autocommit=True) as connection:
+        assert await (await connection.execute("SHOW idle_session_timeout")).fetchone() == ("0",)
+
+
+async def test_statement_pooling_is_refused_at_the_start(proxies: Proxies) -> None:
+    with pytest.raises(ConfigError, match="use session pooling"):
+        await AdvisoryLocks(proxies("statement").url).open()
+
+
+async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
+    proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another client takes the session, as a busy pool does at any time."""
+    monkeypatch.setattr(advisory_locks, "_PROBES", 0)
+    locks = AdvisoryLocks(proxies("transaction").url, lease=3.0)
+    await locks.open()
+    try:
+        held = await acquire(locks, "pooled")
+        async with await psycopg.AsyncConnection.connect(proxies("transaction").url) as other, other.transaction():
+            await other.execute("SELECT 1")
+            with anyio.fail_after(10.0), pytest.raises(ConfigError, match="the process of the server changed"):
+                await locks.run()
+        assert held.lost
+    finally:
+        await locks.aclose()
+
+
+@pytest.mark.parametrize("check", LOCK_CHECKS, ids=lambda check: check.__name__)
+async def test_session_pooling_keeps_the_contract(check: LockCheck, proxies: Proxies) -> None:
+    await check(Harness(proxies("session").url))
+
+
+async def test_session_pooling_frees_the_locks_of_a_closed_client(proxies: Proxies, postgres: PostgresServer) -> None:
+    async with running(postgres.url) as other:
+        async with running(proxies("session").url) as locks:
+            await acquire(locks, "through the proxy")
+            assert await other.try_acquire("through the proxy", lambda: None) is None
+        await acquire(other, "through the proxy")
