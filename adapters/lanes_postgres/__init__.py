@@ -1,7 +1,7 @@
 """Stores effects that happen exactly once, attempts that outlive their process, and partition states, in PostgreSQL.
 
 Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``,
-``transactions``, ``steps``, ``migrations``, ``errors``, ``names``.
+``transactions``, ``steps``, ``migrations``, ``errors``, ``names``; and the room ``cli``.
 """
 
 from __future__ import annotations

@@ -394,7 +394,7 @@ class AdvisoryLocks:
                 self._dsn, autocommit=True, prepare_threshold=None, **self._options
             )
         except psycopg.Error as error:
-            raise _not_connected(error) from error
+            raise not_connected(error) from error
         try:
             return await self._prepare(connection)
         except psycopg.Error as error:
@@ -501,8 +501,9 @@ def _pooled(finding: str) -> ConfigError:
     )
 
 
-def _not_connected(error: psycopg.Error) -> LanesError:
-    found = lanes_error(_WHERE, error)
+def not_connected(error: psycopg.Error, where: str = _WHERE) -> LanesError:
+    """Return the error of a connection that could not be opened. Names the remedy if the server has none left."""
+    found = lanes_error(where, error)
     text = str(error)
     if "too many clients" in text or "connection slots" in text or "too many connections" in text:
         return SourceError(f"{found}; raise max_connections, or start fewer processes", retryable=True)

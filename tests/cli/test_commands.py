@@ -78,7 +78,7 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
         (
             ["doctor", "jetstream"],
             64,
-            "No such command 'jetstream'; `lanes doctor` has kafka, spark; run `lanes doctor",
+            "No such command 'jetstream'; `lanes doctor` has kafka, postgres, spark; run `lanes doctor",
         ),
         (
             ["dead-letters", "drop", "--all"],

@@ -16,9 +16,9 @@ import pytest
 from lanes import ConfigError
 from lanes_postgres import AdvisoryLocks, advisory_locks
 from memsource.contract.locks import LOCK_CHECKS, LockCheck
-from tests.components import PostgresServer
+from tests.components import MissingComponent, PostgresServer
 from tests.components.pgbouncer import PgBouncer
-from tests.conftest import start_or_skip, stopped_by
+from tests.conftest import skip_or_fail
 from tests.postgres.test_advisory_locks import Harness, acquire, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -35,7 +35,12 @@ def proxies(postgres: PostgresServer) -> Iterator[Proxies]:
 
         def start(mode: Mode) -> PgBouncer:
             if mode not in started:
-                started[mode] = start_or_skip(stopped_by(stopping, PgBouncer(postgres, mode)))
+                proxy = started[mode] = PgBouncer(postgres, mode)
+                stopping.callback(proxy.stop)
+                try:
+                    proxy.start()
+                except MissingComponent as missing:
+                    skip_or_fail(missing)
             return started[mode]
 
         yield start

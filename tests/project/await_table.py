@@ -37,6 +37,7 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     # --- lanes/ownership
     "lanes/ownership/acquisition.py::acquire::deadline": _NOT_OWNED,
     "lanes/ownership/acquisition.py::acquire::lost": _NOT_OWNED,
+    "lanes/ownership/lease_locks.py::LeaseLocks._free::deadline": _ASKED_AGAIN,
     # --- lanes/runtime, lanes/workers
     "lanes/runtime/dead_lettering.py::DeadLetterWriter.write::deadline": Shown(
         "tests/runtime/test_leases.py::test_no_dead_letter_is_written_after_the_deadline"

@@ -1,0 +1,4 @@
+"""The commands of PostgreSQL.
+
+Reading order: ``doctor``, ``commands``.
+"""

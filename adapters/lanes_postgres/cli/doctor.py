@@ -1,0 +1,198 @@
+"""Checks of a PostgreSQL server before a consumer uses it. All calls change nothing at the server."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final, LiteralString, cast
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor, sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import tuple_row
+
+from lanes.cli.doctor import Check
+from lanes.errors import ConfigError, LanesError
+from lanes_postgres.advisory_locks import AdvisoryLocks, not_connected
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.migrations import check_schema
+
+_TIMEOUT: Final = 5
+"""Seconds that a connection may take, unless the connection string says otherwise."""
+
+_LEASE: Final = 10.0
+
+_FEW: Final = 10
+"""Number of free connections below which the doctor says so."""
+
+_RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
+
+_SERVER: Final[LiteralString] = (
+    "SELECT current_setting('server_version'), current_user::text, current_database()::text, pg_is_in_recovery(), "
+    "current_setting('transaction_read_only') = 'on', current_setting('synchronous_commit'), "
+    "current_setting('idle_session_timeout', true)"
+)
+_CONNECTIONS: Final[LiteralString] = (
+    "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int, "
+    "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int"
+)
+_TABLES: Final[LiteralString] = (
+    "SELECT relname::text, ARRAY(SELECT each FROM unnest(%s::text[]) AS each "
+    "WHERE NOT has_table_privilege(table_.oid, each)) FROM pg_class AS table_ "
+    "JOIN pg_namespace AS schema ON schema.oid = relnamespace "
+    "WHERE nspname = %s AND relname LIKE 'lanes\\_%%' AND relkind = 'r' AND relname <> 'lanes_migrations' ORDER BY 1"
+)
+_USAGE: Final[LiteralString] = "SELECT has_schema_privilege(%s, 'USAGE')"
+_TRIGGER: Final[LiteralString] = (
+    "SELECT tgenabled::text FROM pg_trigger WHERE tgname = 'lanes_log_ticket' AND tgrelid = to_regclass(%s)"
+)
+
+
+async def examine(dsn: str, schema: str) -> list[Check]:
+    """Check the server, the tables and the locks. If no connection is possible, no later check runs."""
+    options: dict[str, Any] = {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _TIMEOUT}
+    try:
+        connection = await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
+    except psycopg.Error as error:
+        text, _, remedy = str(not_connected(error, "connection")).partition("; ")
+        return [Check("server", False, text, remedy or "start the server, or correct --dsn")]
+    async with connection:
+        doctor = _Doctor(connection, schema)
+        try:
+            checks = await doctor.server()
+            checks.append(await doctor.connections())
+            checks += await doctor.tables()
+        except psycopg.Error as error:
+            return [Check("server", False, str(lanes_error("questions", error)), "see the log of the server")]
+    checks.append(await _locks(dsn))
+    return checks
+
+
+class _Doctor:
+    def __init__(self, connection: AsyncConnection[Any], schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    async def server(self) -> list[Check]:
+        version, user, database, standby, read_only, commit, idle = await self._row(_SERVER)
+        where = f"PostgreSQL {version}, database {database}, user {user}"
+        checks = [Check("server", True, where)]
+        if standby:
+            checks.append(
+                Check(
+                    "writes",
+                    False,
+                    "the server is a standby, which accepts no writes",
+                    "connect to the primary (target_session_attrs=read-write)",
+                )
+            )
+        elif read_only:
+            checks.append(
+                Check("writes", False, "transactions are read-only", "set default_transaction_read_only to off")
+            )
+        else:
+            checks.append(Check("writes", True, "the server is a primary, and transactions may write"))
+        if commit == "off":
+            checks.append(
+                Check(
+                    "synchronous_commit",
+                    None,
+                    "off: a crash of the server forgets the last commits",
+                    "expect repeated messages after a crash, or set it to on",
+                )
+            )
+        if idle not in (None, "0"):
+            checks.append(
+                Check(
+                    "idle_session_timeout",
+                    None,
+                    f"{idle} by default: the server ends the idle connections of a pool",
+                    "let the pool check its connections, or set it to 0 for this user",
+                )
+            )
+        return checks
+
+    async def connections(self) -> Check:
+        most, reserved, used = await self._row(_CONNECTIONS)
+        free = most - reserved - used
+        found = f"max_connections={most}, {used} used, {max(0, free)} free for ordinary users"
+        if free < _FEW:
+            return Check(
+                "connections", None, found, "each process needs one for its locks, and a pool; raise the limit"
+            )
+        return Check("connections", True, found)
+
+    async def tables(self) -> list[Check]:
+        try:
+            await check_schema(self._connection, schema=self._schema)
+        except LanesError as error:
+            text, _, remedy = str(error).partition("; ")
+            return [Check("tables", False, text, remedy)]
+        (usage,) = await self._row(_USAGE, self._schema)
+        cursor = await self._cursor().execute(_TABLES, (list(_RIGHTS), self._schema))
+        rows = await cursor.fetchall()
+        lacking = {name: missing for name, missing in rows if missing}
+        checks = [Check("tables", True, f"{len(rows)} tables of this version in the schema {self._schema}")]
+        if not usage or lacking:
+            shown = [f"{name} ({', '.join(missing)})" for name, missing in list(lacking.items())[:4]]
+            checks.append(
+                Check(
+                    "permissions",
+                    False,
+                    f"missing on {', '.join(shown)}" if usage else f"missing USAGE on the schema {self._schema}",
+                    self._grant(),
+                )
+            )
+        else:
+            checks.append(Check("permissions", True, f"{', '.join(_RIGHTS)} on every table"))
+        if any(name == "lanes_log_messages" for name, _ in rows):
+            checks.append(await self._trigger())
+        return checks
+
+    async def _trigger(self) -> Check:
+        table = sql.Identifier(self._schema, "lanes_log_messages").as_string(None)
+        cursor = await self._cursor().execute(_TRIGGER, (table,))
+        found = await cursor.fetchone()
+        if found is None:
+            return Check(
+                "trigger",
+                False,
+                "lanes_log_ticket is missing, so appended messages are never read",
+                "migrate a new schema",
+            )
+        if found[0] not in ("O", "A"):
+            return Check(
+                "trigger",
+                False,
+                "lanes_log_ticket is disabled, so appended messages are never read",
+                f"ALTER TABLE {table} ENABLE TRIGGER lanes_log_ticket",
+            )
+        return Check("trigger", True, "lanes_log_ticket orders the messages at each COMMIT")
+
+    def _grant(self) -> str:
+        schema = sql.Identifier(self._schema).as_string(None)
+        return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT {', '.join(_RIGHTS)} ON ALL TABLES IN SCHEMA {schema} TO …"
+
+    async def _row(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
+        cursor = await self._cursor().execute(query, parameters)
+        return cast(tuple[Any, ...], await cursor.fetchone())
+
+    def _cursor(self) -> AsyncCursor[tuple[Any, ...]]:
+        return AsyncCursor(self._connection, row_factory=tuple_row)
+
+
+async def _locks(dsn: str) -> Check:
+    """Acquire an advisory lock as a process does, and give it back."""
+    locks = AdvisoryLocks(dsn, lease=_LEASE)
+    try:
+        await locks.open()
+        held = await locks.try_acquire(f"lanes doctor {secrets.token_hex(8)}", lambda: None)
+        if held is None:
+            return Check("locks", False, "a new lock is held already", "look for a program that takes all locks")
+        await held.release()
+    except LanesError as error:
+        text, _, remedy = str(error).partition("; ")
+        known = isinstance(error, ConfigError) or bool(remedy)
+        return Check("locks", False, text, remedy if known else "see the log of the server")
+    finally:
+        await locks.aclose()
+    return Check("locks", True, "a session of the server can hold advisory locks, and ends when it is idle")
