@@ -96,6 +96,8 @@ class DurableWatch:
         self._before: ConsumerState | None = None
         self._takeovers = -1
         self._base = 0
+        # Highest sequence that the server had delivered to earlier processes at the start of this one.
+        self._delivered_before = 0
         self._denials: Denials
         self._skipped = 0
         self._task: asyncio.Task[None] | None = None
@@ -124,6 +126,8 @@ class DurableWatch:
         Only a takeover may call this method, because during a takeover no message above ``highest`` is on its way.
         """
         self._base = state.deliveries
+        if not highest:
+            self._delivered_before = max(self._delivered_before, state.highest)
         self._check_first(stream, state, highest)
 
     def _check_first(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
@@ -133,6 +137,9 @@ class DurableWatch:
             # A server that was killed may have an older cursor. Missing messages after this cursor were acknowledged.
             return
         reached = highest if known else state.highest
+        if stream.retention != "limits":
+            # The stream has removed the messages that an earlier process acknowledged above the first unfinished one.
+            reached = max(reached, self._delivered_before)
         if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self.durable.config):
             self._report_dropped(f"sequences {reached + 1} to {stream.first - 1}", stream.first)
 

@@ -92,6 +92,8 @@ class Api:
                 return self.described(self._consumer(stream, name), now)
             case ["CONSUMER", "RESET", stream, name]:
                 consumer = self._consumer(stream, name)
+                for sequence in self._stream(stream).gone:
+                    consumer.data.remove(sequence, now)
                 consumer.reset(now)
                 return self.described(consumer, now)
             case ["CONSUMER", "DELETE", stream, name]:

@@ -773,3 +773,25 @@ def test_a_server_that_delivers_has_no_long_outage() -> None:
         await closed(source)
 
     played(scene)
+
+
+@pytest.mark.parametrize("version", ["2.12.1", "2.14.0"])
+def test_a_message_that_an_earlier_process_acknowledged_counts_as_delivered(version: str) -> None:
+    """On a work queue, the stream then begins above the messages that this process has read."""
+
+    async def scene(stage: Stage) -> None:
+        await stage.stream("S", retention="workqueue")
+        await stage.publish(*["S.a"] * 4)
+        first = await opened(stage)
+        await settle(first, (await received(first, Room(3, 1_000_000)))[2:])
+        await closed(first)
+        second = await opened(stage)
+        for room, positions in ((Room(2, 1_000_000), [1, 2]), (ROOM, [4])):
+            messages = await received(second, room)
+            assert [message.position for message in messages] == positions
+            await settle(second, messages)
+            # Meanwhile the source requests nothing, and its watch checks the stream.
+            await asyncio.sleep(10.0)
+        await closed(second)
+
+    played(scene, version=version)
