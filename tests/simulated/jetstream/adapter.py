@@ -79,8 +79,9 @@ class JetStreamAdapter:
         self._extras = Extras(removes=rng.random() < _REMOVES, forbids=rng.random() < _FORBIDS)
         if self._use == "durable" and rng.random() < _SEVERAL:
             self._use = rng.choice(["shared", "contended"])
-        # Two processes that compete for a moment leave more messages than one of them has room for.
-        self._requeues |= self._use == "contended"
+        # Two processes that compete for a moment, and a process whose acknowledgements are denied, leave more messages
+        # than the next process has room for.
+        self._requeues |= self._use == "contended" or self._extras.forbids
         if self._use == "shared":
             settings = replace(settings, order="none")
             others = tuple(replace(each, order="none") for each in others)

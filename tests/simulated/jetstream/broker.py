@@ -159,7 +159,9 @@ class JetStreamBroker(KeepsDeadLetters):
         version = rng.choice(["2.12.1", "2.14.0"])
         seed = rng.randrange(1 << 30)
         self.server = NatsServer(self._fate, loses=self._loses, on_denied=self._on_denied, version=version, seed=seed)
-        self.network = Network(self.server, rng, tuple(rng.choice(_LATENCIES) for _ in range(4)))
+        latencies = tuple(rng.choice(_LATENCIES) for _ in range(4))
+        # A refusal takes a round trip of the first process, and a start some round trips of the second one.
+        self.network = Network(self.server, rng, latencies[:1] if use == "contended" else latencies)
         dest = f"{STREAM}.{{{{partition({partitions},1)}}}}.{{{{wildcard(1)}}}}"
         config: dict[str, object] = {"name": STREAM, "subjects": [f"{STREAM}.*"], "retention": retention}
         if not self._durable:

@@ -21,7 +21,7 @@ STREAM: Final = "orders"
 
 _URL: Final = f"nats://{HOST}:4222"
 
-_STARTS: Final = 60
+_STARTS: Final = 300
 _RESTART: Final = 1.0
 """Number of starts of a process, and the seconds between two starts."""
 
