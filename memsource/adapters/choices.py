@@ -84,6 +84,9 @@ _MOST_AIMED: Final = 8
 _LATE: Final = (2.0, 11.0)
 """Seconds after which a client learns that a retry is lost."""
 
+_OVERDUE: Final = 10.0
+"""Seconds after which a client has repeated a request."""
+
 _REPEATS: Final = (1, 1, 2, 4)
 """Numbers of times that a fault of a request happens again on the next requests of the same call."""
 
@@ -323,8 +326,11 @@ class Drawn:
             # The same fault on the retries.
             return _Aim(first, member, place.call, times=rng.choice(_REPEATS))
         if way == "lost" and "drop_request" in self._kinds:
-            # The client learns of the loss after the late answer to the first request.
-            return _Aim(Choice("drop_request", rng.choice(_LATE)), member, place.call, times=rng.choice(_REPEATS))
+            # The client learns of the loss after the late answer to the first request. Other requests of the same name
+            # may precede the retry of a request that is later than its timeout.
+            lost, times = Choice("drop_request", rng.choice(_LATE)), rng.choice(_REPEATS)
+            overdue = first.kind == "delay" and first.amount >= _OVERDUE
+            return _Aim(lost, member, place.call, times=_REPEATS[-1] if overdue else times)
         if way == "until" and self._deadlines:
             kind = rng.choice(self._of(_LASTING))
             return _Aim(Choice(kind, rng.choice(self._deadlines) * rng.choice(_AROUND)), member)

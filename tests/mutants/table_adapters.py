@@ -31,6 +31,14 @@ KAFKA: Final = (
         "a commit in a revoke counts as stored although its request was lost",
         "ConfirmedIsStored",
     ),
+    _kafka(
+        "a_late_answer_counts_for_the_repetition",
+        "client.commits",
+        "any(_content(each) == _content(offset) for each in commit.offsets)",
+        "True",
+        "the answer to a commit that was given up counts for its repetition, whose request is lost",
+        "ConfirmedIsStored",
+    ),
     # --- three conditions
     _kafka(
         "a_commit_is_sent_after_the_release",

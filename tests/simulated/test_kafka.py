@@ -101,7 +101,10 @@ def test_a_token_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
     assert run_schedule(fewer, adapter).run.digest != first.run.digest
 
 
-def test_a_revoke_waits_for_a_silent_broker_only_after_an_answer_that_lacks_its_commit(adapter: KafkaAdapter) -> None:
+def test_a_revoke_waits_for_a_silent_broker_only_after_an_answer_that_lacks_its_commit(
+    adapter: KafkaAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.simulated.kafka.adapter._LAGS", 0.0)
     # The request of the commit is lost. The broker answers that it has stored nothing, and then falls silent.
     token = '["kafka",3596,[[81,"cut_off",3.0,5],[126,"drop_request",52.8,0],[186,"drop_request",52.8,0],'
     made = run_schedule(schedule_of(token + '[188,"drop_request",52.8,0]],null,false,false]'), adapter)

@@ -57,6 +57,9 @@ _RECREATES: Final = 0.15
 _STATIC: Final = 0.2
 """Share of the runs with static members."""
 
+_LAGS: Final = 0.12
+"""Share of the runs in which commits arrive after their timeout."""
+
 
 class KafkaAdapter:
     """The side of ``lanes_kafka``. One object makes one run at a time."""
@@ -79,6 +82,7 @@ class KafkaAdapter:
         if self._extras.static:
             # Static members are meant for deployments that stop or end one process after the other.
             drawn = replace(drawn, deploys=rng.choice(["stop", "stop", "kill"]))
+        self._extras = replace(self._extras, lags=rng.random() < _LAGS)
         if self._extras.retains:
             # Retention deletes messages below the positions that an owner has handed over.
             drawn = replace(drawn, rebalances=True)

@@ -310,7 +310,8 @@ class SimulatedConsumer:
             self._ops.append(lambda: self._on_commit(error, copies))
             self._wake()
 
-        self._link.send("commit", act, answered, SOCKET_TIMEOUT, phase)
+        fate = None if self._callback else self._broker.events.commit_fate(self.client)
+        self._link.send("commit", act, answered, SOCKET_TIMEOUT, phase, fate)
         return None
 
     # --- events from outside

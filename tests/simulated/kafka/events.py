@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from memsource.adapters.choices import Choice
 from memsource.kafka.client import Client, Code
 from memsource.sim.plans.plan import Fault
 
@@ -50,6 +52,13 @@ _LOADS: Final = 0.5
 _LOADED_AFTER: Final = (0.5, 3.0, 8.0)
 """Share of these freezes after which the coordinator loads the group, and the seconds."""
 
+_LAGS: Final = 0.15
+_LAGS_FOR: Final = (10.5, 11.0, 14.0)
+_GIVEN_UP: Final = 9.5
+_LOST_FOR: Final = 2.0
+"""Share of the commits of a run with late commits that arrive late, and the seconds; seconds after which a member may
+have repeated such a commit, whose repetition is lost, and after which it learns of this loss."""
+
 _RECREATED_WITHIN: Final = 25.0
 _RECREATED_IN_DRAINS: Final = 0.3
 _ABSENT: Final = (0.0, 0.0, 0.1, 0.3)
@@ -76,6 +85,7 @@ class Extras:
         forbids: Whether the user of the members loses a permission for a while.
         wakes: Whether members wake from freezes of about a session, and find a coordinator that still loads the group.
         recreates: Whether the topic is deleted and created again under its name.
+        lags: Whether commits arrive after their timeout, and their repetitions are lost.
         static: Whether the members are static: each process has the instance id of a process that has ended before.
     """
 
@@ -86,6 +96,7 @@ class Extras:
     wakes: bool = False
     recreates: bool = False
     static: bool = False
+    lags: bool = False
 
 
 class Events:
@@ -110,6 +121,7 @@ class Events:
         # The event that waits for a producer with records.
         self._hinders_next: int | None = None
         self._recreations = 0
+        self._late: dict[str, tuple[float, float]] = {}  # times at which a late commit was sent, and arrives
 
     def begin(self) -> None:
         """Plan the events that happen without a fault."""
@@ -171,6 +183,20 @@ class Events:
             before = self._rng.choice([floor + 1, completed[0][0], completed[0][0] + 1, completed[-1][0]])
             at = self._broker.world.now + self._rng.random() * 0.3
             self._broker.loop.call_at(at, self._delete, partition, before, context=Context())
+
+    def commit_fate(self, client: Client) -> Choice | None:
+        """The fate of a commit that arrives after its timeout, or that follows such a commit; None = it has no fate."""
+        world, rng = self._broker.world, self._rng
+        if not self.extras.lags or not world.faulty:
+            return None
+        sent, arrives = self._late.get(client.name, (-math.inf, -math.inf))
+        if world.now < arrives:
+            return Choice("drop_request", _LOST_FOR) if world.now >= sent + _GIVEN_UP else None
+        if rng.random() >= _LAGS:
+            return None
+        late = rng.choice(_LAGS_FOR)
+        self._late[client.name] = world.now, world.now + late
+        return Choice("delay", late)
 
     def on_stray(self) -> None:
         """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""

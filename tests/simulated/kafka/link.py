@@ -103,11 +103,20 @@ class Link:
         return value
 
     def send(
-        self, name: str, act: Callable[[], Any], answered: Answered, timeout: float, phase: Phase | None = None
+        self,
+        name: str,
+        act: Callable[[], Any],
+        answered: Answered,
+        timeout: float,
+        phase: Phase | None = None,
+        fate: Choice | None = None,
     ) -> None:
-        """Send a request; ``answered`` is called once, with its value or its error. See ``call``."""
+        """Send a request; ``answered`` is called once, with its value or its error. See ``call``.
+
+        Without a ``fate`` the chooser decides.
+        """
         host, member = self._host, self._client.name
-        fate = host.world.exchange(member, name, phase or host.phase(member))
+        fate = fate or host.world.exchange(member, name, phase or host.phase(member))
         # The process may be frozen or dead now.
         pause()
         now = host.loop.time()
