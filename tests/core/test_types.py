@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lanes.core.types import Failure, PartitionId, Settlement, key_bytes
-from tests.core.builders import new_message, new_partition
+from lanes.core.types import NEVER, Failure, Partition, PartitionId, Settlement, key_bytes
+from tests.core.builders import READER, new_message, new_partition
 
 HIGHEST = 2**128 - 1
 
@@ -101,3 +101,21 @@ def test_a_new_message_and_a_new_settlement_begin_at_zero() -> None:
     assert (message.received, message.attempt, message.next, message.broken) == (0.0, 1, None, None)
     assert type(message.received) is float
     assert Settlement(message.partition, [message], 7).ordinal == 0
+
+
+def test_a_partition_has_the_facts_of_its_assignment() -> None:
+    partition = Partition(
+        PartitionId("S", 1), READER, "since May", floor=3, completed=[(5, 6)], deadline=9.0, fencing_token=7
+    )
+    assert (partition.id, partition.reader, partition.incarnation) == (("S", 1), READER, "since May")
+    assert (partition.floor, partition.completed) == (3, [(5, 6)])
+    assert (partition.deadline, partition.fencing_token, partition.epoch) == (9.0, 7, 7)
+    other = new_partition()
+    other.assignment = 4
+    assert (other.incarnation, other.deadline, other.fencing_token, other.epoch) == ("", NEVER, None, 4)
+
+
+def test_a_message_begins_its_first_attempt() -> None:
+    message = new_message(new_partition(), 3)
+    assert (message.attempt, message.broken, message.next, message.received) == (1, None, None, 0.0)
+    assert (message.state, message.ordinal, message.lane) == (0, 0, message.key)

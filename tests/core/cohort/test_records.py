@@ -218,8 +218,10 @@ def test_a_field_missing_from_an_earlier_version_is_no_difference() -> None:
     found = decode(CohortConfig, "config", value)
     assert (found.stream, found.namespace, found.lease) == (None, None, None)
     assert records.difference(found, CONFIG) is None
-    beat = decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10, rules=1), lease=...))
-    assert (beat.lease, beat.rules) == (None, 1)
+    assert decode(Heartbeat, "m.a", without(Heartbeat("n", 1, None, 3, 10), lease=...)).lease is None
+    plan = PlanRecord(7, ("a",), ("a",), (), None, False, under_provisioned=True, default_consumer_target=4)
+    read = decode(PlanRecord, "plan", without(plan, over_target=...))
+    assert (read.under_provisioned, read.default_consumer_target) == (False, 4)
 
 
 def test_the_former_code_reads_and_writes_the_records_of_plans_and_heartbeats() -> None:
