@@ -57,6 +57,7 @@ PROMISES: Final = {
         "NoCommitPastUnfinished",
         "NoSettleBeforeEnd",
         "NothingLost",
+        "NothingStranded",
         "OneCommitAtATime",
         "OneTerminalOutcome",
         "OwnersCommit",
