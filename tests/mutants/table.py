@@ -360,6 +360,7 @@ _OWNERSHIP: Final = (
         "a handler that ends after its assignment counts",
         "jetstream",
         ("ZombiesDoNotCount",),
+        first=7,
     ),
     Mutant(
         "lost_is_committed",
@@ -378,6 +379,7 @@ _OWNERSHIP: Final = (
         "a partition is handed over while its handlers run",
         "kafka",
         ("NoOverlap",),
+        first=12,
     ),
     Mutant(
         "queued_dropped",
@@ -396,6 +398,7 @@ _OWNERSHIP: Final = (
         "a drain waits for a message that is held for a retry, until its deadline",
         "jetstream",
         ("DrainWaitsForRunning",),
+        first=8,
     ),
 )
 

@@ -138,6 +138,7 @@ COMBINED: Final = (
         "a commit begins although its partition was lost after the commit was collected",
         "kafka",
         ("NoCommitAfterLoss", "NoCommitAfterRevoke"),
+        first=27,
     ),
     Mutant(
         "flush_waits_for_one_write",

@@ -15,6 +15,7 @@ RUNTIME: Final = (
         "the alarm about an unfinished message comes when the broker may have deleted it already",
         "jetstream",
         ("DeletionTold",),
+        first=7,
     ),
     Mutant(
         "alarm_about_the_newest_message",
@@ -24,6 +25,7 @@ RUNTIME: Final = (
         "an old message hides behind a newer message that has enough time",
         "jetstream",
         ("DeletionTold",),
+        first=14,
     ),
     Mutant(
         "alarm_at_once",
@@ -51,6 +53,7 @@ RUNTIME: Final = (
         "a partition that the user or max_ahead pauses is unhealthy, because it receives nothing",
         "kafka",
         ("SilenceIsReal",),
+        first=7,
     ),
     Mutant(
         "open_transaction_counts_as_waiting",
@@ -60,6 +63,7 @@ RUNTIME: Final = (
         "a partition with an open transaction is unhealthy, because no client reads its messages",
         "kafka",
         ("SilenceIsReal",),
+        first=3,
     ),
     Mutant(
         "newer_messages_use_no_room",
@@ -78,6 +82,7 @@ RUNTIME: Final = (
         "a blocked message that fails again gets a second dead letter",
         "jetstream",
         ("DeadLetterBeforeSettle",),
+        first=4,
     ),
     Mutant(
         "settle_not_cancelled",
@@ -96,6 +101,7 @@ RUNTIME: Final = (
         "a cancelled handler counts as successful",
         "jetstream",
         ("NoSettleBeforeEnd", "ZombiesDoNotCount"),
+        first=4,
     ),
     Mutant(
         "drain_forgets_a_partition",
@@ -142,6 +148,7 @@ RUNTIME: Final = (
         "handlers that exceed the drain of their partition are not cancelled",
         "jetstream",
         ("NoOverlap",),
+        first=4,
     ),
     Mutant(
         "closing_goes_on",
@@ -151,6 +158,7 @@ RUNTIME: Final = (
         "after the timeout of a drain, messages that close the prefix still start",
         "kafka",
         ("DrainStartsNothing", "OneTerminalOutcome"),
+        first=14,
     ),
     Mutant(
         "due_too_early",
@@ -214,6 +222,7 @@ RUNTIME: Final = (
         "handlers start after a freeze before the broker has confirmed the partitions",
         "kafka",
         ("NothingStartsInDoubt",),
+        first=3,
     ),
     Mutant(
         "a_removed_member_believes_its_client",
