@@ -28,7 +28,7 @@ from tests.core.builders import (
 )
 
 
-def test_a_message_from_delivery_to_settlement() -> None:
+def test_a_message_is_in_flight_until_its_settlement_is_confirmed() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 7, size=30, now=5.0)

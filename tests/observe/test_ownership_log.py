@@ -1,4 +1,4 @@
-"""The log lines about partitions are folded, and show the cost of a drain in messages."""
+"""Partitions that drain or are lost together share one log line, which counts the messages that run again."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def test_keys_and_values_may_be_strings(text: Any) -> None:
         ({"partition": 1, "offset": -1}, "partition 1 and offset -1"),
     ],
 )
-async def test_rows_in_an_order_that_cannot_be_kept_are_refused(second: dict[str, Any], named: str) -> None:
+async def test_rows_without_valid_rising_positions_are_refused(second: dict[str, Any], named: str) -> None:
     first = {"key": b"a", "partition": 0, "offset": 5, "value": b""}
     (batch,) = batches([first, first | {"offset": 6} | second])
     with pytest.raises(SourceError, match=named):

@@ -1,10 +1,10 @@
-"""The division of a stream into cohort partitions, by the server's own ``partition()`` over subject tokens.
+"""The partitioning of a stream, by the server's own ``partition()`` over subject tokens.
 
 A user or ``lanes`` creates the stream with a transform, or creates a stream that sources another stream through a
-transform. ``lanes`` never changes the transform of an existing stream. The member always reads the division from the
-server, because the server decides the partition of each message.
+transform. ``lanes`` never changes the transform of an existing stream. The member always reads the partitioning from
+the server, because the server decides the partition of each message.
 
-A cohort over a partitioned queue needs no division by the server: each physical queue is one cohort partition.
+A cohort over a partitioned queue needs no partitioning by the server: each physical queue is one cohort partition.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """The division of a stream into cohort partitions. All ``rules`` have the same number of partitions."""
+    """The partitioning of a stream. All ``rules`` have the same number of partitions."""
 
     choice: Choice
     partitions: int
@@ -125,11 +125,11 @@ class Partitioning:
         return False
 
     def check_unchanged(self, stream: str, retention: str, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` if the stream no longer has this division and the given retention."""
+        """Raise ``ConfigError`` if the stream no longer has this partitioning and the given retention."""
         changed = _changed(stream)
         remedy = (
             "so a key may be in two partitions; change it back, and start again; docs/reference/jetstream.md has the "
-            'steps to another division ("The partition count has to change")'
+            'steps to another partitioning ("The partition count has to change")'
         )
         try:
             now = read_partitioning(stream, config)
@@ -162,7 +162,7 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class QueuePartitioning:
-    """The division of a stream by the subjects of a partitioned queue; see ``Partitioning``.
+    """The partitioning of a stream by the subjects of a partitioned queue; see ``Partitioning``.
 
     The producers choose the partition of each message, by the key that they route with.
     """
@@ -196,7 +196,7 @@ class QueuePartitioning:
 
 
 def divides(detail: str, queue: str) -> bool:
-    """Return whether the text of a division, or one that begins with it, is of the queue with this name."""
+    """Return whether the text of a partitioning, or one that begins with it, is of the queue with this name."""
     return detail.startswith((f"PartitionedQueue({queue!r}, ", f"PartitionedQueue.of({queue!r}, "))
 
 
@@ -214,7 +214,7 @@ def _changed(stream: str) -> str:
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """Read the division from a stream's configuration. Raises ``ConfigError`` for a missing or invalid division."""
+    """Read the partitioning from a stream's configuration. Raises ``ConfigError`` if it is missing or invalid."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:

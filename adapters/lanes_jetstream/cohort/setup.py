@@ -116,7 +116,7 @@ async def ensure_stream(
         partitions: Number of partitions of a new stream.
 
     Returns:
-        The division of the stream, and the server's description of the stream.
+        The stream's partitioning, and the server's description of the stream.
 
     Raises:
         ConfigError: The stream does not exist, or does not fit.

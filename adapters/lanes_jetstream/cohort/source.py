@@ -84,7 +84,7 @@ class CohortSource:
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
         out_of_range: Policy for messages that the stream dropped.
-        queue: Queue whose physical queues are the cohort partitions; None = the stream's own division.
+        queue: Queue whose physical queues are the cohort partitions; None = the stream's own partitioning.
         queue_watch: The watch for messages that no member of the cohort reads.
     """
 

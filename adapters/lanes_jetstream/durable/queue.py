@@ -151,7 +151,7 @@ class QueueSource:
         wake: The event that the parts share.
 
     Attributes:
-        queue_watch: The watch for messages that no consumer of the durable reads.
+        queue_watch: Finds messages in physical queues that have no durable of this source.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Intake:
         return sorted({narrowed(each, wanted) for each in self.subjects for wanted in filters if overlap(each, wanted)})
 
     def made(self, filters: Sequence[str]) -> list[str]:
-        """Return the destinations of transforms whose subjects filters may select."""
+        """Return the destinations with a function, such as ``partition(…)``, whose subjects may match a filter."""
         return [
             each
             for each in self.stored

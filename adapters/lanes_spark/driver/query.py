@@ -235,8 +235,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # Positions do not name their topic. In a copied or recreated topic, the same positions belong to other
             # messages.
             raise SourceError(
-                f"{topic}: the checkpoint has no topic id, because it was begun by brokers before 2.8 or as a table. "
-                "The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "
+                f"{topic}: the checkpoint has no topic id, because its replay began with a broker before 2.8 or over a "
+                "table. The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "
                 f"use another checkpoint with from_={at if done is None else done}; for another topic, begin again "
                 "with another checkpoint"
             )

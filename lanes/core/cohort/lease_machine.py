@@ -566,7 +566,7 @@ class LeaseMachine:
                 self._waited = False
                 self._step("missing")
                 return
-            # The server's clock covers an epoch that left no trace, because its bucket was lost.
+            # The server's clock is above every earlier epoch, even if only a lost bucket had recorded that epoch.
             self._epoch = max(known, found.server_ms) + 1
             self._sub = 0
             if self._epoch > HIGHEST:

@@ -1,4 +1,4 @@
-"""The division of a stream into cohort partitions is read from its configuration, and agrees with the server."""
+"""The partitioning of a stream is read from its configuration, and agrees with the server."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_created_stream_is_divided(
 
 
 @pytest.mark.anyio
-async def test_a_stream_with_another_division_is_refused(client: Client, names: Names) -> None:
+async def test_a_stream_with_another_partitioning_is_refused(client: Client, names: Names) -> None:
     stream = names()
     name = unique("D")
     await ensure_stream(Connection(client), stream, CohortStream(subject=f"{name}.*.*", tokens=(1,)), 16)
@@ -188,7 +188,7 @@ def test_a_stream_with_several_sources_has_several_filters() -> None:
         ),
     ],
 )
-def test_a_transform_without_a_division_is_refused(config: dict[str, Any], words: list[str]) -> None:
+def test_a_transform_without_a_partitioning_is_refused(config: dict[str, Any], words: list[str]) -> None:
     with pytest.raises(lanes.ConfigError) as refused:
         read_partitioning("S", config)
     for word in ["'S'", *words]:
@@ -225,7 +225,7 @@ def test_a_key_that_may_be_in_two_partitions_is_refused(found: Partitioning, key
     ],
     ids=["none", "subjects", "count", "tokens", "place", "retention"],
 )
-def test_a_changed_division_is_detected(changed: dict[str, Any], words: list[str]) -> None:
+def test_a_changed_partitioning_is_detected(changed: dict[str, Any], words: list[str]) -> None:
     found = read_partitioning("S", _CONFIG)
     found.check_unchanged("S", "limits", _CONFIG | {"max_bytes": 5, "metadata": {"a": "b"}})
     with pytest.raises(lanes.ConfigError) as stopped:
@@ -277,7 +277,7 @@ def test_a_partition_is_below_the_count(tokens: list[str], partitions: int) -> N
 
 
 @given(st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4), st.booleans(), st.integers(1, 256))
-def test_a_created_division_can_be_read(parts: list[str], rest: bool, partitions: int) -> None:
+def test_the_partitioning_of_a_created_stream_is_read_back(parts: list[str], rest: bool, partitions: int) -> None:
     subject = ".".join(parts + [">"] * rest)
     if "*" not in parts and not rest:
         return

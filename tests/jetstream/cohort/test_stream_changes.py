@@ -35,7 +35,7 @@ async def test_every_partition_is_served_in_scarce_room(
     assert caplog.text.count("one delivery brings at most 2 messages, fewer than the ") == 1
 
 
-async def test_a_changed_division_stops_the_members(cohort_stream: CohortStream) -> None:
+async def test_a_changed_partitioning_stops_the_members(cohort_stream: CohortStream) -> None:
     """After the change, a key may be in two partitions. After the change is reverted, the cohort continues."""
     stream, log = cohort_stream, Log()
     stream.lease = LEASE

@@ -83,7 +83,7 @@ async def test_a_killed_server_of_the_connection_loses_nothing(cluster: NatsClus
         await anyio.to_thread.run_sync(killed.start)
 
 
-async def test_a_leader_that_steps_down_keeps_an_open_pull(cluster: NatsCluster, stream: Stream) -> None:
+async def test_delivery_continues_after_a_leader_steps_down(cluster: NatsCluster, stream: Stream) -> None:
     """No server dies and no connection ends: an open pull gets only a status."""
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
