@@ -236,9 +236,9 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # messages.
             raise SourceError(
                 f"{topic}: the checkpoint has no topic id, because its replay began with a broker before 2.8 or over a "
-                "table. The topic now has an id and may be another topic. For the same topic, for example after an upgrade, "
-                f"use another checkpoint with from_={at if done is None else done}; for another topic, begin again "
-                "with another checkpoint"
+                "table. The topic now has an id and may be another topic. For the same topic, for example after an "
+                f"upgrade, use another checkpoint with from_={at if done is None else done}; for another topic, begin "
+                "again with another checkpoint"
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(

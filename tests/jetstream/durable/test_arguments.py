@@ -68,6 +68,6 @@ async def test_an_invalid_argument_of_any_source_is_refused(
         ({"start_timeout": -1}, "start_timeout=-1"),
     ],
 )
-async def test_an_invalid_argument_of_a_durable_is_refused(arguments: dict[str, Any], words: str) -> None:
+async def test_an_invalid_value_of_an_argument_of_a_durable_is_refused(arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(lanes.ConfigError, match=words):
         JetStreamSource("nats://x", stream="S", durable="d", key=None, **arguments)
