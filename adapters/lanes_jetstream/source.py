@@ -147,6 +147,8 @@ class JetStreamSource:
         check_whole("max_ack_pending", max_ack_pending, 1)
         check_seconds("start_timeout", start_timeout, 0.0)
         check_flag("shared", shared)
+        if filter_subject is not None and not isinstance(filter_subject, str):
+            raise ConfigError(f"filter_subject={shown_value(filter_subject)}: must be one subject, a str")
         if filter_subject is not None and not is_subject(filter_subject):
             raise ConfigError(
                 f"filter_subject={shown_value(filter_subject)}: has an empty token, a space, or a > before the end; "

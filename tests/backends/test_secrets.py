@@ -6,6 +6,7 @@ the history. The text of a handler's own exception is shown.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import traceback
@@ -122,11 +123,14 @@ def test_a_leak_would_be_seen(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("form", URLS)
 async def test_credentials_for_an_unreachable_server_are_hidden(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    # Without its package, the client of a websocket makes no attempt.
+    without = form.startswith("ws://") and importlib.util.find_spec("aiohttp") is None
+    refused = lanes.ConfigError if without else lanes.SourceError
     source = JetStreamSource(url(form), stream="S", durable="d", key=None)
     letters = JetStreamDeadLetters(url(form), "dead.s")
-    with pytest.raises(lanes.SourceError) as of_source:
+    with pytest.raises(refused) as of_source:
         await lanes.run(source, handler)
-    with pytest.raises(lanes.SourceError) as of_letters:
+    with pytest.raises(refused) as of_letters:
         await letters.open()
     consumer = lanes.Consumer(source, handler, dead_letters=letters)
     shown = [repr(source), repr(letters), str(source), str(letters), repr(consumer)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import logging
 import re
@@ -57,6 +58,7 @@ _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNOREC
 
 _SCHEMES: Final = ("nats", "tls", "ws", "wss")
 _SCHEME: Final = re.compile(r"(nats|tls|ws|wss)://")
+_SOCKET: Final = re.compile("wss?://")
 _SERVER: Final = re.compile(
     r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
 )
@@ -94,6 +96,25 @@ class NotPermitted(NoAnswer):
     """The server denied the request."""
 
     temporary = False
+
+
+class NoTls(nats.errors.Error):
+    """A server of a ``tls://`` URL offers no TLS, so the credentials would be sent in clear text."""
+
+
+class SecureClient(Client):
+    """A client that uses TLS for each server of a ``tls://`` URL. nats-py uses TLS only if the server requires it."""
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        # nats-py calls this method before it decides about TLS and sends the credentials.
+        await super()._process_info(info, initial_connection)
+        if not initial_connection or self._current_server is None or self._current_server.uri.scheme != "tls":
+            return
+        if not info.get("tls_required"):
+            if not info.get("tls_available"):
+                raise NoTls("the server offers no TLS")
+            # nats-py reads the field after this call, and then upgrades the connection.
+            info["tls_required"] = True
 
 
 class Denials:
@@ -206,7 +227,12 @@ class Connection:
             self._client = await self._connect(self._url)
 
     async def _connect(self, url: str, *, retryable: bool = False) -> Client:
-        client = Client()
+        if _SOCKET.match(url) and importlib.util.find_spec("aiohttp") is None:
+            raise ConfigError(
+                "server: ws:// and wss:// need aiohttp, which is not installed: pip install aiohttp, or use nats:// or "
+                "tls://"
+            )
+        client = SecureClient()
         seen: dict[bool, Exception] = {}
         loop = asyncio.get_running_loop()
         give_up: float | None = loop.time() + CONNECT_TIMEOUT
@@ -214,6 +240,11 @@ class Connection:
         async def note(error: Exception) -> None:
             # The client reports each failed attempt here. Without a callback the client prints a traceback each time.
             seen[isinstance(error, nats.errors.Error)] = error
+            if give_up is not None and isinstance(error, NoTls):
+                raise ConfigError(
+                    f"server: {self.servers} offers no TLS, so user and password would be sent in clear text; turn on "
+                    "TLS at the server, or write nats:// in place of tls://"
+                )
             self._note(error)
             if give_up is not None and loop.time() > give_up:
                 # The client loses a cancellation at the end of an attempt, and then tries for ever.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -12,6 +14,7 @@ import nats
 import pytest
 from anyio.from_thread import start_blocking_portal
 from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
 
 import lanes
 from lanes_jetstream import JetStreamDeadLetters, JetStreamSource, whole_subject
@@ -93,6 +96,49 @@ def test_an_invalid_url_is_refused_at_construction(url: str, said: str) -> None:
 )
 def test_a_url_that_the_client_can_use_is_accepted(url: str) -> None:
     JetStreamSource(url, stream="S", durable="d", key=None)
+
+
+async def test_a_tls_url_of_a_server_without_tls_is_refused_before_the_password_is_sent(
+    fresh_nats: Callable[..., NatsServer],
+) -> None:
+    server = fresh_nats(config='authorization { user: "u", password: "secret77" }')
+    url = server.url.replace("nats://", "tls://u:secret77@")
+    with anyio.fail_after(5), pytest.raises(lanes.ConfigError) as refused:
+        await lanes.run(JetStreamSource(url, stream="S", durable="d", key=None), never_called)
+    shown = server.url.replace("nats://", "tls://")
+    assert str(refused.value) == (
+        f"server: {shown} offers no TLS, so user and password would be sent in clear text; turn on TLS at the server, "
+        "or write nats:// in place of tls://"
+    )
+
+
+async def test_a_tls_url_uses_tls_if_the_server_only_offers_it(
+    fresh_nats: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*make.split(), "-keyout", "key", "-out", "crt"], cwd=tmp_path, check=True, capture_output=True)
+    server = fresh_nats(
+        config=f'tls {{ cert_file: "{tmp_path}/crt", key_file: "{tmp_path}/key" }}\nallow_non_tls: true'
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "crt"))
+    for scheme, encrypted in (("tls", True), ("nats", False)):
+        connection = Connection(server.url.replace("nats", scheme))
+        await connection.open()
+        try:
+            transport = connection.client._transport
+            assert isinstance(transport, TcpTransport) and transport._io_writer is not None
+            assert (transport._io_writer.get_extra_info("ssl_object") is not None) is encrypted
+        finally:
+            await connection.close()
+
+
+async def test_a_websocket_without_its_package_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with (
+        anyio.fail_after(5),
+        pytest.raises(lanes.ConfigError, match="need aiohttp, which is not installed: pip install"),
+    ):
+        await lanes.run(JetStreamSource("ws://127.0.0.1:9", stream="S", durable="d", key=None), never_called)
 
 
 async def test_a_server_that_is_away_gives_one_line_and_a_count(
