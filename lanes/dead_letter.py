@@ -172,14 +172,31 @@ def details(message: Message) -> Details:
 def error_text(error: BaseException) -> str:
     """Return the text of an exception, cut to ``ERROR_TEXT_LIMIT`` characters and encodable as UTF-8.
 
-    If the exception cannot make its text, the result names the error that its ``__str__`` raised.
+    If the exception cannot make its text, the result names the error that its ``__str__`` raised. The text of a group
+    begins with the types and texts of its members, because its own text only counts them.
     """
-    try:
-        text = str(error)
-    except Exception as broken:
-        text = f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
+    text = _own_text(error)
+    if isinstance(error, BaseExceptionGroup):
+        members = "; ".join(
+            f"{type(one).__qualname__}: {_own_text(one)}".removesuffix(": ") for one in members_of(error)
+        )
+        text = f"{members} ({text})"
     # A lone surrogate, such as from a file name that is not UTF-8, could not be encoded later.
     return _cut(text[: ERROR_TEXT_LIMIT + 1].encode(errors="backslashreplace").decode(), ERROR_TEXT_LIMIT)
+
+
+def members_of(error: BaseException) -> list[BaseException]:
+    """Return the exceptions in a group and in the groups within it, in order; for no group, the exception itself."""
+    if not isinstance(error, BaseExceptionGroup):
+        return [error]
+    return [member for one in error.exceptions for member in members_of(one)]
+
+
+def _own_text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:
+        return f"<{type(error).__qualname__}.__str__ raised {type(broken).__qualname__}>"
 
 
 def _cut(text: str, limit: int) -> str:
@@ -199,9 +216,10 @@ def reason_line(kind: str, text: str) -> str:
         text: Text of the exception, which may be empty.
 
     Returns:
-        The type and the text. For ``Nak`` or ``Term`` with a text, the text alone, which the handler chose.
+        The type and the text. For ``Nak``, ``Term`` or ``MessageError`` with a text, the text alone, which the handler
+        or ``decode=`` chose.
     """
-    shown = text if text and kind in ("Nak", "Term") else f"{kind}: {text}" if text else kind
+    shown = text if text and kind in ("Nak", "Term", "MessageError") else f"{kind}: {text}" if text else kind
     # An escaped character is up to ten characters long, so the text is cut after it was escaped.
     shown = printable(shown[: REASON_LIMIT + 1])
     return _cut(shown, REASON_LIMIT)

@@ -16,13 +16,16 @@ from typing import Final
 from lanes.attempts import error_type
 from lanes.core import effects as fx
 from lanes.core.types import Message
-from lanes.dead_letter import error_text, printable, reason_line
+from lanes.dead_letter import error_text, members_of, printable, reason_line
 from lanes.errors import MessageError, Nak, Term
 from lanes.line_limit import Counted, LineLimit
 
 log = logging.getLogger("lanes")
 
 _OTHERS: Final = "other exceptions"
+
+_MEMBERS_SHOWN: Final = 3
+"""Maximum number of exceptions of a group in one line."""
 
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 """An exception and its traceback for a line of the log."""
@@ -130,8 +133,15 @@ class FailedAttempts:
 
 
 def shown(error: BaseException) -> str:
-    """Return the type of an exception for a line of the log, with the reason of a ``Nak`` or ``Term``."""
+    """Return the type of an exception for a line of the log, with the reason of a ``Nak`` or ``Term``.
+
+    The type of a group is followed by those of its members.
+    """
     kind = error_type(error)
+    if isinstance(error, BaseExceptionGroup):
+        members = members_of(error)
+        more = f" and {len(members) - _MEMBERS_SHOWN} more" if len(members) > _MEMBERS_SHOWN else ""
+        return f"{kind} of {', '.join(map(shown, members[:_MEMBERS_SHOWN]))}{more}"
     # The text of any other exception may contain user data, so only the traceback shows the text.
     return f"{kind} ({reason_line(kind, error.reason)})" if isinstance(error, Nak | Term) and error.reason else kind
 

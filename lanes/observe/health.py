@@ -337,7 +337,8 @@ def halted(name: str, effect: fx.Halted) -> HandlerHalted:
         what = f"{text}{why}. The handler was not called at {place}"
         remedy = "To go on without unreadable messages,"
     else:
-        what = f"the handler failed {message.attempt} time(s) at {place} with {error_type(error)}: {text}"
+        what = f"the handler failed {message.attempt} time(s) at {place} with {error_type(error)}"
+        what += f": {text}" if text else ""
         remedy = "Fix the handler, or"
     halted = HandlerHalted(
         f'{name}: {what}. The poison policy is "exit", so everything else was drained and the next start delivers this '

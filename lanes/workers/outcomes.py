@@ -14,7 +14,7 @@ from lanes.arguments import kind_of
 from lanes.attempts import GivenUpBefore, given_up_before
 from lanes.core.lane import ABANDONED, BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
 from lanes.core.types import ABANDON, ACK, RETURN, Failure, LaneId, Message, Outcome, Partition
-from lanes.dead_letter import error_text
+from lanes.dead_letter import error_text, members_of
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
 from lanes.handlers import Decode, fill_data
 from lanes.observe.otel import Handling, Result
@@ -73,16 +73,18 @@ def counts(error: BaseException) -> bool:
 
 
 def failure(error: Exception) -> Failure:
-    """Return the outcome of a handler that raised an exception for which ``counts`` is True."""
+    """Return the outcome of a handler that raised an exception for which ``counts`` is True.
+
+    In a group, such as of an ``asyncio.TaskGroup``, one ``Term`` or ``MessageError`` gives the message up. Otherwise
+    the longest delay of a ``Nak`` holds.
+    """
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)
-    if isinstance(error, Nak):
-        return Failure(error, random.random(), delay=error.delay)
-    if isinstance(error, Term | MessageError) or (
-        isinstance(error, ExceptionGroup) and error.subgroup((Term, MessageError)) is not None
-    ):
+    members = members_of(error)
+    if any(isinstance(one, Term | MessageError) for one in members):
         return Failure(error, terminal=True)
-    return Failure(error, random.random())
+    delays = [one.delay for one in members if isinstance(one, Nak) and one.delay is not None]
+    return Failure(error, random.random(), delay=max(delays, default=None))
 
 
 _Lane = tuple[Partition, LaneId]

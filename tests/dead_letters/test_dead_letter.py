@@ -121,6 +121,16 @@ def test_an_error_that_cannot_be_rendered_says_so() -> None:
     assert error_text(Hostile()) == "<Hostile.__str__ raised RuntimeError>"
 
 
+def test_the_text_of_a_group_begins_with_its_members() -> None:
+    group = ExceptionGroup(
+        "unhandled errors in a TaskGroup", [ValueError("no stock"), ExceptionGroup("inner", [KeyError(), Hostile()])]
+    )
+    assert error_text(group) == (
+        "ValueError: no stock; KeyError; Hostile: <Hostile.__str__ raised RuntimeError> (unhandled errors in a "
+        "TaskGroup (2 sub-exceptions))"
+    )
+
+
 def test_a_str_that_returns_none_says_so() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
@@ -174,6 +184,7 @@ def test_a_repr_has_the_place_and_no_user_data() -> None:
         ("ValueError", "", "ValueError"),
         ("Term", "no such customer", "no such customer"),
         ("Nak", "busy", "busy"),
+        ("MessageError", "no order: amount: Field required", "no order: amount: Field required"),
         ("Term", "", "Term"),
         ("OSError", "one\ntwo\x1b[2J", r"OSError: one\ntwo\x1b[2J"),
     ],
@@ -198,10 +209,10 @@ def test_a_long_reason_is_cut_and_says_so() -> None:
     [
         (
             ValueError("no such card"),
-            "MessageError: ValueError: no such card (decode failed with ValueError: correct …",
+            "ValueError: no such card (decode failed with ValueError: correct decode=…, or t…",
         ),
-        (ValueError(), "MessageError: ValueError (decode failed with ValueError: correct decode=…, or t…"),
-        (ValueError("x" * 999), f"MessageError: ValueError: {'x' * 53}…"),
+        (ValueError(), "ValueError (decode failed with ValueError: correct decode=…, or the producer of…"),
+        (ValueError("x" * 999), f"ValueError: {'x' * 67}…"),
     ],
 )
 def test_the_reason_of_an_unreadable_message_begins_with_the_error_of_the_decoder(

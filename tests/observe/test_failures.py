@@ -65,6 +65,18 @@ def test_a_reason_that_the_handler_chose_is_in_the_line(log: pytest.LogCaptureFi
     assert [line.split(" with ")[1].split(",")[0] for line in lines(log)] == [r"Nak (busy\x1b)", "Nak"]
 
 
+def test_the_members_of_a_group_are_in_the_line(log: pytest.LogCaptureFixture) -> None:
+    failures = FailedAttempts("orders", "charge")
+    (message,) = messages(17)
+    failures.failed(held(message, ExceptionGroup("of tasks", [Nak("busy"), ValueError("secret")])), 5.0)
+    many = [ValueError(), ExceptionGroup("inner", [KeyError(), OSError(), EOFError()]), KeyError()]
+    failures.failed(held(message, ExceptionGroup("of tasks", many)), 25.0)
+    assert [line.split(" with ")[1].split(", attempt")[0] for line in lines(log)] == [
+        "ExceptionGroup of Nak (busy), ValueError",
+        "ExceptionGroup of ValueError, KeyError, OSError and 2 more",
+    ]
+
+
 def test_further_failures_of_a_type_are_counted(log: pytest.LogCaptureFixture) -> None:
     failures = FailedAttempts("orders", "charge")
     run = messages(*range(242))

@@ -76,6 +76,29 @@ async def test_a_nak_replaces_the_backoff_by_its_delay() -> None:
 
 
 @pytest.mark.anyio
+async def test_the_longest_delay_of_naks_in_a_task_group_holds() -> None:
+    broker = published("a")
+    source = MemorySource(broker)
+    source.finish()
+    times: list[float] = []
+
+    async def busy(delay: float | None) -> None:
+        raise Nak("busy", delay=delay)
+
+    async def handler(message: Message) -> None:
+        times.append(monotonic())
+        if message.attempt == 1:
+            async with anyio.create_task_group() as tasks:
+                for delay in (0.2, None, 0.1):
+                    tasks.start_soon(busy, delay)
+
+    await consumer_of(source, handler, attempts=2, backoff=0.001).run()
+    assert len(times) == 2
+    assert times[1] - times[0] >= 0.2
+    assert broker.unfinished == 0
+
+
+@pytest.mark.anyio
 async def test_a_nak_without_a_delay_takes_the_backoff() -> None:
     broker = published("a")
     source = MemorySource(broker)
