@@ -35,6 +35,24 @@ AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
 BatchHandler = Callable[[list[Message]], object]
 
+_DECODING_MODULES: Final = frozenset(
+    (
+        "_pickle",
+        "builtins",
+        "cbor2",
+        "json",
+        "msgpack",
+        "msgspec",
+        "orjson",
+        "pickle",
+        "pydantic",
+        "simplejson",
+        "ujson",
+    )
+)
+_DECODING_NAMES: Final = frozenset(("decode", "loads", "model_validate_json", "parse_raw", "unpackb", "validate_json"))
+"""Functions of these names in these modules decode bytes or text, never a ``Message``."""
+
 _ANNOTATIONS_AS_TEXT: Final[dict[str, Any]] = (
     {"annotation_format": importlib.import_module("annotationlib").Format.STRING} if sys.version_info >= (3, 14) else {}
 )
@@ -76,12 +94,28 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
     _check_annotation(handler, batch=settings.batch is not None)
     if decode is not None:
         check_plain_function("decode", decode, "one message")
+        _check_decodes_messages(decode)
     if settings.processes is not None:
         _check_processes(handler, decode, settings)
     if settings.timeout is not None and not is_async(handler) and settings.sync_handlers == "inline":
         raise ConfigError(
             f'timeout={settings.timeout:g} with sync_handlers="inline": such a handler runs on the event loop and '
             'cannot be interrupted; use sync_handlers="threads", or leave timeout out'
+        )
+
+
+def _check_decodes_messages(decode: object) -> None:
+    """Raise ``ConfigError`` for a known function of bytes, such as ``json.loads``, which would read no message."""
+    if isinstance(decode, type):
+        takes_value = decode.__module__ == "builtins"
+    else:
+        owner = getattr(decode, "__objclass__", decode)
+        module = str(getattr(owner, "__module__", None) or "").partition(".")[0]
+        takes_value = module in _DECODING_MODULES and getattr(decode, "__name__", "") in _DECODING_NAMES
+    if takes_value:
+        raise ConfigError(
+            f"decode={_name(decode)} takes a value, and decode gets the Message: write decode=lambda message: "
+            f"{_call_of(decode)}(message.value)"
         )
 
 
@@ -209,6 +243,25 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
             f"handler={_name(handler)} takes a list of messages ({named}), and without batch= each call has one "
             "message: set Settings(batch=…), or take one Message"
         )
+    if not batch and _excludes_message(annotation):
+        raise ConfigError(
+            f"handler={_name(handler)} takes {named}, and each call has a Message: annotate it as lanes.Message, and "
+            "read message.value, or message.data with decode=…"
+        )
+
+
+def _excludes_message(annotation: object) -> bool:
+    """Return whether an annotation is a class, such as ``bytes`` or a model, of which no ``Message`` is an instance."""
+    origin = get_origin(annotation)
+    kind = annotation if origin is None else origin
+    if not isinstance(kind, type) or kind is Any or kind is inspect.Parameter.empty:
+        return False
+    if origin is not None and kind.__module__ not in ("builtins", "collections.abc"):
+        return False  # A union, or another form of ``typing``.
+    # A protocol may describe the attributes of a ``Message``, and a subclass may only add type hints.
+    if getattr(kind, "_is_protocol", False) or issubclass(kind, Message):
+        return False
+    return not issubclass(Message, kind)
 
 
 def _takes(annotation: object) -> Literal["message", "list"] | None:

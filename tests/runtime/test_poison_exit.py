@@ -160,9 +160,12 @@ async def test_an_unreadable_message_is_not_the_fault_of_the_handler(batch: int 
 
 @pytest.mark.anyio
 async def test_a_decoder_of_values_gets_a_remedy() -> None:
-    loads: Any = json.loads
-    with pytest.raises(HandlerHalted, match=r"write decode=lambda message: loads\(message\.value\) \(TypeError: the "):
-        await Consumer(MemorySource(published("a")), acknowledge, decode=loads).run()
+    def reads_json(value: Any) -> object:
+        return json.loads(value)
+
+    remedy = r"write decode=lambda message: \S*reads_json\(message\.value\) \(TypeError: the "
+    with pytest.raises(HandlerHalted, match=remedy):
+        await Consumer(MemorySource(published("a")), acknowledge, decode=reads_json).run()
 
 
 @pytest.mark.anyio
@@ -170,10 +173,22 @@ async def test_a_decoder_of_values_from_a_pydantic_model_gets_a_remedy() -> None
     class Order(BaseModel):
         amount: int
 
-    takes_bytes: Any = Order.model_validate_json
-    remedy = r"decode gets the Message; write decode=lambda message: \S*Order\.model_validate_json\(message\.value\)"
+        @classmethod
+        def of(cls, value: Any) -> object:
+            return cls.model_validate_json(value)
+
+    remedy = r"decode gets the Message; write decode=lambda message: \S*Order\.of\(message\.value\)"
     with pytest.raises(HandlerHalted, match=f"decode failed with ValidationError: {remedy}"):
-        await Consumer(MemorySource(published("a")), acknowledge, decode=takes_bytes).run()
+        await Consumer(MemorySource(published("a")), acknowledge, decode=Order.of).run()
+
+
+@pytest.mark.anyio
+async def test_an_exception_without_a_text_leaves_no_colon() -> None:
+    async def handler(message: Message) -> None:
+        raise TimeoutError
+
+    with pytest.raises(HandlerHalted, match=r"at memory/0 position 0 with TimeoutError\. The poison policy"):
+        await consumer_of(MemorySource(published("a")), handler, attempts=1).run()
 
 
 @pytest.mark.anyio

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
+import pickle
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional, Protocol
 
 import pytest
+from pydantic import BaseModel, TypeAdapter
 
 import lanes
 from lanes import ConfigError, Consumer, Message, Settings, handlers
@@ -37,6 +40,10 @@ class Charges:
     def method(self, message: Message) -> None: ...
 
     def two(self, message: Message, account: str) -> None: ...
+
+
+class PydanticOrder(BaseModel):
+    amount: int
 
 
 class CallableOfOne:
@@ -233,3 +240,99 @@ def test_a_class_may_decode() -> None:
         def __init__(self, message: Message) -> None: ...
 
     consumer(acknowledge, decode=Order)
+
+
+class Order:
+    """A model, as pydantic makes it."""
+
+
+class HasValue(Protocol):
+    value: bytes
+
+
+class TypedMessage(Message):
+    """A message with type hints of its own."""
+
+
+def of_bytes(message: bytes) -> None: ...
+
+
+def of_a_dict(order: dict[str, Any]) -> None: ...
+
+
+async def of_a_model(order: Order) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "takes"),
+    [
+        (of_bytes, "of_bytes takes message: bytes"),
+        (of_a_dict, "of_a_dict takes order: dict[str, Any]"),
+        (of_a_model, "of_a_model takes order: Order"),
+    ],
+)
+def test_an_annotation_that_excludes_a_message_is_refused(handler: Any, takes: str) -> None:
+    assert refusal(handler) == (
+        f"handler={takes}, and each call has a Message: annotate it as lanes.Message, and read message.value, or "
+        "message.data with decode=…"
+    )
+
+
+def test_an_annotation_that_a_message_may_satisfy_is_accepted() -> None:
+    def of_anything(message: Any) -> None: ...
+
+    def of_an_object(message: object) -> None: ...
+
+    def of_a_protocol(message: HasValue) -> None: ...
+
+    def of_a_subclass(message: TypedMessage) -> None: ...
+
+    def of_either(message: Message | bytes) -> None: ...
+
+    def of_an_optional(message: Optional[Message]) -> None: ...  # noqa: UP045
+
+    def annotated(message: Annotated[Message, "an order"]) -> None: ...
+
+    def without(message) -> None: ...  # type: ignore[no-untyped-def]
+
+    @functools.wraps(of_bytes)
+    def wrapper(message: Message) -> None:
+        of_bytes(message.value)
+
+    for handler in (
+        of_anything,
+        of_an_object,
+        of_a_protocol,
+        of_a_subclass,
+        of_either,
+        of_an_optional,
+        annotated,
+        without,
+        wrapper,
+    ):
+        consumer(handler)
+
+
+@pytest.mark.parametrize(
+    ("decode", "call"),
+    [
+        (json.loads, "loads(message.value)"),
+        (pickle.loads, "loads(message.value)"),
+        (bytes.decode, "bytes.decode(message.value)"),
+        (str, "str(message.value)"),
+        (PydanticOrder.model_validate_json, "PydanticOrder.model_validate_json(message.value)"),
+        (TypeAdapter(int).validate_json, "TypeAdapter.validate_json(message.value)"),
+    ],
+    ids=["json", "pickle", "bytes", "str", "model", "adapter"],
+)
+def test_a_known_function_of_bytes_is_refused_as_a_decoder(decode: Any, call: str) -> None:
+    said = refusal(acknowledge, decode=decode)
+    assert said.endswith(f"takes a value, and decode gets the Message: write decode=lambda message: {call}")
+
+
+def test_a_decoder_of_ones_own_with_a_known_name_is_accepted() -> None:
+    def loads(message: Message) -> object:
+        return json.loads(message.value)
+
+    consumer(acknowledge, decode=loads)
+    consumer(acknowledge, decode=lambda message: json.loads(message.value))
