@@ -8,6 +8,7 @@ from typing import Final
 from nats.aio.msg import Msg
 
 from lanes.core.types import Message, Partition, key_bytes
+from lanes.dead_letter import Details
 from lanes.errors import MessageError, SourceError
 from lanes_jetstream.wire.answers import number
 from lanes_jetstream.wire.keys import KeyFunction
@@ -27,6 +28,12 @@ class _Reader:
     def subject(self, raw: object) -> str:
         assert isinstance(raw, Msg)
         return raw.subject
+
+    def details(self, raw: object) -> Details:
+        assert isinstance(raw, Msg)
+        tokens = raw.reply.split(".")
+        nanoseconds = number(tokens[7] if len(tokens) == 9 else tokens[9] if len(tokens) > 9 else "")
+        return Details(timestamp=nanoseconds / 1e9 if nanoseconds else None)
 
 
 READER: Final = _Reader()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.messages import sequences
+from lanes_jetstream.wire.messages import READER, sequences
 from tests.jetstream.cohort.stubs import StubInbox, owned_partition, positions
 
 pytestmark = pytest.mark.anyio
@@ -15,6 +17,21 @@ def test_both_forms_have_the_sequences() -> None:
     assert sequences("$JS.ACK.S.c.1.42.43.1795230450408747835.0") == (42, 43)
     assert sequences("$JS.ACK._.hash.S.c.1.42.43.1795230450408747835.0") == (42, 43)
     assert sequences("$JS.ACK.domain.hash.S.c.1.42.43.1795230450408747835.0.token") == (42, 43)
+
+
+@pytest.mark.parametrize(
+    ("reply", "published"),
+    [
+        ("$JS.ACK.S.c.1.42.43.1795230450500000000.0", 1795230450.5),
+        ("$JS.ACK._.hash.S.c.1.42.43.1795230450500000000.0", 1795230450.5),
+        ("$JS.ACK.domain.hash.S.c.1.42.43.1795230450500000000.0.token", 1795230450.5),
+        ("$JS.ACK.S.c.1.42.43.now.0", None),
+        ("", None),
+    ],
+)
+def test_a_dead_letter_gets_the_time_of_publishing(reply: str, published: float | None) -> None:
+    client: Any = None
+    assert READER.details(Msg(client, "0.k", reply, b"")).timestamp == published
 
 
 async def test_a_member_reads_both_forms_and_ignores_others() -> None:
