@@ -208,6 +208,12 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
 
 
+def described(error: BaseException) -> str:
+    """Return the type and the escaped text of an exception, for one line; the type alone if there is no text."""
+    text = printable(error_text(error))
+    return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+
+
 def reason_line(kind: str, text: str) -> str:
     """Return the reason of a failure as one escaped line of at most ``REASON_LIMIT`` characters.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,7 +12,7 @@ import anyio
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
-from lanes.core.types import NEVER, Partition
+from lanes.core.types import NEVER, Message, Partition
 from lanes.errors import SourceError
 from lanes.observe.cut_off import CutOffLog, named, running
 from lanes.observe.ownership import UNRELEASED, DrainCost, OwnershipLog
@@ -91,7 +92,22 @@ class Handover:
         self._name = context.name
         self._close_prefix = close_prefix
         self._drains: dict[Partition, _Begun] = {}
+        # The costs of partitions whose handlers were interrupted before the drain.
+        self._interrupted: dict[Partition, DrainCost] = {}
         self._releasing = 0
+
+    def interrupting(self, partition: Partition) -> None:
+        """Begin to count the cost of a drain, because a handler stops the run. Idempotent."""
+        if partition.live and partition not in self._drains and partition not in self._interrupted:
+            self._interrupted[partition] = DrainCost(partition)
+
+    def abandoned(self, messages: Sequence[Message]) -> None:
+        """Count messages of one partition that the engine abandoned, because a handler was interrupted."""
+        partition = messages[0].partition
+        begun = self._drains.get(partition)
+        cost = self._interrupted.get(partition) if begun is None else begun.cost
+        if cost is not None:
+            cost.abandoned(messages)
 
     def begin(self, partition: Partition, timeout: float) -> bool:
         """Begin the drain of a partition. Does not block.
@@ -110,7 +126,8 @@ class Handover:
         freezes = self._context.freezes
         held = freezes is not None and freezes.held
         drain = PartitionDrain(self._engine, partition, limits, close_prefix=self._close_prefix and not held)
-        cost = DrainCost(partition)
+        counted = self._interrupted.pop(partition, None)
+        cost = DrainCost(partition) if counted is None else counted
         drain.begin(anyio.current_time(), timeout)
         cost.abandoned(drain.abandoned)
         self._ownership.revoked(partition, timeout, self._clock(), first=not self._drains)
@@ -135,6 +152,7 @@ class Handover:
 
     def lost(self, partition: Partition) -> None:
         """End the drain of a partition that the engine has lost. Idempotent."""
+        self._interrupted.pop(partition, None)
         if partition in self._drains:
             begun = self._drains[partition]
             begun.drain.tell("lost", anyio.current_time())

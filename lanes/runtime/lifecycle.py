@@ -10,7 +10,7 @@ import anyio
 
 from lanes.clock import Clock
 from lanes.config import Settings
-from lanes.dead_letter import error_text, printable
+from lanes.dead_letter import described
 from lanes.errors import LanesError
 from lanes.observe.health import Health, examine
 from lanes.observe.status import undisturbed
@@ -124,12 +124,7 @@ class Lifecycle:
 
     def log_end(self, error: BaseException) -> None:
         """Log the error that has ended the run."""
-        log.error(
-            "%s: the consumer has stopped and handles no more messages (%s: %s)",
-            self.name,
-            type(error).__qualname__,
-            printable(error_text(error)),
-        )
+        log.error("%s: the consumer has stopped and handles no more messages (%s)", self.name, described(error))
 
     # --- the thread and the run of a call
 

@@ -29,7 +29,7 @@ from lanes.core.engine import Engine
 from lanes.core.ledgers import PositionFell
 from lanes.core.ownership import AlreadyAssigned, SecondPartition
 from lanes.core.types import NEVER, Message, Partition, PartitionId, Room
-from lanes.dead_letter import error_text, printable
+from lanes.dead_letter import described
 from lanes.errors import ConfigError, ContractError, LanesError
 from lanes.handlers import BatchHandler, Decode, Handler, async_handler, handler_name, is_async, sync_handler
 from lanes.loops import ThreadSafeCall, entry_of_loop
@@ -346,6 +346,10 @@ class Run:
         self.lose(partition, "its lease has run out")
         return True
 
+    def interrupting(self, partition: Partition) -> None:
+        """Count the unfinished messages of a partition for its next drain; the caller abandons one of them after it."""
+        self._handover.interrupting(partition)
+
     def stop_because(self, error: BaseException, *, message: Message | None = None, function: str = "") -> None:
         """Drain and stop the run; the consumer raises the first ``error`` that was passed. Does not block.
 
@@ -363,10 +367,9 @@ class Run:
                 function = f"{self._handler_name} at {place}"
             log.log(
                 logging.INFO if known else logging.ERROR,
-                "%s: stopping: %s: %s%s",
+                "%s: stopping: %s%s",
                 self.name,
-                type(error).__qualname__,
-                printable(error_text(error)),
+                described(error),
                 f"; raised by {function}" if function else "",
                 # Python shows no traceback of a SystemExit.
                 exc_info=user_traceback(error) if function and not known else None,
@@ -635,6 +638,7 @@ class Run:
         elif isinstance(effect, fx.Drained):
             self._handover.ended(effect.partition)
         elif isinstance(effect, fx.Abandoned):
+            self._handover.abandoned(effect.messages)
             tap.abandoned(effect.messages)
         elif isinstance(effect, fx.Zombie):
             tap.zombie(effect.message)

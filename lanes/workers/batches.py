@@ -241,6 +241,8 @@ class BatchWorkers:
                 explain(error, batch=True)
                 self._finish(worker, [failure(error)] * len(batch), "error", error, handling)
                 return
+            for message in batch:
+                self._context.interrupting(message.partition)
             self._finish(worker, [ABANDON] * len(batch), "error", error, handling)
             self._context.stop_because(stopping(error, batch[0]), message=batch[0])
             if isinstance(error, GeneratorExit):

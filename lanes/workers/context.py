@@ -45,6 +45,9 @@ class RunContext(Protocol):
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task. If the task raises an exception, call ``stop_because`` with the exception."""
 
+    def interrupting(self, partition: Partition) -> None:
+        """Count the unfinished messages of a partition for its next drain; the caller abandons one of them after it."""
+
     def stop_because(self, error: BaseException, *, message: Message | None = None) -> None:
         """Drain and stop the run; the consumer then raises the first ``error`` that was passed.
 

@@ -233,6 +233,7 @@ class OutcomeReporter:
             return
         # After any other exception, such as an unexpected cancellation or a ConfigError, the message stays unsettled.
         # The broker redelivers the message.
+        self._context.interrupting(message.partition)
         self.finish(message, ABANDON, "error", error, handling)
         self._context.stop_because(stopping(error, message), message=message)
 

@@ -6,12 +6,13 @@ import functools
 import logging
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import anyio
 import pytest
 
 import lanes
-from lanes import Consumer, HandlerHalted, Message, SourceError, Term, line_limit
+from lanes import Consumer, HandlerHalted, Message, Nak, Settings, SourceError, Term, line_limit
 from lanes.core.types import Room
 from lanes.handlers import handler_name
 from lanes.source import Assigned, Lost, SourceEvent, SourceTraits
@@ -130,6 +131,31 @@ async def test_the_line_of_a_stop_has_its_cost(caplog: pytest.LogCaptureFixture)
         "stopping with 1 partition(s), 2 running handler(s) may end within 600 s: memory/0",
         "drained 1 partition(s) in … s, 1 message(s) run again, 1 did not start: memory/0",
     ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 1])
+async def test_the_line_of_a_stop_by_a_handler_counts_its_message(
+    batch: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(messages: Any) -> None:
+        message = messages if batch is None else messages[0]
+        if message.key == b"b" and message.attempt == 1:
+            raise Nak(delay=60)
+        if message.key == b"c":
+            await anyio.sleep(0.05)
+            raise MemoryError
+
+    # The key a is done, b waits for its second attempt, c stops the run, and its second message does not start.
+    source = MemorySource(published("a", "b", "c", "c"))
+    settings = Settings(batch=batch)
+    with caplog.at_level(logging.INFO, "lanes"), pytest.raises(MemoryError):
+        await Consumer(source, handler, settings=settings).run()
+    assert ownership(caplog, "memory")[-1] == (
+        "drained 1 partition(s) in … s, 2 message(s) run again, 1 did not start: memory/0"
+    )
+    # A MemoryError has no text.
+    assert said(caplog, logging.ERROR, "stopping: MemoryError; raised by ")
 
 
 @pytest.mark.anyio
