@@ -166,7 +166,6 @@ JETSTREAM: Final = (
         "            pass\n",
         "two processes that start at once both consume one durable",
         "NoOverlap",
-        "PerKeyOrder",
     ),
     _jetstream(
         "acknowledged_before_is_dropped",

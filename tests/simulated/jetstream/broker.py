@@ -324,7 +324,10 @@ class JetStreamBroker(KeepsDeadLetters):
     @property
     def unjudged(self) -> tuple[str, ...]:
         """Checks that do not hold: a shared durable has no owner, and a second process is refused after the start."""
-        return ("ExclusiveOwner",) if self._use in ("shared", "contended") else ()
+        if self._use == "contended":
+            # Messages of a process that is refused return after those that the other one has taken meanwhile.
+            return "ExclusiveOwner", "PerKeyOrder", "OrderAcrossAssignments"
+        return ("ExclusiveOwner",) if self._use == "shared" else ()
 
     def excuses(self, member: str, error: SourceError) -> bool:
         """Whether a process may end by this error: it was denied a request, or it is the second one on a durable."""
