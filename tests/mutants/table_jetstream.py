@@ -167,14 +167,6 @@ JETSTREAM: Final = (
         "two processes that start at once both consume one durable",
         "NoOverlap",
     ),
-    _jetstream(
-        "acknowledged_before_is_dropped",
-        "durable.watch",
-        "            reached = max(reached, self._delivered_before)\n",
-        "            pass\n",
-        "messages of a work queue that an earlier process has acknowledged count as dropped",
-        "SourceError",
-    ),
     # A value that another task changes during an await.
     _jetstream(
         "answer_compared_with_before",
