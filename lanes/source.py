@@ -109,9 +109,8 @@ class Assigned:
 
     Attributes:
         partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. After
-            the deadline no handler starts and no message is settled. A source that commits has no lease, so its
-            partitions have no deadline. If its broker takes the partitions of a silent process away, the source is
-            ``Confirming``.
+            the deadline no handler starts and no message is settled. If a source has no lease, and its broker takes
+            the partitions of a silent process away, the source is ``Confirming``.
     """
 
     partition: Partition

@@ -11,7 +11,7 @@ from typing import Final, get_args
 
 from lanes.arguments import kind_of, shown_value
 from lanes.attempts import Attempt, AttemptState
-from lanes.core.types import NEVER, Partition
+from lanes.core.types import Partition
 from lanes.errors import ContractError, MessageError
 from lanes.source import Delivered
 
@@ -44,12 +44,6 @@ def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
         raise ContractError(
             f"{name}: {partition.id} was assigned with floor={partition.floor}, but the source settles "
             f"{'by a position' if commits else 'each message individually'}; please report this bug of the source"
-        )
-    if commits and partition.deadline != NEVER:
-        raise ContractError(
-            f"{name}: {partition.id} was assigned with deadline={partition.deadline}, but the source settles by a "
-            "position, and only a source that settles each message individually may have a lease; please report "
-            "this bug of the source"
         )
 
 

@@ -114,23 +114,6 @@ async def test_messages_of_a_partition_given_back_during_a_stop_are_no_bug() -> 
 
 
 @pytest.mark.anyio
-async def test_only_a_source_of_individual_settlements_may_have_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = GroupSource(group_of("a"), "m-1")
-    receive = source.receive
-
-    async def leased(room: Room) -> list[SourceEvent]:
-        events = list(await receive(room))
-        for event in events:
-            if isinstance(event, Assigned):
-                event.partition.deadline = 1e9
-        return events
-
-    monkeypatch.setattr(source, "receive", leased)
-    with pytest.raises(ContractError, match=r"assigned with deadline=1000000000\.0, but the source settles by"):
-        await consumer_of(source, Gated(free=[b"a"])).run()
-
-
-@pytest.mark.anyio
 async def test_a_bug_of_the_ledgers_is_not_blamed_on_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     def illegal(*given: object) -> None:
         raise IllegalTransition("a bug of lanes")

@@ -13,9 +13,11 @@ import anyio
 import pytest
 
 from lanes import Consumer, GroupEvent, History, Message, PartitionId, Settings, SourceError
+from lanes.core.types import Room
 from lanes.history.recorder import Recorder
-from memsource import MemoryBroker, MemoryDeadLetters, MemorySource, check, read
-from tests.fakes.grouped import ONCE, HandClock
+from lanes.source import Assigned, SourceEvent
+from memsource import GroupSource, MemoryBroker, MemoryDeadLetters, MemorySource, check, read
+from tests.fakes.grouped import ONCE, HandClock, group_of
 from tests.fakes.support import TIMEOUT, Gated, Run, consumer_of, publish, settled, started, turns, until
 
 UNTIL = 1_010.0
@@ -214,6 +216,29 @@ async def test_a_message_that_finishes_after_the_deadline_is_not_settled(jobs: J
         assert run.consumer.status().in_flight == 0
         assert await run.stop() is None
     assert settled(source) == []
+
+
+@pytest.mark.anyio
+async def test_a_source_that_commits_commits_nothing_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, group = HandClock(), group_of(["a", "b"])
+    source, handler = GroupSource(group, "m-1"), Gated(free=[b"a"])
+    receive = source.receive
+
+    async def leasing(room: Room) -> list[SourceEvent]:
+        events = list(await receive(room))
+        for event in events:
+            if isinstance(event, Assigned):
+                event.partition.deadline = UNTIL
+        return events
+
+    monkeypatch.setattr(source, "receive", leasing)
+    async with started(consumer_of(source, handler, clock=clock)) as run:
+        await until(lambda: group.committed(0).offset == 1 and handler.running == 1)
+        clock.now = UNTIL
+        handler.let(1)
+        await until(lambda: not run.consumer.status().floors)
+        assert await run.stop() is None
+    assert group.committed(0) == (1, ())
 
 
 @pytest.mark.anyio
