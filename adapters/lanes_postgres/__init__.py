@@ -1,7 +1,8 @@
-"""Stores effects that happen exactly once, attempts that outlive their process, and partition states, in PostgreSQL.
+"""PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
 
-Reading order: ``positions``, ``claims``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``,
-``transactions``, ``steps``, ``migrations``, ``errors``, ``names``; and the room ``cli``.
+Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``positions``, ``claims``, ``rows``,
+``topics``, ``attempts``, ``states``, ``advisory_locks``, ``transactions``, ``steps``, ``migrations``, ``errors``,
+``names``; and the room ``cli``.
 """
 
 from __future__ import annotations
@@ -18,8 +19,20 @@ except ModuleNotFoundError as error:
 
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.attempts import PostgresAttempts
+from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
 from lanes_postgres.states import PostgresStates
+from lanes_postgres.subscription.source import PostgresSource
 
-__all__ = ["AdvisoryLocks", "Positions", "PostgresAttempts", "PostgresStates", "check_schema", "migrate"]
+__all__ = [
+    "AdvisoryLocks",
+    "Log",
+    "Positions",
+    "PostgresAttempts",
+    "PostgresSource",
+    "PostgresStates",
+    "Record",
+    "check_schema",
+    "migrate",
+]

@@ -12,6 +12,9 @@ _SENT_OR_NOT: Final = Harmless(
     "a connection may end at any time, so the client reports the failure of each send; the check saves sends only"
 )
 
+# The store compares the epoch of each position.
+_FENCED: Final = Shown("tests/postgres/log/test_subscriptions.py::test_a_lost_lock_fences_a_late_store")
+
 _NOT_OWNED: Final = Harmless(
     "a lock that is found lost stays lost, and its release frees no other acquisition; whether the lock that is "
     "returned still holds is for its owner to judge"
@@ -130,6 +133,26 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "adapters/lanes_kafka/source.py::KafkaSource.receive::failure": _ASKED_AGAIN,
     # After the answer, the position counts only for a partition that is still owned.
     "adapters/lanes_kafka/source.py::KafkaSource.settle::floor": _KAFKA,
+    # --- lanes_postgres
+    "adapters/lanes_postgres/subscription/connections.py::Connections.lend::idle": Harmless(
+        "a connection that comes back meanwhile is lent next time"
+    ),
+    "adapters/lanes_postgres/subscription/source.py::PostgresSource.settle::floor": _FENCED,
+    "adapters/lanes_postgres/subscription/source.py::PostgresSource.settle::lost": _FENCED,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor.run::failure": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._serve::closed": _SENT_OR_NOT,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._acquire::owned": Harmless(
+        "only this task acquires; a partition that is released meanwhile is acquired in the next look"
+    ),
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._acquire::floor": Harmless(
+        "the position decides about the order of the visits alone; the claim returns it again"
+    ),
+    # The read looks again after its answer.
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::over": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::owned": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::revoked": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._fetch::over": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._fetch::revoked": _ASKED_AGAIN,
     # --- lanes_spark
     "adapters/lanes_spark/driver/offset_server.py::OffsetServer.answer::stopping": Harmless(
         "an answer before the stop is as good as one after it: the next question gets the answer to stop"

@@ -1,0 +1,314 @@
+"""A log, and the messages that a transaction appends to it. ``docs/design/postgres.md`` explains the order."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Awaitable, Iterable, Sequence
+from datetime import datetime
+from typing import Any, Final, LiteralString, NamedTuple, overload
+
+from psycopg import AsyncConnection, Connection
+from psycopg.types.numeric import Int4
+
+from lanes.arguments import names_unknown_options, shown_value
+from lanes.core.ring import partition as partition_of
+from lanes.core.ring import slot
+from lanes.core.types import PartitionKey, key_bytes
+from lanes.errors import ConfigError
+from lanes_postgres.names import SCHEMA, check_schema_name
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.transactions import alone, inside
+
+PARTITIONS: Final = 64
+"""Default number of partitions of a new log."""
+
+_MOST_PARTITIONS: Final = 65_536
+_NAME_LIMIT: Final = 200
+
+_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation FROM {schema}.lanes_logs WHERE name = %s"
+_CREATE: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_logs (name, partitions) VALUES (%s, %s) ON CONFLICT DO NOTHING "
+    "RETURNING id, partitions, incarnation"
+)
+# A partition is a parameter of one row each, because an INSERT of one row is most of what an outbox does.
+_ONE: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_log_messages (batch, index, log, partition, run, slot, time, key, subject, headers, "
+    "value) VALUES (nextval('{schema}.lanes_log_batches'), 0, %s, %s, 1, %s, coalesce(%s, clock_timestamp()), %s, %s, "
+    "%s::jsonb, %s)"
+)
+_MANY: Final[LiteralString] = (
+    "WITH batches AS MATERIALIZED (SELECT number, nextval('{schema}.lanes_log_batches') AS batch "
+    "FROM generate_series(1, %s) AS number) "
+    "INSERT INTO {schema}.lanes_log_messages (batch, index, log, partition, run, slot, time, key, subject, headers, "
+    "value) SELECT batch, index, %s, partition, run, slot, coalesce(time, clock_timestamp()), key, subject, "
+    "headers::jsonb, value FROM unnest(%s::integer[], %s::integer[], %s::integer[], %s::integer[], %s::integer[], "
+    "%s::timestamptz[], %s::bytea[], %s::text[], %s::text[], %s::bytea[]) "
+    "AS message (number, index, partition, run, slot, time, key, subject, headers, value) JOIN batches USING (number)"
+)
+
+
+class Record(NamedTuple):
+    """A message to append.
+
+    Attributes:
+        value: The payload; a ``str`` means its UTF-8.
+        key: The key: bytes, a ``str``, or an unsigned 128-bit ``int``. ``None`` = no key, so the message has no order.
+        subject: The subject. "" = the name of the log.
+        headers: Pairs of a name and a value.
+        time: Time of the message, with a time zone. ``None`` = the time of the call, by the server's clock.
+    """
+
+    value: bytes | str
+    key: PartitionKey | None = None
+    subject: str = ""
+    headers: Sequence[tuple[str, bytes]] = ()
+    time: datetime | None = None
+
+
+class LogFacts(NamedTuple):
+    """A log as the database stores it.
+
+    Attributes:
+        id: Number of the log in its schema.
+        partitions: Number of partitions.
+        incarnation: Identity of this creation of the log.
+    """
+
+    id: int
+    partitions: int
+    incarnation: str
+
+
+@names_unknown_options("lanes_postgres.Log")
+class Log:
+    """An ordered log in PostgreSQL. Appended messages become visible with the transaction that appends them.
+
+    Messages of one key are in one partition. The positions of a partition follow the order of the commits: if a
+    transaction waited for a lock of another transaction, its messages come after the messages of the other one.
+    ``append`` locks nothing, so transactions never wait for each other because of a log.
+
+    An object has no connection. Objects of one name and schema are equal in effect. Thread-safe.
+
+    Args:
+        name: Name of the log, 1 to 200 characters.
+        partitions: Number of partitions, 1 to 65,536, that ``create`` gives a new log. ``None`` = 64, or the number of
+            the existing log. The number of an existing log cannot change.
+        schema: Schema in which ``migrate`` created the tables.
+
+    Attributes:
+        name: Name of the log.
+        schema: Schema of the tables.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(self, name: str, *, partitions: int | None = None, schema: str = SCHEMA) -> None:
+        if not isinstance(name, str) or "\0" in name or not 0 < len(name) <= _NAME_LIMIT or not _encodable(name):
+            raise ConfigError(
+                f"name={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; name what "
+                "the messages are, such as Log('orders')"
+            )
+        if partitions is not None and (
+            not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= _MOST_PARTITIONS
+        ):
+            raise ConfigError(f"partitions={shown_value(partitions)}: must be a number in 1 … 65536; omit it for 64")
+        check_schema_name(schema)
+        self.name = name
+        self.schema = schema
+        self._partitions = partitions
+        self._facts: LogFacts | None = None
+        self._find = compose(_FIND, schema)
+        self._create = compose(_CREATE, schema)
+        # A quoted name inside a literal; a doubled quote stands for a quote.
+        self._one = _with_sequence(_ONE, schema)
+        self._many = _with_sequence(_MANY, schema)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name!r} in the schema {self.schema!r}>"
+
+    @overload
+    def create(self, connection: AsyncConnection[Any]) -> Awaitable[LogFacts]: ...
+
+    @overload
+    def create(self, connection: Connection[Any]) -> LogFacts: ...
+
+    def create(self, connection: AsyncConnection[Any] | Connection[Any]) -> Awaitable[LogFacts] | LogFacts:
+        """Create the log, unless it exists, in a transaction of its own. Idempotent.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+
+        Returns:
+            The facts of the log; awaitable for an asynchronous connection.
+
+        Raises:
+            ConfigError: The log exists with another number of partitions, or the setup must be changed.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
+        """
+        return alone(connection, self._creating(), self._where())
+
+    @overload
+    def append(self, connection: AsyncConnection[Any], messages: Iterable[Record]) -> Awaitable[None]: ...
+
+    @overload
+    def append(self, connection: Connection[Any], messages: Iterable[Record]) -> None: ...
+
+    def append(
+        self, connection: AsyncConnection[Any] | Connection[Any], messages: Iterable[Record]
+    ) -> Awaitable[None] | None:
+        """Append messages in the caller's transaction. The messages exist if and only if the transaction commits.
+
+        The call is one statement. Messages without a key go to one random partition for each call.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, inside a transaction.
+            messages: The messages, in order.
+
+        Returns:
+            Nothing; awaitable for an asynchronous connection.
+
+        Raises:
+            ConfigError: A message is invalid, the log does not exist, or the connection has autocommit and is in no
+                transaction.
+            SourceError: The database did not answer or refused a statement; retryable if a later transaction may
+                succeed.
+        """
+        return inside(connection, self._appending(self._checked(messages)), self._where())
+
+    def finding(self) -> Steps[LogFacts]:
+        """Return the facts of the log. Raises ``ConfigError`` if it does not exist, or has other partitions."""
+        if self._facts is None:
+            found = yield Statement(self._find, (self.name,))
+            if found is None:
+                raise ConfigError(
+                    f"the schema {self.schema!r} has no log {self.name!r}; call Log({self.name!r}).create(connection) "
+                    "once, for example in the deployment that calls lanes_postgres.migrate"
+                )
+            self._facts = self._same(LogFacts(*found))
+        return self._facts
+
+    def _where(self) -> str:
+        return f"log {self.name!r} in the schema {self.schema!r}"
+
+    def _creating(self) -> Steps[LogFacts]:
+        partitions = PARTITIONS if self._partitions is None else self._partitions
+        found = yield Statement(self._create, (self.name, Int4(partitions)))
+        if found is None:
+            # The conflicting row was committed after the first statement began, so a second statement sees it.
+            found = yield Statement(self._find, (self.name,))
+        assert found is not None, "an insert that conflicts has a row"
+        return self._same(LogFacts(*found))
+
+    def _same(self, facts: LogFacts) -> LogFacts:
+        if self._partitions not in (None, facts.partitions):
+            raise ConfigError(
+                f"{self._where()} has {facts.partitions} partitions, and partitions={self._partitions} differs; omit "
+                "partitions, or use a log of another name"
+            )
+        return facts
+
+    def _checked(self, messages: object) -> list[Record]:
+        if isinstance(messages, Record | str | bytes) or not isinstance(messages, Iterable):
+            raise ConfigError(f"messages is one {type(messages).__name__}; pass a list, such as [Record(value, key)]")
+        checked = []
+        for number, message in enumerate(messages):
+            if not isinstance(message, Record):
+                raise ConfigError(f"message {number} is a {type(message).__name__}; pass lanes_postgres.Record")
+            checked.append(message)
+        return checked
+
+    def _appending(self, messages: Sequence[Record]) -> Steps[None]:
+        if not messages:
+            return
+        facts = yield from self.finding()
+        spread = random.randrange(facts.partitions)
+        rows = [self._row(number, message, facts, spread) for number, message in enumerate(messages)]
+        if len(rows) == 1:
+            (row,) = rows
+            yield Statement(self._one, (Int4(facts.id), Int4(row[0]), *row[1:]))
+            return
+        # The sort is stable, so the messages of a partition stay in the order of the caller.
+        rows.sort(key=lambda row: row[0])
+        runs: dict[int, int] = {}
+        for row in rows:
+            runs[row[0]] = runs.get(row[0], 0) + 1
+        numbers = {partition: number for number, partition in enumerate(runs, start=1)}
+        indexes: list[int] = []
+        for run in runs.values():
+            indexes.extend(range(run))
+        partitions = [row[0] for row in rows]
+        yield Statement(
+            self._many,
+            (
+                Int4(len(runs)),
+                Int4(facts.id),
+                [numbers[partition] for partition in partitions],
+                indexes,
+                partitions,
+                [runs[partition] if index == 0 else None for partition, index in zip(partitions, indexes, strict=True)],
+                *([row[column] for row in rows] for column in range(1, 7)),
+            ),
+        )
+
+    def _row(self, number: int, message: Record, facts: LogFacts, spread: int) -> tuple[Any, ...]:
+        """Return partition, slot, time, key, subject, headers and value of a message."""
+        try:
+            key = None if message.key is None else key_bytes(message.key)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"message {number}: {error}") from error
+        value = message.value.encode() if isinstance(message.value, str) else message.value
+        if not isinstance(value, bytes):
+            raise ConfigError(f"message {number}: the value is a {type(value).__name__}; pass bytes or str")
+        if message.time is not None and message.time.tzinfo is None:
+            raise ConfigError(f"message {number}: time={message.time} has no time zone; use datetime.now(UTC)")
+        subject = message.subject or self.name
+        if not isinstance(subject, str) or "\0" in subject or not _encodable(subject):
+            raise ConfigError(f"message {number}: the subject {shown_value(subject)} is no str without zero bytes")
+        place = spread if key is None else partition_of(key, facts.partitions)
+        headers = headers_text(message.headers, f"message {number}")
+        return place, None if key is None else slot(key), message.time, key, subject, headers, value
+
+
+def headers_text(headers: Sequence[tuple[str, bytes]], what: str) -> str | None:
+    """Return the headers as JSON text; None = no headers. Raises ``ConfigError`` for an invalid header."""
+    pairs: list[tuple[str, object]] = []
+    for header in headers:
+        try:
+            name, value = header
+        except (TypeError, ValueError):
+            raise ConfigError(f"{what}: a header must be a pair of a name and bytes") from None
+        if not isinstance(name, str) or not isinstance(value, bytes) or "\0" in name or not _encodable(name):
+            raise ConfigError(f"{what}: the header {shown_value(name)} must have a str name and a bytes value")
+        try:
+            text = value.decode()
+        except UnicodeDecodeError:
+            text = "\0"
+        # JSON in PostgreSQL cannot hold a zero character.
+        pairs.append((name, {"base64": base64.b64encode(value).decode()} if "\0" in text else text))
+    return json.dumps(pairs, ensure_ascii=False) if pairs else None
+
+
+def headers_of(pairs: Sequence[Sequence[Any]] | None) -> list[tuple[str, bytes]]:
+    """Return the headers that ``headers_text`` stored."""
+    return [
+        (name, value.encode() if isinstance(value, str) else base64.b64decode(value["base64"]))
+        for name, value in pairs or ()
+    ]
+
+
+def _with_sequence(text: LiteralString, schema: str) -> bytes:
+    """Return a query whose ``nextval('{schema}…')`` names the sequence inside a literal."""
+    query = compose(text, schema)
+    quoted = compose("{schema}", schema)
+    return query.replace(b"nextval('" + quoted, b"nextval('" + quoted.replace(b"'", b"''"))
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""The connections of a source: of the user's pool, or own connections to an address. Needs asyncio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.pq import TransactionStatus
+
+from lanes.errors import ConfigError
+from lanes_postgres.errors import lanes_error
+
+Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
+
+
+@runtime_checkable
+class Pool(Protocol):
+    """A pool of asynchronous connections, such as ``psycopg_pool.AsyncConnectionPool``."""
+
+    def connection(self) -> AbstractAsyncContextManager[AsyncConnection[Any]]:
+        """Return a context manager that lends a connection."""
+
+
+class Connections:
+    """Lends connections that have autocommit, and keeps own connections between two loans.
+
+    Args:
+        source: An address, such as ``postgresql://user@host/database``, or a pool.
+        name: Name of the source, for errors.
+
+    Raises:
+        ConfigError: ``source`` is neither.
+    """
+
+    def __init__(self, source: object, name: str) -> None:
+        self._address = source if isinstance(source, str) else None
+        self._pool = source if self._address is None and isinstance(source, Pool) else None
+        if self._address is None and self._pool is None:
+            # Do not show the value, because the value may contain a password.
+            raise ConfigError(
+                f"{name}: dsn_or_pool is a {type(source).__name__}; pass an address, such as "
+                '"postgresql://user@host/database", or a psycopg_pool.AsyncConnectionPool'
+            )
+        self._name = name
+        self._idle: list[AsyncConnection[Any]] = []
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Connections of {self._name}, {len(self._idle)} idle>"
+
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Lend a connection. A connection whose loan ended by an error or a cancellation is closed.
+
+        Raises the errors of psycopg.
+        """
+        if self._pool is not None:
+            async with self._pool.connection() as connection:
+                before = connection.autocommit
+                if not before:
+                    await connection.set_autocommit(True)
+                try:
+                    yield connection
+                finally:
+                    if not before and not connection.closed and _is_idle(connection):
+                        await connection.set_autocommit(False)
+            return
+        connection = self._idle.pop() if self._idle else await self._open()
+        try:
+            yield connection
+        except BaseException:
+            await connection.close()
+            raise
+        if self._closed or connection.closed or not _is_idle(connection):
+            await connection.close()
+        else:
+            self._idle.append(connection)
+
+    async def aclose(self) -> None:
+        """Close own connections that are idle. The connections of a pool stay open. Idempotent."""
+        self._closed = True
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _open(self) -> AsyncConnection[Any]:
+        assert self._address is not None, "a pool lends its own connections"
+        return await AsyncConnection.connect(self._address, autocommit=True)
+
+    def check_address(self) -> None:
+        """Raise ``ConfigError`` for an address that psycopg cannot read."""
+        if self._address is not None:
+            try:
+                psycopg.conninfo.conninfo_to_dict(self._address)
+            except psycopg.Error as error:
+                raise ConfigError(
+                    f"{lanes_error(self._name, error)}; pass an address such as postgresql://user@host/database"
+                ) from None
+
+
+def _is_idle(connection: AsyncConnection[Any]) -> bool:
+    return TransactionStatus(connection.pgconn.transaction_status) == TransactionStatus.IDLE

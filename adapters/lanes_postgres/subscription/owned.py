@@ -1,0 +1,78 @@
+"""One ownership of a partition: its lock, its epoch, and the messages that wait for ``receive``."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from lanes.clock import monotonic
+from lanes.core.types import Message, Partition, Room
+from lanes.ownership import Held, StateKey
+from lanes.source import Delivered
+from lanes_postgres.log.reading import StoredMessage
+
+
+@dataclass(eq=False, repr=False)
+class Owned:
+    """One ownership of a partition. Belongs to one event loop; no call waits.
+
+    Attributes:
+        number: Number of the partition.
+        partition: The assignment that the consumer receives.
+        held: The lock.
+        key: Name of the partition's state.
+        epoch: Epoch of this ownership.
+        floor: The lowest position that is not finished, as last stored.
+        read: Next position to read.
+        since: Time of the acquisition, in seconds of ``lanes.clock.monotonic``.
+        end: The last known end of the partition.
+        waiting: Messages that were read and not delivered.
+        revoked: Whether the consumer was asked to give the partition up.
+        over: Whether the ownership was lost or released.
+    """
+
+    number: int
+    partition: Partition
+    held: Held
+    key: StateKey
+    epoch: int
+    floor: int
+    read: int
+    since: float
+    end: int = 0
+    waiting: deque[StoredMessage] = field(default_factory=deque)
+    revoked: bool = False
+    over: bool = False
+
+    def __repr__(self) -> str:
+        return f"<Owned {self.partition.id} epoch {self.epoch}, {len(self.waiting)} messages waiting>"
+
+    def lost(self) -> str:
+        """Return why the partition is no longer owned; "" = it is owned for certain."""
+        if self.held.lost:
+            return self.held.lost
+        deadline = self.held.deadline
+        now = monotonic()
+        if now >= self.partition.deadline:
+            # The runtime may have found the partition lost already, so a later renewal does not count.
+            return "its lock was not renewed in time"
+        if deadline > self.partition.deadline:
+            self.partition.deadline = deadline
+        return ""
+
+    def rest(self) -> None:
+        """Deliver no more messages, and forget those that wait. Idempotent."""
+        if self.waiting:
+            self.read = self.waiting[0].position
+            self.waiting.clear()
+
+    def take(self, room: Room) -> Delivered | None:
+        """Take waiting messages within the room, at least one if the room has a place for one; None = none waits."""
+        run: list[Message] = []
+        size = 0
+        while self.waiting and len(run) < room.messages and size < room.bytes:
+            stored = self.waiting.popleft()
+            length = stored.size
+            run.append(Message(self.partition, stored.position, stored.key, length, stored, None))
+            size += length
+        return Delivered(self.partition, run, size) if run else None

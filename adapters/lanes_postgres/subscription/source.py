@@ -1,0 +1,308 @@
+"""The source of ``lanes`` that reads a log in PostgreSQL as a named subscription. Needs asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, suppress
+
+import psycopg
+
+from lanes.arguments import check_one_of, check_seconds, kind_of, names_unknown_options
+from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.errors import ConfigError
+from lanes.ownership import Locks, State, StateChange, StateStore
+from lanes.source import Backlog, Outage, SourceEvent, SourceTraits
+from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.log.appending import Log
+from lanes_postgres.log.reading import LogTables
+from lanes_postgres.migrations import check_schema
+from lanes_postgres.names import check_subscription
+from lanes_postgres.states import PostgresStates
+from lanes_postgres.steps import perform_async
+from lanes_postgres.subscription.connections import Connections, Pool
+from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.starts import Start, check_start, decide_starts
+from lanes_postgres.subscription.visitor import OutOfRange, Visitor
+from lanes_postgres.subscription.visits import Visit
+
+log = logging.getLogger("lanes.postgres")
+
+
+@names_unknown_options("lanes_postgres.PostgresSource")
+class PostgresSource:
+    """A source of ``lanes`` that reads a log in PostgreSQL as a named subscription. Needs asyncio.
+
+    Subscriptions of different names are independent: each reads every message. The members of one subscription, which
+    are all sources of its name, share the partitions, and each partition has one owner at a time. A member acquires
+    free partitions up to its share. If a member waits for partitions, the others give up what they have held for
+    longer than ``time_budget``, up to the share of that member. Members more than the log has partitions take turns.
+
+    The source stores the position of each partition in ``states``. Each owner of a partition has a higher epoch, and
+    the store refuses the writes of a former owner. Handlers read the epoch as ``message.epoch``.
+
+    Args:
+        dsn_or_pool: Address of the database, or a ``psycopg_pool.AsyncConnectionPool`` that the caller opens and
+            closes. The source uses two connections, and its locks use one more.
+        log: The log.
+        subscription: Name of the subscription, 1 to 200 characters.
+        start: First message of a new subscription, decided once for all partitions. ``"beginning"`` = the first one of
+            the log, ``"next"`` = the first one that is committed from now on, a ``datetime`` = the first one with this
+            time or a later one in each partition.
+        visit: Order in which partitions with messages are visited: by the time of the oldest message that is not read,
+            by ``"backlog"``, or by ``"name"``. The order of the messages in a partition does not depend on it.
+        time_budget: Seconds for which a partition is held, although another member waits. Handlers end in any case.
+        poll_interval: Seconds between two looks for messages while none arrive, at least 0.01. A notification comes
+            sooner, and a look finds what a lost notification would have told.
+        out_of_range: Position at which to continue if a trim deleted messages that were not read: the first message
+            that is left, or the end of the partition. ``"fail"`` = stop with an error.
+        locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
+        states: Store of the positions. ``None`` = the tables in the schema of the log.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(
+        self,
+        dsn_or_pool: str | Pool,
+        log: Log,
+        *,
+        subscription: str,
+        start: Start = "beginning",
+        visit: Visit = "oldest",
+        time_budget: float = 5.0,
+        poll_interval: float = 0.5,
+        out_of_range: OutOfRange = "fail",
+        locks: Locks | None = None,
+        states: StateStore | None = None,
+    ) -> None:
+        check_subscription(subscription)
+        if not isinstance(log, Log):
+            raise ConfigError(f'log is {kind_of(log)}; pass lanes_postgres.Log("orders")')
+        check_start(start)
+        check_one_of("visit", visit, ("oldest", "backlog", "name"))
+        check_seconds("time_budget", time_budget, 0.0)
+        check_seconds("poll_interval", poll_interval, 0.01)
+        check_one_of("out_of_range", out_of_range, ("fail", "earliest", "latest"))
+        self._name = f"postgres {log.name}/{subscription}"
+        self._connections = Connections(dsn_or_pool, self._name)
+        self._connections.check_address()
+        self._log = log
+        self._subscription = subscription
+        self._start: Start = start
+        self._visit: Visit = visit
+        self._time_budget = time_budget
+        self._poll_interval = poll_interval
+        self._out_of_range: OutOfRange = out_of_range
+        self._locks = AdvisoryLocks(_address_of(dsn_or_pool, self._name)) if locks is None else locks
+        self._states = PostgresStates(self._connections.lend, schema=log.schema) if states is None else states
+        self._member = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._opened = AsyncExitStack()
+        self._arrived: asyncio.Event
+        self._visitor: Visitor
+        self._locking: asyncio.Task[None] | None = None
+
+    def __repr__(self) -> str:
+        return f"<PostgresSource {self._name}>"
+
+    # --- lanes.source.Source
+
+    async def open(self) -> SourceTraits:
+        """Connect, find the log, decide where a new subscription begins, and begin to acquire partitions.
+
+        See ``lanes.source.Source.open``.
+        """
+        self._arrived = asyncio.Event()
+        self._opened.push_async_callback(self._connections.aclose)
+        try:
+            async with self._connections.lend() as connection:
+                await check_schema(connection, schema=self._log.schema)
+                facts = await perform_async(connection, self._log.finding(), self._name)
+                tables = LogTables(self._log.schema, facts.id, facts.partitions)
+                starts = await decide_starts(connection, tables, self._subscription, self._start, self._name)
+        except psycopg.Error as error:
+            raise lanes_error(self._name, error) from error
+        self._opened.push_async_callback(self._locks.aclose)
+        await self._locks.open()
+        self._visitor = Visitor(
+            connections=self._connections,
+            tables=tables,
+            log_name=self._log.name,
+            incarnation=facts.incarnation,
+            subscription=self._subscription,
+            member=self._member,
+            starts=starts,
+            locks=self._locks,
+            states=self._states,
+            visit=self._visit,
+            time_budget=self._time_budget,
+            poll_interval=self._poll_interval,
+            out_of_range=self._out_of_range,
+            name=self._name,
+            wake=self._arrived.set,
+        )
+        self._locking = asyncio.create_task(self._locks.run())
+        self._opened.push_async_callback(_end, self._locking)
+        self._locking.add_done_callback(lambda _: self._arrived.set())
+        self._opened.push_async_callback(self._visitor.leave)
+        visiting = asyncio.create_task(self._visitor.run())
+        self._visiting = visiting
+        visiting.add_done_callback(lambda _: self._arrived.set())
+        self._opened.push_async_callback(_end, visiting)
+        return SourceTraits(
+            name=self._name, system="postgresql", settles="cumulative", hands_over=True, partitions=facts.partitions
+        )
+
+    def declared(self) -> SourceTraits:
+        """Return the traits that do not depend on the log; see ``lanes.source.Declaring.declared``."""
+        return SourceTraits(name=self._name, system="postgresql", settles="cumulative", hands_over=True)
+
+    async def receive(self, room: Room) -> Sequence[SourceEvent]:
+        """Wait for messages and for partition events; see ``lanes.source.Source.receive``.
+
+        Args:
+            room: Bounds of this call.
+
+        Returns:
+            Events in the order of the source.
+        """
+        visitor = self._visitor
+        while True:
+            self._arrived.clear()
+            self._raise_failure()
+            visitor.room = room
+            events = visitor.events() or self._take(room)
+            visitor.kick()
+            if events:
+                return events
+            await self._arrived.wait()
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Store the positions of owned partitions; see ``lanes.source.Source.settle``.
+
+        The call stores nothing for a partition that this member no longer owns.
+
+        Args:
+            settlements: The positions to store.
+        """
+        changes: list[StateChange] = []
+        stored: list[Owned] = []
+        for settlement in settlements:
+            owned = self._of(settlement.partition)
+            if owned is None or owned.lost() or settlement.floor is None:
+                continue
+            state = State(owned.epoch, settlement.floor, list(settlement.completed))
+            changes.append(StateChange(owned.key, state))
+            stored.append(owned)
+        if not changes:
+            return
+        for owned, change, done in zip(stored, changes, await self._states.store(changes), strict=True):
+            if done:
+                owned.floor = max(owned.floor, change.state.floor)
+            else:
+                self._visitor.lose(owned, "another process owns the partition")
+
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Do nothing, because a message has no time limit; see ``lanes.source.Source.extend``.
+
+        Args:
+            messages: Ignored.
+        """
+
+    async def release(self, partition: Partition) -> None:
+        """Give up the lock of a drained partition; see ``lanes.source.Source.release``.
+
+        Args:
+            partition: The assignment to hand back.
+        """
+        owned = self._of(partition)
+        if owned is not None:
+            await self._visitor.release(owned)
+
+    async def aclose(self) -> None:
+        """Give up all partitions, and close the connections that the source opened. Idempotent."""
+        await self._opened.aclose()
+
+    # --- optional parts
+
+    def lag(self, partition: Partition) -> int | None:
+        """Return the number of unfinished positions; see ``lanes.source.Lagging``.
+
+        Args:
+            partition: An assignment of this source.
+
+        Returns:
+            The number; None = the assignment is over.
+        """
+        owned = self._of(partition)
+        return None if owned is None else max(0, owned.end - owned.floor)
+
+    def backlog(self, partition: Partition) -> Backlog:
+        """Return the messages that wait for their delivery; see ``lanes.source.Backlogged``.
+
+        Args:
+            partition: An assignment of this source.
+
+        Returns:
+            The last known number.
+        """
+        owned = self._of(partition)
+        if owned is None:
+            return Backlog(None)
+        return Backlog(max(0, owned.end - owned.read) + len(owned.waiting))
+
+    def outage(self) -> Outage | None:
+        """Return the time since the database answered; see ``lanes.source.Connected``."""
+        return self._visitor.contact.outage()
+
+    # --- helpers
+
+    def _of(self, partition: Partition) -> Owned | None:
+        owned = self._visitor.owned.get(partition.id.number)
+        return owned if owned is not None and owned.partition is partition else None
+
+    def _take(self, room: Room) -> list[SourceEvent]:
+        """Take waiting messages within the room. Does not suspend, so a cancelled ``receive`` loses no message."""
+        events: list[SourceEvent] = []
+        messages, size = room.messages, room.bytes
+        for owned in self._visitor.delivery_order():
+            if owned.revoked or owned.over or owned.partition in room.paused:
+                continue
+            delivered = owned.take(Room(messages, size))
+            if delivered is not None:
+                events.append(delivered)
+                messages -= len(delivered.run)
+                size -= delivered.size
+        return events
+
+    def _raise_failure(self) -> None:
+        for task in (self._locking, self._visiting):
+            if task is not None and task.done() and not task.cancelled():
+                error = task.exception()
+                if error is not None:
+                    raise error
+        if self._visitor.failure is not None:
+            raise self._visitor.failure
+
+
+def _address_of(dsn_or_pool: str | Pool, name: str) -> str:
+    if isinstance(dsn_or_pool, str):
+        return dsn_or_pool
+    address = getattr(dsn_or_pool, "conninfo", None)
+    if isinstance(address, str):
+        return address
+    raise ConfigError(
+        f"{name}: the pool has no conninfo, which the locks need; pass locks=lanes_postgres.AdvisoryLocks(dsn)"
+    )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError, Exception):
+        await task

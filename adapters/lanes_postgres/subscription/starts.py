@@ -1,0 +1,77 @@
+"""The first position of each partition of a subscription, decided once for all members. Needs asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import datetime
+from typing import Any, Final, Literal, LiteralString
+
+from psycopg import AsyncConnection
+
+from lanes.arguments import check_aware, shown_value
+from lanes.errors import ConfigError
+from lanes_postgres.log.reading import LogTables
+from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.steps import compose, perform_async
+
+log = logging.getLogger("lanes.postgres")
+
+Start = Literal["beginning", "next"] | datetime
+"""First message of a new subscription: the first one of the log, the next one that is committed, or the first one with
+this time or a later one in each partition. A ``datetime`` is aware."""
+
+_PAUSE: Final = 0.01
+"""Seconds until the next try, while another session gives positions."""
+
+_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
+_FIND: Final[LiteralString] = "SELECT start, starts FROM {schema}.lanes_subscriptions WHERE log = %s AND name = %s"
+_ADD: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_subscriptions (log, name, start, starts) VALUES (%s, %s, %s, %s::bigint[])"
+)
+
+
+def check_start(start: object) -> None:
+    """Raise ``ConfigError`` for an invalid start."""
+    if isinstance(start, datetime):
+        check_aware("start", start)
+    elif start not in ("beginning", "next"):
+        raise ConfigError(f'start={shown_value(start)}: must be "beginning", "next" or a datetime with a time zone')
+
+
+async def decide_starts(
+    connection: AsyncConnection[Any], tables: LogTables, subscription: str, start: Start, name: str
+) -> list[int]:
+    """Return the first position of each partition, and decide about it if the subscription is new.
+
+    The decision includes the partitions that are empty. One member decides, while other new members wait.
+    """
+    text = start if isinstance(start, str) else start.isoformat()
+    row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
+    if row is None:
+        # Committed messages without a position precede the next message.
+        while (done := await perform_async(connection, sequencing(tables.schema), name)) != 0:
+            if done is None:
+                await asyncio.sleep(_PAUSE)
+        async with connection.transaction():
+            lock = f"lanes subscription {tables.schema}/{subscription}"
+            await connection.execute(_LOCK, (lock, tables.log))
+            row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
+            if row is None:
+                starts = await _starts(connection, tables, start)
+                await connection.execute(compose(_ADD, tables.schema), (tables.log, subscription, text, starts))
+                return starts
+    begun, found = row
+    if begun != text:
+        log.info("%s: the subscription began with start=%s; start=%s has no effect any more", name, begun, text)
+    return list(found)
+
+
+async def _starts(connection: AsyncConnection[Any], tables: LogTables, start: Start) -> list[int]:
+    if start == "beginning":
+        return await tables.firsts(connection)
+    ends = await tables.ends(connection)
+    if isinstance(start, datetime):
+        since = await tables.since(connection, start)
+        return [since.get(partition, end) for partition, end in enumerate(ends)]
+    return ends

@@ -1,0 +1,491 @@
+"""The task of a member: it gives positions to messages, acquires and gives up partitions, and reads messages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, LiteralString
+
+import psycopg
+from psycopg import AsyncConnection, Notify
+from psycopg.types.numeric import Int4
+
+from lanes.clock import monotonic
+from lanes.core.types import Partition, PartitionId, Room
+from lanes.errors import LanesError, SourceError, is_retryable
+from lanes.ownership import Locks, StateKey, StateStore, acquire
+from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.log.reading import READER, LogTables, Wanted
+from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.steps import compose, perform_async
+from lanes_postgres.subscription.connections import Connections
+from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
+
+log = logging.getLogger("lanes.postgres")
+
+OutOfRange = Literal["earliest", "latest", "fail"]
+"""Position at which to continue when a trim deleted unread messages."""
+
+ACTIVE_POLL: Final = 0.02
+"""Seconds between two looks for messages in the second after a message."""
+
+_ACTIVE: Final = 1.0
+_RECONNECT: Final = 0.25
+_STALE: Final = 3.0
+"""Seconds after its last sign of life for which a member counts as alive."""
+
+_COOL: Final = 1.0
+"""Seconds for which a member leaves a partition that it gave up to the others."""
+
+_TRIES: Final = 8
+"""Number of locks that a member tries at most in one look, if the others own all partitions by their own account."""
+
+_FIRST_READ: Final = 100
+_READ: Final = 2_000
+"""Numbers of messages in the first read, and in any read at most."""
+
+_CHANNEL: Final[LiteralString] = "SELECT 'lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid"
+_MEMBERS: Final[LiteralString] = (
+    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
+    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
+    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) "
+    "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
+    "AND subscription = %(subscription)s AND member <> %(member)s "
+    "AND seen > clock_timestamp() - %(stale)s * interval '1 second'"
+)
+_LEAVE: Final[LiteralString] = (
+    "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
+    "OR seen < clock_timestamp() - interval '1 day'"
+)
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class Visitor:
+    """Acquires partitions and reads their messages. All calls belong to one event loop.
+
+    Attributes:
+        connections: Connections to the database.
+        tables: Reads of the log.
+        log_name: Name of the log.
+        incarnation: Identity of the log.
+        subscription: Name of the subscription.
+        member: Name of this member.
+        starts: First position of each partition.
+        locks: The locks, opened.
+        states: The states.
+        visit: Order of the visits.
+        time_budget: Seconds for which a partition is held, although others wait.
+        poll_interval: Seconds between two looks for messages while none arrive.
+        out_of_range: Position at which to continue after a trim.
+        name: Name of the source, for errors and the log.
+        wake: Function that is called when ``events`` or ``waiting`` may have something; must not block.
+        owned: The owned partitions by number.
+        room: Room of the last call of ``receive``.
+        failure: Error with which the source must end; None = no error.
+        contact: Answers of the database.
+    """
+
+    connections: Connections
+    tables: LogTables
+    log_name: str
+    incarnation: str
+    subscription: str
+    member: str
+    starts: Sequence[int]
+    locks: Locks
+    states: StateStore
+    visit: Visit
+    time_budget: float
+    poll_interval: float
+    out_of_range: OutOfRange
+    name: str
+    wake: Callable[[], None]
+    owned: dict[int, Owned] = field(default_factory=dict)
+    room: Room = field(default_factory=lambda: Room(0, 0))
+    failure: LanesError | None = None
+    contact: BrokerContact = field(default_factory=BrokerContact)
+
+    def __post_init__(self) -> None:
+        self._events: list[SourceEvent] = []
+        self._kicked = asyncio.Event()
+        self._notified = True
+        self._backend = 0
+        self._looked_at = -math.inf
+        self._sequenced_at = -math.inf
+        self._active_until = -math.inf
+        self._ends: list[int] = list(self.starts)
+        self._cool: dict[int, float] = {}
+        self._others: list[Member] = []
+        self._waits = False
+        self._releasing: set[asyncio.Future[None]] = set()
+        self._acquiring = False
+        self._bytes_each = 0.0
+        self._order: list[int] = []
+
+    def __repr__(self) -> str:
+        return f"<Visitor {self.name}, {len(self.owned)} partitions>"
+
+    # --- what the source calls
+
+    def kick(self) -> None:
+        """Let the task look for work now. Does not block."""
+        self._kicked.set()
+
+    def events(self) -> list[SourceEvent]:
+        """Return the new events of ownership, in order."""
+        self.check_owned()
+        if self._acquiring:
+            # The assignments of one look come together.
+            return []
+        events, self._events = self._events, []
+        return events
+
+    def delivery_order(self) -> list[Owned]:
+        """Return the owned partitions in the order of the last visits."""
+        known = [self.owned[number] for number in self._order if number in self.owned]
+        return known + [owned for number, owned in self.owned.items() if number not in self._order]
+
+    def check_owned(self) -> None:
+        """Give up the partitions whose lock was lost, and raise the deadlines of the others."""
+        for owned in list(self.owned.values()):
+            if not owned.over and (reason := owned.lost()):
+                self.lose(owned, reason)
+
+    def lose(self, owned: Owned, reason: str) -> None:
+        """Give up a partition that another process may own. Idempotent."""
+        if self._end(owned):
+            self._events.append(Lost(owned.partition, reason))
+            log.warning("%s: partition %d is lost: %s", self.name, owned.number, reason)
+            task = asyncio.ensure_future(owned.held.release())
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
+            self._released(owned)
+
+    async def release(self, owned: Owned) -> None:
+        """Release the lock of a drained partition. Idempotent."""
+        owned.over = True
+        owned.rest()
+        await owned.held.release()
+        if self._end(owned):
+            self._released(owned)
+
+    def _end(self, owned: Owned) -> bool:
+        owned.over = True
+        owned.waiting.clear()
+        if self.owned.get(owned.number) is not owned:
+            return False
+        del self.owned[owned.number]
+        return True
+
+    def _released(self, owned: Owned) -> None:
+        self._cool[owned.number] = monotonic() + _COOL
+        self._looked_at = -math.inf
+        self.kick()
+        self.wake()
+
+    # --- the task
+
+    async def run(self) -> None:
+        """Work until the task is cancelled, or until ``failure`` is set. In an outage the task waits for the server."""
+        while self.failure is None:
+            sent = monotonic()
+            try:
+                async with self.connections.lend() as connection:
+                    await self._serve(connection)
+            except psycopg.Error as error:
+                self._failed(lanes_error(self.name, error), sent)
+            except LanesError as error:
+                self._failed(error, sent)
+            self.wake()
+            await asyncio.sleep(_RECONNECT)
+
+    async def leave(self) -> None:
+        """Tell the other members that this one has gone. Best effort."""
+        with suppress(psycopg.Error):
+            async with self.connections.lend() as connection:
+                place = (self.tables.log, self.subscription, self.member)
+                await connection.execute(compose(_LEAVE, self.tables.schema), place)
+
+    def _failed(self, error: LanesError, sent: float) -> None:
+        if not is_retryable(error, unknown=False):
+            self.failure = error
+            return
+        self.contact.unanswered(sent, str(error))
+        log.info("%s: no answer, connecting again: %s", self.name, error)
+
+    async def _serve(self, connection: AsyncConnection[Any]) -> None:
+        await connection.execute("SET default_transaction_isolation TO 'read committed'")
+        cursor = await connection.execute(compose(_CHANNEL, self.tables.schema))
+        row = await cursor.fetchone()
+        assert row is not None, "a SELECT of an expression returns a row"
+        connection.add_notify_handler(self._heard)
+        await connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(row[0])))
+        self._backend = connection.pgconn.backend_pid
+        self._notified, self._looked_at = True, -math.inf
+        try:
+            while True:
+                self._kicked.clear()
+                await self._step(connection)
+                self.contact.answered()
+                await self._pause(connection)
+        finally:
+            connection.remove_notify_handler(self._heard)
+            if not connection.closed:
+                with suppress(psycopg.Error):
+                    await connection.execute("UNLISTEN *")
+                    await connection.execute("RESET default_transaction_isolation")
+
+    def _heard(self, notify: Notify) -> None:
+        # The own sequencing notifies this connection too, after its messages were read.
+        if notify.pid != self._backend:
+            self._notified = True
+
+    async def _pause(self, connection: AsyncConnection[Any]) -> None:
+        """Wait for a notification, a kick, or the time of the next look."""
+        now = monotonic()
+        seconds = self._looked_at + self.poll_interval - now
+        if now < self._active_until:
+            seconds = min(seconds, ACTIVE_POLL)
+        if seconds <= 0 or self._kicked.is_set() or self._notified:
+            await asyncio.sleep(0)
+            return
+        loop, descriptor = asyncio.get_running_loop(), connection.fileno()
+        loop.add_reader(descriptor, self._readable)
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._kicked.wait()
+        finally:
+            loop.remove_reader(descriptor)
+
+    def _readable(self) -> None:
+        self._notified = True
+        self._kicked.set()
+
+    async def _step(self, connection: AsyncConnection[Any]) -> None:
+        self.check_owned()
+        now = monotonic()
+        due = now >= self._looked_at + self.poll_interval
+        active = now < self._active_until and now >= self._sequenced_at + ACTIVE_POLL
+        if due or active or self._notified:
+            self._sequenced_at = now
+            await self._look(connection)
+        if due:
+            self._looked_at = now
+            await self._share(connection)
+        await self._read(connection)
+
+    async def _look(self, connection: AsyncConnection[Any]) -> None:
+        """Give positions to new messages, and read the ends of the partitions."""
+        self._notified = False
+        done = await perform_async(connection, sequencing(self.tables.schema), self.name)
+        ends = await self.tables.ends(connection)
+        if done or ends != self._ends:
+            self._active_until = monotonic() + _ACTIVE
+        self._ends = ends
+        for owned in self.owned.values():
+            owned.end = max(owned.end, ends[owned.number])
+
+    async def _share(self, connection: AsyncConnection[Any]) -> None:
+        """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
+        owned = len(self.owned)
+        cursor = await connection.execute(
+            compose(_MEMBERS, self.tables.schema),
+            {
+                "log": self.tables.log,
+                "subscription": self.subscription,
+                "member": self.member,
+                "owned": Int4(owned),
+                "waits": self._waits,
+                "stale": _STALE,
+            },
+        )
+        self._others = [Member(*row) for row in await cursor.fetchall()]
+        await self._acquire(connection)
+        partitions = self.tables.partitions
+        short = waits(len(self.owned), partitions, len(self._others))
+        if short != self._waits:
+            self._waits = short
+            self._looked_at = -math.inf
+        now = monotonic()
+        held = {number: each.since for number, each in self.owned.items() if not each.revoked}
+        for number in given_up(held, now, self.time_budget, partitions, self._others):
+            self.revoke(self.owned[number])
+
+    def revoke(self, owned: Owned) -> None:
+        """Ask the consumer to give a partition up. Running handlers may end, so the partition stays locked."""
+        owned.revoked = True
+        owned.rest()
+        self._events.append(Revoking(owned.partition, math.inf))
+        self.wake()
+
+    async def _acquire(self, connection: AsyncConnection[Any]) -> None:
+        room = most_owned(self.tables.partitions, len(self._others)) - len(self.owned)
+        if room <= 0:
+            return
+        now = monotonic()
+        free = [
+            number
+            for number in range(self.tables.partitions)
+            if number not in self.owned and now >= self._cool.get(number, 0.0)
+        ]
+        if not free:
+            return
+        states = await self.states.read([self._key(number) for number in free])
+        floors = {}
+        for number in free:
+            state = states.get(self._key(number))
+            floors[number] = self.starts[number] if state is None else state.floor
+        works = await self._works(connection, floors, ordered=True)
+        visits = [work.partition for work in works]
+        known = set(visits)
+        visits += [number for number in free if number not in known]
+        if sum(member.owned for member in self._others) + len(self.owned) >= self.tables.partitions:
+            # The account of a member that was killed is wrong, so some locks are tried all the same.
+            visits = visits[:_TRIES]
+        self._acquiring = True
+        try:
+            for number in visits:
+                if room <= 0:
+                    break
+                if await self._try(number):
+                    room -= 1
+        finally:
+            self._acquiring = False
+            self.wake()
+
+    async def _try(self, number: int) -> bool:
+        key = self._key(number)
+        acquired = await acquire(
+            self.locks,
+            self.states,
+            key,
+            name=f"{self.tables.schema}/{self.log_name}/{self.subscription}/{number}",
+            start=self.starts[number],
+            changed=self._lock_changed,
+        )
+        if acquired is None:
+            return False
+        held, state = acquired
+        partition = Partition(
+            PartitionId(self.log_name, number),
+            READER,
+            self.incarnation,
+            floor=state.floor,
+            completed=[(start, end) for start, end in state.completed],
+            deadline=held.deadline,
+            fencing_token=state.epoch,
+        )
+        self.owned[number] = Owned(
+            number=number,
+            partition=partition,
+            held=held,
+            key=key,
+            epoch=state.epoch,
+            floor=state.floor,
+            read=state.floor,
+            since=monotonic(),
+            end=max(self._ends[number], state.floor),
+        )
+        self._events.append(Assigned(partition))
+        return True
+
+    def _lock_changed(self) -> None:
+        self.check_owned()
+        self.wake()
+
+    def _key(self, number: int) -> StateKey:
+        return StateKey(self.subscription, PartitionId(self.log_name, number), self.incarnation)
+
+    async def _works(self, connection: AsyncConnection[Any], reads: Mapping[int, int], *, ordered: bool) -> list[Work]:
+        """Return the partitions with messages at or above a position, in the order of the visits."""
+        works = [Work(number, self._ends[number] - read) for number, read in reads.items() if self._ends[number] > read]
+        if not ordered or len(works) < 2:
+            return works
+        if self.visit == "oldest":
+            times = await self.tables.oldest(connection, {work.partition: reads[work.partition] for work in works})
+            works = [work._replace(oldest=times.get(work.partition)) for work in works]
+        return in_order(works, self.visit)
+
+    async def _read(self, connection: AsyncConnection[Any]) -> None:
+        """Read messages for the room of the last ``receive``, from the partitions to visit first."""
+        paused = self.room.paused
+        reading = {
+            number: owned
+            for number, owned in self.owned.items()
+            if not owned.revoked and not owned.over and owned.partition not in paused
+        }
+        left = self.room.messages - sum(len(owned.waiting) for owned in reading.values())
+        if left <= 0 or self.room.bytes <= 0:
+            return
+        backlog = sum(max(0, owned.end - owned.read) for owned in reading.values())
+        if not backlog:
+            return
+        left = min(left, self._within_bytes())
+        works = await self._works(
+            connection, {number: owned.read for number, owned in reading.items()}, ordered=backlog > left
+        )
+        wanted: list[Wanted] = []
+        for work in works:
+            count = min(left, work.messages)
+            if count <= 0:
+                break
+            wanted.append(Wanted(work.partition, reading[work.partition].read, count))
+            left -= count
+        if wanted:
+            self._order = [each.partition for each in wanted]
+            await self._fetch(connection, wanted, reading)
+
+    def _within_bytes(self) -> int:
+        if not self._bytes_each:
+            return _FIRST_READ
+        return max(1, min(_READ, int(self.room.bytes / self._bytes_each)))
+
+    async def _fetch(
+        self, connection: AsyncConnection[Any], wanted: Sequence[Wanted], reading: Mapping[int, Owned]
+    ) -> None:
+        found = await self.tables.fetch(connection, wanted)
+        self.check_owned()
+        count = size = 0
+        for each in wanted:
+            owned = reading[each.partition]
+            messages = found.get(each.partition, [])
+            if owned.over or owned.revoked or owned.read != each.start:
+                continue
+            if not messages or messages[0].position != each.start:
+                await self._trimmed(connection, owned)
+                continue
+            owned.waiting.extend(messages)
+            owned.read = messages[-1].position + 1
+            count += len(messages)
+            size += sum(message.size for message in messages)
+        if count:
+            self._bytes_each = max(1.0, size / count, self._bytes_each / 2)
+            self.wake()
+
+    async def _trimmed(self, connection: AsyncConnection[Any], owned: Owned) -> None:
+        """Continue beyond messages that a trim deleted before they were read, as ``out_of_range`` says."""
+        first = (await self.tables.firsts(connection))[owned.number]
+        found = (await self.tables.fetch(connection, [Wanted(owned.number, owned.read, 1)])).get(owned.number)
+        target = owned.end if not found else found[0].position
+        if target <= owned.read:
+            return
+        what = (
+            f"{self.name}: partition {owned.number} continues at position {owned.read}, and a trim deleted "
+            f"its messages below {target}"
+        )
+        if self.out_of_range == "fail":
+            self.failure = SourceError(f'{what}; set out_of_range to "earliest" or "latest" to continue without them')
+            self.wake()
+            return
+        target = owned.end if self.out_of_range == "latest" else target
+        log.error('%s: %s (first entry %d); out_of_range="%s"', self.name, what, first, self.out_of_range)
+        owned.read = target
+        self._events.append(Progressed(owned.partition, target))
+        self.wake()

@@ -1,0 +1,1 @@
+"""Tests of the log, of its subscriptions, and of ``PostgresSource``, on a real server."""

@@ -1,0 +1,134 @@
+"""``Log.create`` and ``Log.append``: the transaction of the caller, and errors that name the fault."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from lanes.core import ring
+from lanes.errors import ConfigError
+from lanes_postgres import Log, Record
+from lanes_postgres.log.appending import headers_of, headers_text
+from tests.components import PostgresServer
+from tests.postgres.log.logs import Logs
+
+
+def test_a_rollback_of_the_caller_takes_messages_and_effects_back(logs: Logs) -> None:
+    logs.execute("CREATE TABLE {}.sold (id integer)")
+    with contextlib.suppress(ZeroDivisionError), logs.connect() as connection:
+        connection.execute(logs.query("INSERT INTO {}.sold VALUES (1)"))
+        logs.append(connection, "1")
+        raise ZeroDivisionError
+    assert logs.values() == []
+    assert logs.execute("SELECT count(*) FROM {}.sold") == [(0,)]
+
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.anyio
+async def test_an_asynchronous_append_is_awaited(logs: Logs) -> None:
+    async with await psycopg.AsyncConnection.connect(logs.url) as connection:
+        await logs.log.append(connection, [Record("1", "k"), Record("2", "k")])
+        await logs.log.append(connection, [])
+    assert logs.values() == ["1", "2"]
+
+
+def test_messages_of_one_call_keep_their_order_in_each_partition(four: Logs) -> None:
+    with four.connect() as connection:
+        four.log.append(connection, [Record(str(number), str(number % 7)) for number in range(50)])
+    found = four.read()
+    for partition, values in found.items():
+        expected = [str(number) for number in range(50) if ring.partition(str(number % 7), 4) == partition]
+        assert values == expected
+    assert sum(map(len, found.values())) == 50
+
+
+def test_rows_have_slot_time_subject_and_headers(logs: Logs) -> None:
+    time = datetime(2026, 1, 2, tzinfo=UTC)
+    with logs.connect() as connection:
+        logs.log.append(connection, [Record(b"\x00\xff", 42, "paid", (("kind", b"\xff"),), time), Record("x")])
+    rows = logs.execute("SELECT slot, time, key, subject, headers, value FROM {}.lanes_log_messages ORDER BY index")
+    assert rows[0][:4] == (ring.slot(42), time, (42).to_bytes(16, "little"), "paid")
+    assert rows[0][5] == b"\x00\xff"
+    assert rows[1][0] is None
+    assert rows[1][2:4] == (None, "orders")
+
+
+@pytest.mark.parametrize("value", [b"", b"text", "ä".encode(), b"\xff\x00", b"a\x00b"])
+def test_headers_survive(value: bytes, logs: Logs) -> None:
+    headers = [("trace", value), ("trace", b"again")]
+    with logs.connect() as connection:
+        logs.log.append(connection, [Record("1", "k", headers=headers)])
+    ((stored,),) = logs.execute("SELECT headers FROM {}.lanes_log_messages")
+    assert headers_of(stored) == headers
+    assert headers_text((), "message") is None
+
+
+def test_create_is_idempotent_and_refuses_another_number_of_partitions(four: Logs) -> None:
+    with four.connect() as connection:
+        again = four.log.create(connection)
+        assert Log("orders", schema=four.schema).create(connection) == again
+        with pytest.raises(ConfigError, match=r"has 4 partitions, and partitions=5 differs"):
+            Log("orders", partitions=5, schema=four.schema).create(connection)
+
+
+def test_a_missing_log_is_named(logs: Logs) -> None:
+    with logs.connect() as connection, pytest.raises(ConfigError, match=r"has no log 'other'; call Log\('other'\)"):
+        Log("other", schema=logs.schema).append(connection, [Record("1")])
+
+
+def test_a_missing_schema_names_migrate(postgres: PostgresServer, schema: str) -> None:
+    with psycopg.connect(postgres.url) as connection, pytest.raises(ConfigError, match=r"lanes_postgres\.migrate"):
+        Log("orders", schema=schema).append(connection, [Record("1")])
+
+
+def test_an_append_outside_a_transaction_is_refused(logs: Logs) -> None:
+    with logs.connect(autocommit=True) as connection:
+        with pytest.raises(ConfigError, match="autocommit and is in no transaction"):
+            logs.append(connection, "1")
+        with connection.transaction():
+            logs.append(connection, "1")
+    assert logs.values() == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        (Record("1"), "messages is one Record; pass a list"),
+        ("text", "messages is one str"),
+        (["text"], r"message 0 is a str; pass lanes_postgres\.Record"),
+        ([Record(1)], "message 0: the value is a int"),  # type: ignore[arg-type]
+        ([Record("1"), Record("1", -1)], r"message 1: an int key must be in 0"),
+        ([Record("1", time=EPOCH.replace(tzinfo=None))], "message 0: time=2026-01-01 00:00:00 has no time zone"),
+        ([Record("1", subject="a\0")], "message 0: the subject"),
+        ([Record("1", headers=[("a", "text")])], "message 0: the header 'a' must have a str name and a bytes value"),  # type: ignore[list-item]
+        ([Record("1", headers=["a"])], "message 0: a header must be a pair"),  # type: ignore[list-item]
+    ],
+)
+def test_an_invalid_message_is_refused_before_a_statement(logs: Logs, messages: Any, fault: str) -> None:
+    with logs.connect() as connection, pytest.raises(ConfigError, match=fault):
+        logs.log.append(connection, messages)
+    assert logs.values() == []
+
+
+@pytest.mark.parametrize("name", ["", "a\0", 3, "x" * 201, "\ud800"])
+def test_an_invalid_name_is_refused(name: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no str of 1 to 200 characters"):
+        Log(name)
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 65_537, True, 1.5, "4"])
+def test_an_invalid_number_of_partitions_is_refused(partitions: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a number in 1 … 65536"):
+        Log("orders", partitions=partitions)
+
+
+def test_a_schema_with_quotes_works(postgres: PostgresServer, schema: str) -> None:
+    logs = Logs.make(postgres, f"{schema} \"a'b%")
+    logs.commit("1", "2")
+    assert logs.values() == ["1", "2"]

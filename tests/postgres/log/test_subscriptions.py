@@ -1,0 +1,302 @@
+"""Subscriptions: independent names, start points, members that share partitions, and fences, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from lanes import Consumer, HandlerHalted, Message, Settings
+from lanes.errors import ConfigError, SourceError
+from lanes_postgres import Log, PostgresSource, Record
+from tests.components import PostgresServer
+from tests.fakes.grouped import ONCE
+from tests.postgres.log.logs import Logs
+
+pytestmark = pytest.mark.anyio
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def member(logs: Logs, subscription: str = "billing", **arguments: Any) -> PostgresSource:
+    arguments = {"poll_interval": 0.05, **arguments}
+    return PostgresSource(logs.url, logs.log, subscription=subscription, **arguments)
+
+
+@asynccontextmanager
+async def consuming(
+    source: PostgresSource, handler: Callable[[Message], Awaitable[None]], **arguments: Any
+) -> AsyncIterator[Consumer]:
+    consumer = Consumer(source, handler, **arguments)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(consumer.run)
+        try:
+            yield consumer
+        finally:
+            consumer.stop()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    with anyio.fail_after(20):
+        while not condition():
+            await anyio.sleep(0.01)
+
+
+class Seen:
+    """The values that handlers have finished."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+
+    async def __call__(self, message: Message) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.values.append(message.value.decode())
+
+
+async def suffix(logs: Logs, count: int, **arguments: Any) -> list[str]:
+    """The first ``count`` values that a subscription reads, and all that follow within a moment."""
+    seen = Seen()
+    async with consuming(member(logs, **arguments), seen):
+        await until(lambda: len(seen.values) >= count)
+        await anyio.sleep(0.2)
+    return seen.values
+
+
+# --- names, restarts
+
+
+async def test_two_subscriptions_progress_independently(logs: Logs) -> None:
+    logs.commit("1", "2", "3")
+    assert await suffix(logs, 3, subscription="billing") == ["1", "2", "3"]
+    logs.commit("4")
+    assert await suffix(logs, 4, subscription="mail") == ["1", "2", "3", "4"]
+    assert await suffix(logs, 1, subscription="billing") == ["4"]
+
+
+async def test_a_failed_first_message_leaves_the_position(logs: Logs) -> None:
+    logs.commit("1", "2")
+    assert await suffix(logs, 2) == ["1", "2"]
+    logs.commit("3", "4")
+
+    async def broken(message: Message) -> None:
+        raise ValueError(message.position)
+
+    consumer = Consumer(member(logs), broken, settings=Settings(poison="exit", retry=ONCE))
+    with pytest.raises(HandlerHalted):
+        await consumer.run()
+    assert logs.execute("SELECT floor FROM {}.lanes_states") == [(2,)]
+    assert await suffix(logs, 2) == ["3", "4"]
+
+
+# --- start points
+
+
+async def test_the_beginning_is_the_default(logs: Logs) -> None:
+    logs.commit("1", "2")
+    assert await suffix(logs, 2) == ["1", "2"]
+
+
+async def test_next_begins_after_what_is_committed(four: Logs) -> None:
+    for number in range(8):
+        four.commit(str(number), key=str(number))
+    seen = Seen()
+    async with consuming(member(four, start="next"), seen) as consumer:
+        await until(lambda: len(consumer.status().floors) == 4)
+        # Partitions that were empty are pinned too.
+        for number in range(8):
+            four.commit(f"new {number}", key=str(number))
+        await until(lambda: len(seen.values) == 8)
+    assert sorted(seen.values) == [f"new {number}" for number in range(8)]
+
+
+@pytest.mark.parametrize("first", range(4))
+async def test_a_time_begins_at_the_first_message_of_this_time(logs: Logs, first: int) -> None:
+    times = [EPOCH + timedelta(hours=number) for number in range(3)]
+    with logs.connect() as connection:
+        logs.log.append(connection, [Record(str(n), "k", time=time) for n, time in enumerate(times)])
+    start = times[first] if first < 3 else times[-1] + timedelta(seconds=1)
+    assert await suffix(logs, 3 - first, start=start) == [str(number) for number in range(first, 3)]
+
+
+async def test_a_start_counts_only_for_a_new_subscription(logs: Logs) -> None:
+    logs.commit("1", "2")
+    assert await suffix(logs, 2) == ["1", "2"]
+    logs.commit("3")
+    assert await suffix(logs, 1, start="next") == ["3"]
+
+
+async def test_members_that_start_at_once_decide_one_start(four: Logs) -> None:
+    sources = [member(four, start=start) for start in ("beginning", "next", "beginning", "next")]
+    for number in range(8):
+        four.commit(str(number), key=str(number))
+    async with anyio.create_task_group() as tasks:
+        for source in sources:
+            tasks.start_soon(source.open)
+    starts = [list(source._visitor.starts) for source in sources]
+    for source in sources:
+        await source.aclose()
+    assert starts == [starts[0]] * 4
+    assert four.execute("SELECT count(*) FROM {}.lanes_subscriptions") == [(1,)]
+
+
+async def test_a_naive_start_is_refused(logs: Logs) -> None:
+    with pytest.raises(ConfigError, match="start"):
+        member(logs, start=datetime(2026, 1, 1))  # noqa: DTZ001
+    with pytest.raises(ConfigError, match='"beginning", "next" or a datetime'):
+        member(logs, start="latest")
+
+
+# --- members
+
+
+async def test_three_members_share_the_partitions_and_keep_the_order(postgres: PostgresServer, schema: str) -> None:
+    logs = Logs.make(postgres, schema, partitions=6)
+    by_key: dict[bytes | None, list[int]] = {}
+    owners: dict[int, int] = {}
+
+    def handler(number: int) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            await anyio.sleep(0.001)
+            owners[number] = owners.get(number, 0) + 1
+            by_key.setdefault(message.key, []).append(int(message.value))
+
+        return handle
+
+    async with (
+        consuming(member(logs, time_budget=0.2), handler(0)) as first,
+        consuming(member(logs, time_budget=0.2), handler(1)) as second,
+        consuming(member(logs, time_budget=0.2), handler(2)) as third,
+    ):
+        members = (first, second, third)
+        for number in range(300):
+            logs.commit(str(number), key=str(number % 12))
+            await anyio.sleep(0.002)
+        await until(lambda: sum(map(len, by_key.values())) >= 300)
+        await until(lambda: [len(each.status().floors) for each in members] == [2, 2, 2])
+    assert all(values == sorted(values) for values in by_key.values())
+    assert sorted(value for values in by_key.values() for value in values) == list(range(300))
+
+
+async def test_two_members_of_one_partition_take_turns(logs: Logs) -> None:
+    counts = [0, 0]
+
+    def handler(number: int) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            counts[number] += 1
+            await anyio.sleep(0.01)
+
+        return handle
+
+    async with (
+        consuming(member(logs, time_budget=0.1), handler(0)),
+        consuming(member(logs, time_budget=0.1), handler(1)),
+    ):
+        with anyio.fail_after(20):
+            while not all(counts):
+                logs.commit("x")
+                await anyio.sleep(0.01)
+
+
+async def test_a_lost_lock_fences_a_late_store(logs: Logs) -> None:
+    logs.commit("1", "2")
+    gate, seen = anyio.Event(), Seen()
+    events: list[str] = []
+
+    async def handler(message: Message) -> None:
+        await gate.wait()
+        await seen(message)
+
+    source = member(logs)
+    async with consuming(source, handler, on_event=lambda event: events.append(event.name)) as consumer:
+        await until(lambda: consumer.status().in_flight == 2)
+        # Another process claims the partition, although this member has not noticed the loss of its lock.
+        owned = source._visitor.owned[0]
+        state = await source._states.claim(owned.key, 0)
+        assert state.epoch > owned.epoch
+        gate.set()
+        await until(lambda: "lost" in events)
+        assert logs.execute("SELECT floor FROM {}.lanes_states") == [(0,)]
+        # The member acquires the partition anew, and repeats the messages.
+        await until(lambda: logs.execute("SELECT floor FROM {}.lanes_states") == [(2,)])
+    assert seen.values == ["1", "2", "1", "2"]
+
+
+async def test_the_oldest_partition_is_visited_first(four: Logs) -> None:
+    ages = {"0": 3, "1": 1, "2": 2, "3": 0, "4": 4, "5": 5}
+    with four.connect() as connection:
+        for key, age in ages.items():
+            four.log.append(connection, [Record(key, key, time=EPOCH - timedelta(days=age))])
+    order: list[datetime] = []
+
+    async def handler(message: Message) -> None:
+        order.append(EPOCH - timedelta(days=ages[message.value.decode()]))
+
+    # Room for one message, so that the source chooses each time.
+    settings = Settings(concurrency=1, max_in_flight=1)
+    async with consuming(member(four), handler, settings=settings):
+        await until(lambda: len(order) == 6)
+    heads: dict[int, list[datetime]] = {}
+    for partition, values in four.read().items():
+        heads[partition] = [EPOCH - timedelta(days=ages[value]) for value in values]
+    expected = []
+    while any(heads.values()):
+        oldest = min((values for values in heads.values() if values), key=lambda values: values[0])
+        expected.append(oldest.pop(0))
+    assert order == expected
+
+
+# --- what an operator meets
+
+
+async def test_a_forced_trim_is_an_error_or_is_passed_over(logs: Logs, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(4):
+        logs.commit(str(number))
+    assert await suffix(logs, 4, subscription="mail") == ["0", "1", "2", "3"]
+    logs.execute(
+        "DELETE FROM {0}.lanes_log_messages USING {0}.lanes_log_entries AS entry "
+        "WHERE entry.batch = lanes_log_messages.batch AND position < 2"
+    )
+    logs.execute("DELETE FROM {}.lanes_log_entries WHERE position < 2")
+    logs.execute(
+        "INSERT INTO {0}.lanes_subscriptions (log, name, start, starts) "
+        "SELECT id, 'gone', 'beginning', ARRAY[0] FROM {0}.lanes_logs"
+    )
+    consumer = Consumer(member(logs, subscription="gone"), Seen())
+    with pytest.raises(SourceError, match=r"continues at position 0, and a trim deleted its messages below 2"):
+        await consumer.run()
+    assert await suffix(logs, 2, subscription="gone", out_of_range="earliest") == ["2", "3"]
+
+
+async def test_a_missing_schema_or_log_is_refused_at_the_start(postgres: PostgresServer, logs: Logs) -> None:
+    with pytest.raises(ConfigError, match=r"lanes_postgres\.migrate"):
+        await Consumer(PostgresSource(postgres.url, Log("orders", schema="absent"), subscription="b"), Seen()).run()
+    with pytest.raises(ConfigError, match="has no log 'absent'"):
+        await Consumer(PostgresSource(postgres.url, Log("absent", schema=logs.schema), subscription="b"), Seen()).run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ({"subscription": ""}, "subscription"),
+        ({"visit": "newest"}, "visit"),
+        ({"time_budget": -1}, "time_budget"),
+        ({"poll_interval": 0}, "poll_interval"),
+        ({"out_of_range": "skip"}, "out_of_range"),
+    ],
+)
+async def test_an_invalid_argument_is_refused(arguments: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        PostgresSource("postgresql://localhost/db", Log("orders"), **{"subscription": "b", **arguments})
+
+
+async def test_a_wrong_address_shows_no_password() -> None:
+    with pytest.raises(ConfigError) as refused:
+        PostgresSource("postgresql://user:secret@host:port/db?x", Log("orders"), subscription="b")
+    assert "secret" not in str(refused.value)
+    with pytest.raises(ConfigError, match="pass an address"):
+        PostgresSource(3, Log("orders"), subscription="b")  # type: ignore[arg-type]

@@ -1,0 +1,44 @@
+"""The decisions of a member: the order of visits, its share, and what it gives up."""
+
+from __future__ import annotations
+
+import pytest
+
+from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
+
+WORKS = [Work(0, 5, 30.0), Work(1, 9, 10.0), Work(2, 9, 20.0), Work(3, 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("visit", "expected"), [("oldest", [1, 2, 0, 3]), ("backlog", [1, 2, 0, 3]), ("name", [0, 1, 2, 3])]
+)
+def test_partitions_are_visited_in_order(visit: Visit, expected: list[int]) -> None:
+    assert [work.partition for work in in_order(WORKS, visit)] == expected
+
+
+@pytest.mark.parametrize(("partitions", "others", "most"), [(64, 0, 64), (64, 1, 32), (64, 2, 22), (1, 3, 1)])
+def test_a_member_owns_at_most_its_share(partitions: int, others: int, most: int) -> None:
+    assert most_owned(partitions, others) == most
+
+
+def test_a_member_below_the_equal_share_waits() -> None:
+    assert waits(0, 1, 3)
+    assert waits(20, 64, 2)
+    assert not waits(21, 64, 2)
+    assert not waits(1, 1, 1)
+
+
+def test_nothing_is_given_up_while_nobody_waits() -> None:
+    assert given_up({0: 0.0, 1: 0.0}, 100.0, 5.0, 2, [Member(0, waits=False)]) == []
+
+
+def test_the_longest_held_partitions_above_the_share_are_given_up_after_the_budget() -> None:
+    since = {0: 3.0, 1: 1.0, 2: 2.0, 3: 9.0}
+    assert given_up(since, 10.0, 5.0, 4, [Member(0, waits=True)]) == [1, 2]
+    assert given_up(since, 6.5, 5.0, 4, [Member(0, waits=True)]) == [1]
+    assert given_up(since, 5.5, 5.0, 4, [Member(0, waits=True)]) == []
+
+
+def test_more_members_than_partitions_take_turns() -> None:
+    assert given_up({0: 0.0}, 6.0, 5.0, 1, [Member(0, waits=True)]) == [0]
+    assert given_up({0: 0.0}, 4.0, 5.0, 1, [Member(0, waits=True)]) == []
