@@ -1,8 +1,8 @@
 """PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
 
-Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``positions``, ``claims``, ``rows``,
-``topics``, ``attempts``, ``states``, ``advisory_locks``, ``transactions``, ``steps``, ``migrations``, ``errors``,
-``names``; and the room ``cli``.
+Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``dead_letters``, ``positions``, ``claims``,
+``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``, ``transactions``, ``steps``, ``migrations``,
+``errors``, ``names``; and the room ``cli``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
 
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.attempts import PostgresAttempts
+from lanes_postgres.dead_letters import PostgresDeadLetters
 from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
@@ -30,6 +31,7 @@ __all__ = [
     "Log",
     "Positions",
     "PostgresAttempts",
+    "PostgresDeadLetters",
     "PostgresSource",
     "PostgresStates",
     "Record",
