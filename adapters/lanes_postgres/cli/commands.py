@@ -1,18 +1,32 @@
-"""The commands of PostgreSQL: ``lanes doctor postgres``."""
+"""The commands of PostgreSQL: ``lanes doctor postgres`` and ``lanes postgres``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Annotated, Any, TypeVar
 
 import anyio
+import psycopg
 import typer
+from psycopg import AsyncConnection
+from rich.console import Console
+from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import EXIT_UNUSABLE, stop, waiting_line
-from lanes.errors import ConfigError
-from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop, waiting_line
+from lanes.dead_letter import printable
+from lanes.errors import ConfigError, LanesError
+from lanes_postgres.advisory_locks import AdvisoryLocks, not_connected
 from lanes_postgres.cli.doctor import examine
+from lanes_postgres.cli.retention import trim as trim_log
+from lanes_postgres.cli.subscriptions import SubscriptionView, drop_subscription, list_subscriptions
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import SCHEMA, check_schema_name
+
+T = TypeVar("T")
 
 Dsn = Annotated[
     str,
@@ -32,11 +46,106 @@ def doctor(dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> N
     Exit status: 0 = usable, 3 = a check failed. The command changes nothing at the server. Other users can see the
     arguments of a process, so put a password into PGPASSWORD or a password file.
     """
+    _check(dsn, schema)
+    with waiting_line("the PostgreSQL server"):
+        checks = anyio.run(examine, dsn, schema, backend="asyncio")
+    conclude(checks, as_json=as_json, facts={"schema": schema})
+
+
+postgres = command_group("Trim logs in PostgreSQL, list or drop subscriptions.")
+subscriptions = command_group("List the subscriptions of logs, or drop one.")
+postgres.add_typer(subscriptions, name="subscriptions")
+
+
+@subscriptions.command("list")
+def list_(dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
+    """Show each subscription with its lag and its running members."""
+    found = _run(dsn, schema, lambda connection: list_subscriptions(connection, schema))
+    if as_json:
+        typer.echo(json.dumps([asdict(each) for each in found]))
+    else:
+        _show(found)
+
+
+@subscriptions.command()
+def drop(
+    name: Annotated[str, typer.Argument(help="Name of the subscription.", metavar="NAME", show_default=False)],
+    log: Annotated[str, typer.Option(help="Name of the log.", metavar="NAME", show_default=False)],
+    dsn: Dsn = "",
+    schema: Schema = SCHEMA,
+    force: Annotated[bool, typer.Option("--force", help="Drop it although members run.")] = False,
+) -> None:
+    """Delete a subscription and its positions.
+
+    The next consumer of this name begins at its start again. Running members are refused, so that a typing error stops
+    no consumer.
+    """
+
+    async def work(connection: AsyncConnection[Any]) -> None:
+        await drop_subscription(connection, schema, log, name, force=force)
+
+    _run(dsn, schema, work)
+    typer.echo(printable(f"{name}: dropped from log {log}"))
+
+
+@postgres.command()
+def trim(
+    log: Annotated[str, typer.Option(help="Name of the log.", metavar="NAME", show_default=False)],
+    older_than: Annotated[float, typer.Option(help="Keep messages of the last hours.", metavar="HOURS", min=0.0)] = 0.0,
+    dsn: Dsn = "",
+    schema: Schema = SCHEMA,
+    force: Annotated[bool, typer.Option("--force", help="Delete unfinished messages too.")] = False,
+) -> None:
+    """Delete messages that all subscriptions have finished.
+
+    The last batch of each partition stays. With --force, a subscription that has not read a deleted message stops, or
+    continues as its out_of_range says.
+    """
+
+    async def work(connection: AsyncConnection[Any]) -> int:
+        return await trim_log(connection, schema, log, age=older_than * 3600, force=force)
+
+    typer.echo(printable(f"{log}: {_run(dsn, schema, work):,} messages deleted"))
+
+
+def _check(dsn: str, schema: str) -> None:
     try:
         check_schema_name(schema)
         AdvisoryLocks(dsn)
     except ConfigError as error:
         stop(str(error), EXIT_UNUSABLE)
-    with waiting_line("the PostgreSQL server"):
-        checks = anyio.run(examine, dsn, schema, backend="asyncio")
-    conclude(checks, as_json=as_json, facts={"schema": schema})
+
+
+def _run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
+    """Run ``work`` on a connection whose schema is current. Report an error of ``lanes`` as one line."""
+
+    async def job() -> T:
+        try:
+            with waiting_line("the PostgreSQL server"):
+                connection = await AsyncConnection.connect(dsn, autocommit=True)
+        except psycopg.Error as error:
+            raise not_connected(error, "connection") from error
+        async with connection:
+            await check_schema(connection, schema=schema)
+            try:
+                return await work(connection)
+            except psycopg.Error as error:
+                raise lanes_error(f"schema {schema!r}", error) from error
+
+    _check(dsn, schema)
+    try:
+        return anyio.run(job, backend="asyncio")
+    except LanesError as error:
+        stop(printable(str(error)), EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        stop("interrupted", EXIT_INTERRUPTED)
+
+
+def _show(found: list[SubscriptionView]) -> None:
+    table = Table("log", "subscription", "start", box=None)
+    for heading in ("partitions", "lag", "members"):
+        table.add_column(heading, justify="right")
+    for each in found:
+        names = (printable(text) for text in (each.log, each.name, each.start))
+        table.add_row(*names, str(each.partitions), f"{each.lag:,}", str(each.members))
+    Console(markup=False, emoji=False, highlight=False).print(table)

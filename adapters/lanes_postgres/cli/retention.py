@@ -1,0 +1,85 @@
+"""The deletion of messages that every subscription of a log has finished."""
+
+from __future__ import annotations
+
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.rows import tuple_row
+
+from lanes.errors import ConfigError
+from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.steps import compose, perform_async
+
+BATCHES: Final = 5_000
+"""Number of batches that one transaction deletes, at most."""
+
+_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation FROM {schema}.lanes_logs WHERE name = %s"
+# A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
+# which then keeps its messages, or begins after the deleted messages.
+_LOCK: Final[LiteralString] = "LOCK TABLE {schema}.lanes_subscriptions IN ACCESS EXCLUSIVE MODE"
+_COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.lanes_subscriptions WHERE log = %s"
+# The last batch of a partition stays, because the next position follows from it. A batch that is not old enough keeps
+# all later ones of its partition, so that the positions have no gap.
+_TRIM: Final[LiteralString] = (
+    "WITH limits AS (SELECT part.number AS partition, CASE WHEN %(force)s THEN 9223372036854775807 ELSE ("
+    "SELECT min(coalesce((SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
+    "AND state.source = %(name)s AND state.partition = part.number AND state.incarnation = %(incarnation)s), "
+    "of.starts[part.number + 1], 0)) FROM {schema}.lanes_subscriptions AS of WHERE of.log = %(log)s) END AS below, "
+    "(SELECT max(position) FROM {schema}.lanes_log_entries WHERE log = %(log)s AND partition = part.number) AS last, "
+    "(SELECT min(entry.position) FROM {schema}.lanes_log_entries AS entry JOIN {schema}.lanes_log_messages AS message "
+    "USING (batch) WHERE entry.log = %(log)s AND entry.partition = part.number "
+    "AND message.time >= clock_timestamp() - make_interval(secs => %(age)s)) AS young "
+    "FROM generate_series(0, %(partitions)s - 1) AS part (number)), "
+    "doomed AS (SELECT entry.partition, entry.position, entry.batch FROM {schema}.lanes_log_entries AS entry "
+    "JOIN limits USING (partition) WHERE entry.log = %(log)s AND entry.position + entry.run <= limits.below "
+    "AND entry.position < limits.last AND entry.position < coalesce(limits.young, limits.last) "
+    "ORDER BY entry.partition, entry.position LIMIT %(most)s), "
+    "entries AS (DELETE FROM {schema}.lanes_log_entries AS entry USING doomed WHERE entry.log = %(log)s "
+    "AND entry.partition = doomed.partition AND entry.position = doomed.position RETURNING 1), "
+    "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
+    "WHERE message.batch = doomed.batch RETURNING 1) "
+    "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM messages)"
+)
+
+
+async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: float, force: bool) -> int:
+    """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
+
+    Each transaction deletes at most 5,000 batches, so a cancelled call has deleted the oldest messages. With ``force``,
+    unfinished messages are deleted too. The last batch of each partition stays.
+
+    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist, or if it has no
+    subscription and ``force`` is False.
+    """
+    # Messages without a position may follow the last batch.
+    while await perform_async(connection, sequencing(schema), "trim"):
+        pass
+    cursor = AsyncCursor(connection, row_factory=tuple_row)
+    found = await (await cursor.execute(compose(_FIND, schema), (log,))).fetchone()
+    if found is None:
+        raise ConfigError(f"the schema {schema!a} has no log {log!a}; correct --log or --schema")
+    number, partitions, incarnation = found
+    wanted = {
+        "log": number,
+        "name": log,
+        "incarnation": incarnation,
+        "partitions": partitions,
+        "age": age,
+        "force": force,
+        "most": BATCHES,
+    }
+    deleted = 0
+    while True:
+        async with connection.transaction():
+            await cursor.execute(compose(_LOCK, schema))
+            (subscriptions,) = await (await cursor.execute(compose(_COUNT, schema), (number,))).fetchone() or (0,)
+            if not subscriptions and not force:
+                raise ConfigError(
+                    f"log {log!a} has no subscription, so no message is finished; start a consumer first, or "
+                    "add --force"
+                )
+            batches, messages = await (await cursor.execute(compose(_TRIM, schema), wanted)).fetchone() or (0, 0)
+        deleted += int(messages)
+        if not batches:
+            return deleted
