@@ -110,9 +110,10 @@ class Settings:
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
             ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
-        commit_interval: Seconds after which the commit of a finished message is due, 0 or more. The commit is due
-            at once if 5,000 messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if
-            the committed position can rise while ``max_ahead`` stops the partition.
+        commit_interval: Seconds after which the commit of a finished message is due at the latest, 0 or more. While
+            commits cost little CPU, a commit is due after a twentieth of this time. The commit is due at once if 5,000
+            messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if the committed position
+            can rise while ``max_ahead`` stops the partition.
         unhealthy_after: Seconds, above 0, after which an unfinished message, an endless start, a failing settlement, a
             request to the store of attempts or a missing delivery is unhealthy. A lost broker makes the consumer
             unhealthy after 30 s at the latest.

@@ -75,7 +75,8 @@ class Policy(NamedTuple):
     Attributes:
         lanes: Number of lanes of a partition that keys share. 0 = a lane for each key.
         max_ahead: Maximum number of messages admitted above the confirmed floor. Only for sources that commit.
-        commit_interval: Seconds after which the commit of a finished message is due. Only for sources that commit.
+        commit_interval: Seconds after which the commit of a finished message is due at the latest; see
+            ``lanes.core.commits.Committer.pace``. Only for sources that commit.
         commit_count: Number of finished messages at which a commit is due at once. Only for sources that commit.
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
             redelivers a settled position.

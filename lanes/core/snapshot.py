@@ -321,7 +321,7 @@ def _commits_state(commits: CommitProgress | None) -> CommitsState | None:
     assert isinstance(commits, PartitionCommits), f"no snapshot of a {type(commits).__name__} is known"
     sending = commits.sending
     return CommitsState(
-        not_before=commits._not_before,
+        not_before=commits.not_before,
         changes=commits.changes,
         since=commits.since if commits.changes or sending is not None else 0.0,
         confirmed=commits.confirmed,
@@ -443,9 +443,8 @@ def _restore_offsets(state: OffsetLedgerState, in_flight: list[Message]) -> Offs
 def _restore_commits(engine: Engine, partition: Partition, state: CommitsState | None) -> None:
     if state is None:
         return
-    policy = engine.policy
-    commits = PartitionCommits(state.confirmed, policy.commit_interval, policy.commit_count)
-    commits._not_before, commits.changes, commits.since = state.not_before, state.changes, state.since
+    commits = PartitionCommits(state.confirmed, engine.policy.commit_count)
+    commits.not_before, commits.changes, commits.since = state.not_before, state.changes, state.since
     commits.confirmed_ordinal, commits.over = state.confirmed_ordinal, state.over
     if state.sending is not None:
         floor, completed, ordinal = state.sending

@@ -168,7 +168,7 @@ def scenario_of(rng: Random) -> Scenario:
             order=rng.choice(["key", "key", "key", "partition"]),
             retry=Retry(attempts=rng.choice([1, 2, 3]), backoff=rng.choice([0.1, 1.0])),
             poison=poison,
-            commit_interval=rng.choice([0.0, 0.2, 1.0]),
+            commit_interval=rng.choice([0.0, 4.0, 20.0]),
             drain_timeout=rng.choice([0.5, 2.0, 4.0]),
             grace=0.5,
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from lanes.core.commits import PROMPT
 from lanes.core.effects import Effect
 from lanes.core.engine import Engine
 from lanes.core.policy import Keyless, Order, Poison, Policy, RetryPolicy
@@ -13,6 +14,7 @@ ATTEMPTS = 3
 BACKOFF = 1.0
 MAX_BACKOFF = 8.0
 COMMIT_INTERVAL = 5.0
+COMMIT_PACE = COMMIT_INTERVAL * PROMPT
 COMMIT_COUNT = 50
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from lanes.core import effects as fx
-from lanes.core.commits import PartitionCommits
+from lanes.core.commits import MESSAGE_PACE, PARTITION_PACE, PartitionCommits
 from lanes.core.lane import ABANDONED, SETTLED
 from lanes.core.types import NEVER, Settlement
 from tests.core.builders import (
     COMMIT_COUNT,
     COMMIT_INTERVAL,
+    COMMIT_PACE,
     ack,
     assigned,
     commits_of,
@@ -22,11 +23,11 @@ from tests.core.builders import (
     take_all,
 )
 
-INTERVAL, COUNT = 5.0, 10
+PACE, COUNT = 5.0, 10
 
 
 def commits(floor: int = 3) -> PartitionCommits:
-    return PartitionCommits(floor, INTERVAL, COUNT)
+    return PartitionCommits(floor, COUNT)
 
 
 def commit(floor: int, ordinal: int = 0) -> Settlement:
@@ -41,13 +42,13 @@ def test_no_commit_is_pending_at_first() -> None:
     assert repr(new) == "<PartitionCommits confirmed 3, sending none, 0 changes since>"
 
 
-def test_a_change_waits_for_the_commit_interval_of_the_first() -> None:
+def test_a_change_waits_for_the_pace_of_the_first() -> None:
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(COUNT - 2, 104.0)
     assert changed.pending
-    assert changed.due_at(urgent=False) == 105.0
-    assert changed.due_at(urgent=True) == 100.0
+    assert changed.due_at(PACE, urgent=False) == 105.0
+    assert changed.due_at(PACE, urgent=True) == 100.0
 
 
 @pytest.mark.parametrize("count", [COUNT, COUNT + 1])
@@ -55,7 +56,7 @@ def test_as_many_changes_as_commit_count_make_a_commit_due_at_once(count: int) -
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(count - 1, 104.0)
-    assert changed.due_at(urgent=False) == 100.0
+    assert changed.due_at(PACE, urgent=False) == 100.0
 
 
 def test_only_one_commit_is_on_its_way() -> None:
@@ -69,7 +70,7 @@ def test_only_one_commit_is_on_its_way() -> None:
     assert repr(sending) == "<PartitionCommits confirmed 3, sending 7, 1 changes since>"
     sending.confirm(first)
     assert (sending.pending, sending.confirmed, sending.confirmed_ordinal) == (True, 7, 4)
-    assert sending.due_at(urgent=False) == 106.0
+    assert sending.due_at(PACE, urgent=False) == 106.0
 
 
 def test_finished_messages_count_until_a_confirmed_commit_reports_them() -> None:
@@ -95,22 +96,58 @@ def test_a_commit_with_an_unknown_result_is_due_again(again_at: float, due_at: f
     sending.send(commit(7, 4))
     sending.unknown(again_at)
     assert (sending.pending, sending.confirmed, sending.confirmed_ordinal) == (True, 3, 0)
-    assert sending.due_at(urgent=False) == sending.due_at(urgent=True) == due_at
+    assert sending.due_at(PACE, urgent=False) == sending.due_at(PACE, urgent=True) == due_at
 
 
-def test_a_commit_follows_a_finished_message_after_the_interval() -> None:
+def test_a_commit_follows_a_finished_message_after_a_share_of_the_interval() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second, third = start(engine, partition, 0, 1, 4)
     assert (engine.commit_at(), engine.collect(9.0)) == (NEVER, [])
     ack(engine, first)
     assert engine.collect(10.0) == []
-    assert engine.commit_at() == 10.0 + COMMIT_INTERVAL
+    assert engine.commit_at() == 10.0 + COMMIT_PACE
     ack(engine, third)
-    assert engine.collect(10.0 + COMMIT_INTERVAL - 0.1) == []
-    assert commits_of(engine.collect(10.0 + COMMIT_INTERVAL)) == [(1, [(4, 5)])]
+    assert engine.collect(10.0 + COMMIT_PACE - 0.01) == []
+    assert commits_of(engine.collect(10.0 + COMMIT_PACE)) == [(1, [(4, 5)])]
     assert engine.commit_at() == NEVER
     assert (engine.flow.in_flight, engine.settled_count, second.state != SETTLED) == (1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "pace"),
+    [(1, COMMIT_PACE), (10_000, PARTITION_PACE + 10_000 * MESSAGE_PACE), (200_000, COMMIT_INTERVAL)],
+)
+def test_commits_that_cost_much_are_rare_and_never_later_than_the_interval(ahead: int, pace: float) -> None:
+    engine = new_engine(max_in_flight=ahead + 1, max_ahead=ahead + 1)
+    partition = assigned(engine, floor=0)
+    run = deliver(engine, partition, *range(ahead))
+    head = engine.take()
+    assert head is run[0]
+    ack(engine, head)
+    assert engine.collect(3.0) == []
+    assert engine.commit_at() == pytest.approx(3.0 + pace)
+
+
+def test_many_partitions_are_committed_rarely_and_in_one_call() -> None:
+    engine = new_engine(concurrency=500)
+    partitions = [assigned(engine, number, floor=0) for number in range(500)]
+    for number, partition in enumerate(partitions):
+        ack(engine, *start(engine, partition, 0))
+        assert engine.collect(number / 10_000) == []
+    pace = engine.commit_at()
+    assert pace == pytest.approx(500 * (PARTITION_PACE + MESSAGE_PACE))
+    assert {settlement.partition for settlement in engine.collect(pace)} == set(partitions)
+
+
+def test_a_partition_whose_commit_may_not_be_repeated_yet_shares_no_call() -> None:
+    engine = new_engine()
+    failing, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
+    ack(engine, *start(engine, failing, 0))
+    engine.unsettled(engine.collect(0.0, everything=True), again_at=9.0)
+    ack(engine, *start(engine, other, 0))
+    assert engine.collect(1.0) == []
+    assert [settlement.partition for settlement in engine.collect(1.0 + COMMIT_PACE)] == [other]
 
 
 def test_as_many_finished_messages_as_commit_count_are_committed_at_once() -> None:
@@ -144,7 +181,7 @@ def test_a_partition_has_one_commit_on_its_way() -> None:
     assert engine.collect(100.0, everything=True) == []
     assert engine.commit_at() == NEVER
     engine.settled(sent)
-    assert engine.commit_at() == 100.0 + COMMIT_INTERVAL
+    assert engine.commit_at() == 100.0 + COMMIT_PACE
     assert commits_of(engine.collect(100.0, everything=True)) == [(2, [])]
 
 
@@ -194,9 +231,9 @@ def test_positions_that_the_source_skips_are_committed() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     engine.progressed(partition, 7, 2.0)
-    assert engine.commit_at() == 2.0 + COMMIT_INTERVAL
+    assert engine.commit_at() == 2.0 + COMMIT_PACE
     engine.progressed(partition, 9, 4.0)
-    assert commits_of(engine.collect(2.0 + COMMIT_INTERVAL)) == [(9, [])]
+    assert commits_of(engine.collect(2.0 + COMMIT_PACE)) == [(9, [])]
     engine.progressed(partition, 9, 5.0)
     assert engine.commit_at() == NEVER
 
@@ -245,7 +282,7 @@ def test_a_completely_completed_run_is_committed() -> None:
     partition = assigned(engine, floor=2, completed=[(2, 5)])
     deliver(engine, partition, 2, 3, 4, now=1.0)
     assert take_all(engine) == []
-    assert engine.commit_at() == 1.0 + COMMIT_INTERVAL
+    assert engine.commit_at() == 1.0 + COMMIT_PACE
     assert commits_of(engine.collect(1.0, everything=True)) == [(5, [])]
     assert engine.flow.in_flight == 0
 

@@ -7,7 +7,7 @@ import pytest
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from tests.core.builders import (
-    COMMIT_INTERVAL,
+    COMMIT_PACE,
     ack,
     assigned,
     commits_of,
@@ -70,7 +70,7 @@ def test_a_floor_that_messages_wait_for_is_committed_at_once() -> None:
     ack(engine, second)
     assert engine.collect(7.0) == []
     # Only the completed set changed, and no message waits for the completed set.
-    assert engine.commit_at() == 7.0 + COMMIT_INTERVAL
+    assert engine.commit_at() == 7.0 + COMMIT_PACE
     ack(engine, first)
     assert commits_of(engine.collect(7.5)) == [(2, [])]
 

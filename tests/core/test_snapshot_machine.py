@@ -65,8 +65,7 @@ KNOWN = {
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
-    PartitionCommits: "_count _interval _not_before _sent changes confirmed confirmed_ordinal finished over sending "
-    "since",
+    PartitionCommits: "_count _sent changes confirmed confirmed_ordinal finished not_before over sending since",
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
     FairQueue: "_count _heads _limit _turns running",

@@ -105,7 +105,7 @@ def case_of(seed: int) -> Case:
         timeout=6.0 if slow else None,
         retry=Retry(attempts=rng.choice([1, 2, 3]), backoff=rng.choice([0.1, 0.5, 2.0])),
         poison=poison,  # type: ignore[arg-type]
-        commit_interval=rng.choice([0.0, 0.2, 1.0]),
+        commit_interval=rng.choice([0.0, 4.0, 20.0]),
         drain_timeout=30.0 if calm else rng.choice([1.0, 4.0, 10.0]),
         grace=rng.choice([0.5, 2.0]),
     )

@@ -158,7 +158,8 @@ def test_a_stop_ends_the_pause_and_repeats_no_finished_message(personality: Pers
 @on_both
 def test_a_crash_during_a_pause_repeats_only_unconfirmed_messages(personality: PersonalityName) -> None:
     async def test(world: World) -> None:
-        shop = Shop(world)
+        # A commit is due after a twentieth of the interval.
+        shop = Shop(world, commit_interval=20.0)
         (worker,) = world.workers(1, shop.app())
         shop.hold()
         await shop.traffic(1)

@@ -95,7 +95,7 @@ def case_of(seed: int) -> Case:
         max_in_flight=rng.choice([16, 64]),
         lanes=LANES,
         retry=Retry(attempts=3, backoff=0.1),
-        commit_interval=rng.choice([0.0, 0.2, 1.0]),
+        commit_interval=rng.choice([0.0, 4.0, 20.0]),
         drain_timeout=10.0,
     )
     kafka = KafkaSettings(protocol=rng.choice(["eager", "cooperative", "848"]), prefetch=rng.choice([3, 100]))
