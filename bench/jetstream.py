@@ -30,7 +30,7 @@ from lanes_jetstream import JetStreamSource, subject_token
 from tests.components import running
 
 GOAL: Final = 0.9
-HISTORY_GOAL: Final = 1.3
+HISTORY_GOAL: Final = 1.5
 STREAM: Final = "BENCH"
 KEYS, SIZE, MESSAGES, IN_FLIGHT = 1_000, 100, 50_000, 2_000
 

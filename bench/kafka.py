@@ -5,7 +5,9 @@ plain loops. Two loops consume by the same pair of calls as `lanes` and commit o
 setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``), and the second loop has the client's
 defaults. The third loop calls ``poll`` for each message, and the client commits by its defaults.
 
-CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster in these cases.
+No-op, CPU: microseconds of CPU a message, of all threads of the process, in the same runs.
+
+Of CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster in these cases.
 
 FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
 command prints that this case is not measured.
@@ -20,15 +22,17 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from statistics import median
 from typing import Any, Final
 
 from confluent_kafka import Consumer as Client
 
-from bench.figures import Effort, Figure, interleaved, rate
-from bench.kafka_broker import Backlog, Clocked, broker, consume, fill, plainly
+from bench.figures import Effort, Figure, cost, interleaved, rate
+from bench.kafka_broker import Backlog, Clocked, broker, clocked_run, consume, fill, plainly
 from lanes import Message, Settings
 
-TUNED_GOAL: Final = 0.25
+TUNED_GOAL: Final = 0.22
+CPU_GOAL: Final = 5.0
 DEFAULTS_GOAL: Final = 1.0
 PEER_GOAL: Final = 20.0
 KEYS, MESSAGES, PEER_MESSAGES = 10_000, 2_000_000, 100_000
@@ -43,17 +47,19 @@ def figures(effort: Effort) -> list[Figure]:
     """Measure the cases, each interleaved with its baselines, on a new broker."""
     with broker() as url:
         backlog = fill(url, "no-op", effort.messages(MESSAGES), KEYS)
+        cpu: dict[str, list[float]] = {"lanes": [], "loop": []}
         tuned, defaults, polled, figure = interleaved(
             [
-                partial(plainly, backlog, None, **TUNED),
-                partial(plainly, backlog, None),
+                lambda: _noted(plainly(backlog, None, **TUNED), cpu["loop"]),
+                lambda: plainly(backlog, None).rate,
                 partial(_polled, backlog),
-                partial(consume, backlog, None, Settings()),
+                lambda: _noted(clocked_run(backlog, None, Settings()), cpu["lanes"]),
             ],
             effort.repeats,
         )
         made = [
             rate("kafka no-op", "messages/s", figure, tuned, TUNED_GOAL),
+            cost("kafka no-op, CPU", "µs CPU/message", median(cpu["lanes"]), median(cpu["loop"]), CPU_GOAL),
             rate("kafka no-op, loop at defaults", "messages/s", figure, defaults, DEFAULTS_GOAL),
             rate("kafka no-op, loop of poll()", "messages/s", figure, polled),
         ]
@@ -65,6 +71,11 @@ def figures(effort: Effort) -> list[Figure]:
             )
             made.append(rate("kafka no-op, FastStream", "messages/s", figure, peer, PEER_GOAL))
     return made
+
+
+def _noted(clocked: Clocked, cpu: list[float]) -> float:
+    cpu.append(clocked.cpu)
+    return clocked.rate
 
 
 def _polled(backlog: Backlog) -> float:
@@ -91,7 +102,7 @@ def _burning(url: str, name: str, seconds: float, effort: Effort) -> Figure:
 
     loop, figure = interleaved(
         [
-            partial(plainly, backlog, lambda raw: _burn(seconds), **TUNED),
+            lambda: plainly(backlog, lambda raw: _burn(seconds), **TUNED).rate,
             partial(consume, backlog, handler, Settings()),
         ],
         effort.repeats,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import lanes
 from bench.source import Traffic, keys_of
+from bench.waiting import Loop, tuned_run
 from lanes import Message, Settings
 from lanes_kafka import KafkaSource
 from tests.components import KafkaServer
@@ -45,7 +47,8 @@ class Backlog:
     def config(self, **settings: Any) -> dict[str, Any]:
         """Return the settings of a client that reads the whole topic in a new group; ``_`` stands for a dot."""
         given = {name.replace("_", "."): value for name, value in settings.items()}
-        group = f"group-{next(_groups)}"
+        # A process of its own must not read on where another process has stopped.
+        group = f"group-{os.getpid()}-{next(_groups)}"
         return {"bootstrap.servers": self.url, "group.id": group, "auto.offset.reset": "earliest"} | given
 
     def source(self, **settings: Any) -> KafkaSource:
@@ -145,17 +148,17 @@ class Clocked:
     def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
         self._left = count
         self._count = count
-        self._first = 0.0
-        self._last = 0.0
+        self._first = self._last = 0.0
+        self._cpu = 0.0
         self._done = done
 
     def handled(self) -> None:
         """Count one message."""
         if self._left == self._count:
-            self._first = time.perf_counter()
+            self._first, self._cpu = time.perf_counter(), time.process_time()
         self._left -= 1
         if not self._left:
-            self._last = time.perf_counter()
+            self._last, self._cpu = time.perf_counter(), time.process_time() - self._cpu
             self._done()
 
     @property
@@ -164,11 +167,32 @@ class Clocked:
         assert not self._left, f"{self._left} of {self._count} were not handled"
         return (self._count - 1) / (self._last - self._first)
 
+    @property
+    def cpu(self) -> float:
+        """Return the microseconds of CPU a message, of all threads of this process."""
+        assert not self._left, f"{self._left} of {self._count} were not handled"
+        return 1e6 * self._cpu / (self._count - 1)
 
-def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | None, settings: Settings) -> float:
-    """Handle all messages by ``lanes`` and return messages a second, from the end of the first handler to the last.
 
-    Without a handler each message is only counted.
+def consume(
+    backlog: Backlog,
+    handler: Callable[[Message], Awaitable[None]] | None,
+    settings: Settings,
+    loop: Loop = asyncio.new_event_loop,
+) -> float:
+    """Handle all messages by ``lanes`` and return messages a second; see ``clocked_run``."""
+    return clocked_run(backlog, handler, settings, loop).rate
+
+
+def clocked_run(
+    backlog: Backlog,
+    handler: Callable[[Message], Awaitable[None]] | None,
+    settings: Settings,
+    loop: Loop = asyncio.new_event_loop,
+) -> Clocked:
+    """Handle all messages by ``lanes``, and return the clock from the end of the first handler to that of the last.
+
+    The garbage collector is that of ``lanes.main``. Without a handler each message is only counted.
     """
     clocked = Clocked(backlog.count, lambda: consumer.stop())
 
@@ -181,12 +205,12 @@ def consume(backlog: Backlog, handler: Callable[[Message], Awaitable[None]] | No
         clocked.handled()
 
     consumer = lanes.Consumer(backlog.source(), counting if handler is None else counted, settings=settings)
-    asyncio.run(consumer.run())
-    return clocked.rate
+    tuned_run(consumer.run(), loop)
+    return clocked
 
 
-def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **settings: Any) -> float:
-    """Handle all messages in a plain loop that commits once a second, and return messages a second."""
+def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **settings: Any) -> Clocked:
+    """Handle all messages in a plain loop that commits once a second."""
     client = Client(backlog.config(enable_auto_commit=False, **settings))
     clocked = Clocked(backlog.count)
     client.subscribe([backlog.topic])
@@ -205,7 +229,7 @@ def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **setting
             committed = time.monotonic()
             client.commit(asynchronous=True)
     client.close()
-    return clocked.rate
+    return clocked
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:

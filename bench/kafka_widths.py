@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 import lanes
 from bench.figures import Effort, Figure, cost
 from bench.kafka_broker import TIMEOUT, Backlog, alone, broker, create, until
-from bench.kafka_light import TICK, WARM_UP, Load, Watch
+from bench.paced import TICK, WARM_UP, Load, Watch
 from lanes import Message, PartitionedQueue, Settings
 from lanes.core.ring import lane
 from lanes_kafka import KafkaSource
