@@ -1,9 +1,9 @@
 """Kafka at light load: CPU a message and latency at a paced rate, against the client's plain `poll()` loop.
 
 A process sends messages at a steady rate. Each message holds the time at which it was sent, and its latency ends in the
-handler, which does nothing else. The plain loop calls `poll()`, and the client commits every 5 s. Both take turns on
-one broker, each in a process of its own, whose CPU is measured with all of its threads. The first second, in which the
-consumer joins its group, does not count.
+handler, which does nothing else. The plain loop calls `poll()`, and the client commits every 5 s. `lanes` and the plain
+loop take turns on one broker. Each runs in a process of its own, whose CPU is measured with all of its threads. The
+first second, in which the consumer joins its group, does not count.
 
 Idle: percent of a core while no message arrives.
 """
