@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import subprocess
 import sys
@@ -43,39 +44,47 @@ def handled_by(logs: Logs, name: str) -> int:
     return count
 
 
-def append(logs: Logs, values: range) -> None:
-    for value in values:
-        logs.commit(str(value), key=f"key {value % 12}")
-
-
 @pytest.mark.process
 @pytest.mark.timeout(300)
 def test_a_kill_a_freeze_and_a_new_member_lose_nothing_and_keep_the_order(logs: Logs, members: Members) -> None:
     begin(members, logs, "killed")
     begin(members, logs, "frozen")
-    append(logs, range(60))
-    wait_until(
-        lambda: handled_by(logs, "killed") > 0 and handled_by(logs, "frozen") > 0, "both members to own something"
-    )
+    values = itertools.count()
+
+    def append(count: int) -> None:
+        for value in itertools.islice(values, count):
+            logs.commit(str(value), key=f"key {value % 12}")
+
+    def both_own() -> bool:
+        # The member that starts first would finish a fixed number of messages before the other one has joined.
+        append(12)
+        return handled_by(logs, "killed") > 0 and handled_by(logs, "frozen") > 0
+
+    wait_until(both_own, "both members to own something")
     members["killed"].kill()
-    append(logs, range(60, 120))
+    append(60)
     members["frozen"].send_signal(signal.SIGSTOP)
-    append(logs, range(120, 180))
+    append(60)
     begin(members, logs, "added")
-    wait_until(lambda: _finished(logs) == 180, "the new member to finish what the others had")
+    wait_until(lambda: _finished(logs) == _appended(logs), "the new member to finish what the others had")
     members["frozen"].send_signal(signal.SIGCONT)
-    append(logs, range(180, 240))
-    wait_until(lambda: _finished(logs) == 240, "the rest")
+    append(60)
+    wait_until(lambda: _finished(logs) == _appended(logs), "the rest")
     for name in ("frozen", "added"):
         members[name].terminate()
     for name in ("frozen", "added"):
         assert members[name].wait(60) == 0
 
     rows = logs.execute("SELECT key, value FROM {}.handled ORDER BY id")
-    assert {value for _, value in rows} == set(range(240))
+    assert {value for _, value in rows} == set(range(_appended(logs)))
     for key in {key for key, _ in rows}:
         first = list(dict.fromkeys(value for each, value in rows if each == key))
         assert first == sorted(first), f"{key} was handled out of order"
+
+
+def _appended(logs: Logs) -> int:
+    count: int = logs.execute("SELECT count(*) FROM {}.lanes_log_messages")[0][0]
+    return count
 
 
 def _finished(logs: Logs) -> int:
