@@ -36,8 +36,11 @@ async def acquire(
 ) -> Acquired | None:
     """Acquire a partition if no one holds it. Never waits for another holder.
 
-    The lock comes first, so that no process raises the epoch of a living owner. If the claim fails, or the lock is lost
-    meanwhile, the call releases the lock. A cancelled call holds nothing.
+    The lock comes first. The claim is cancelled when the lock is lost or its deadline passes, for example while the
+    claim waits for a connection. So the call raises the epoch of a living owner only if the store performs a claim
+    that was sent before. That owner claims again after its store is refused.
+
+    If the claim fails, or the lock is lost meanwhile, the call releases the lock. A cancelled call holds nothing.
 
     Args:
         locks: The locks, opened and running.
@@ -55,19 +58,60 @@ async def acquire(
         ConfigError: The set-up must be changed.
         SourceError: The locks or the states do not answer.
     """
-    held = await locks.try_acquire(name, changed)
+    claim = _Claim(changed, clock)
+    held = await locks.try_acquire(name, claim.changed)
     if held is None:
         return None
     try:
-        state = await states.claim(key, start)
-        # Another process may own the partition, if this one was frozen. It claims again after its store is refused.
-        if not held.lost and clock() < held.deadline:
-            return Acquired(held, state)
+        state = await claim.perform(states, key, start, held)
     except BaseException:
         await _release(held)
         raise
+    if state is not None:
+        return Acquired(held, state)
     await _release(held)
     return None
+
+
+class _Claim:
+    """A claim that lasts no longer than its lock."""
+
+    def __init__(self, changed: Callable[[], None], clock: Clock) -> None:
+        self._changed = changed
+        self._clock = clock
+        self._scope = anyio.CancelScope()
+        self._held: Held | None = None
+
+    def changed(self) -> None:
+        """Follow the deadline of the lock, and tell the caller."""
+        self._bound()
+        self._changed()
+
+    async def perform(self, states: StateStore, key: StateKey, start: int, held: Held) -> State | None:
+        """Return the claimed state; None = the lock was lost before the claim ended."""
+        if not self._holds(held):
+            return None
+        state = None
+        self._held = held
+        try:
+            with self._scope:
+                self._bound()
+                state = await states.claim(key, start)
+        finally:
+            self._held = None
+        # Another process may own the partition, if this one was frozen.
+        return state if self._holds(held) else None
+
+    def _holds(self, held: Held) -> bool:
+        return not held.lost and self._clock() < held.deadline
+
+    def _bound(self) -> None:
+        if self._held is None:
+            return
+        if self._held.lost:
+            self._scope.cancel()
+        else:
+            self._scope.deadline = anyio.current_time() + self._held.deadline - self._clock()
 
 
 async def _release(held: Held) -> None:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import anyio
 import anyio.lowlevel
 import pytest
 
 from lanes import PartitionId, SourceError
-from lanes.ownership import Acquired, HeldLock, LocalLocks, Locks, State, StateChange, StateKey, StateStore, acquire
+from lanes.ownership import (
+    Acquired,
+    Held,
+    HeldLock,
+    LocalLocks,
+    Locks,
+    State,
+    StateChange,
+    StateKey,
+    StateStore,
+    acquire,
+)
 from memsource.memory.locks import LockServer, MemoryLocks
 from memsource.memory.states import MemoryStates
 
@@ -99,6 +112,67 @@ async def test_a_lock_that_is_lost_during_the_claim_owns_nothing(how: str) -> No
     )
     assert found is None
     assert server.holder(NAME, now[0]) is None
+
+
+@pytest.mark.parametrize("how", ["lost", "expired"])
+async def test_a_claim_that_waits_ends_with_its_lock(how: str) -> None:
+    """A pool without a free connection would let the claim raise the epoch of the next owner."""
+    server = LockServer()
+    reached, free, ended = anyio.Event(), anyio.Event(), anyio.Event()
+
+    async def busy(what: str, seconds: float) -> None:
+        reached.set()
+        await free.wait()
+
+    slow = MemoryStates(busy)
+    lease = 3600.0 if how == "lost" else 0.2
+    locks = MemoryLocks(server, lease=lease, clock=anyio.current_time)
+    found: list[Acquired | None] = []
+    changes: list[str] = []
+
+    def changed() -> None:
+        changes.append(how)
+
+    async def waits() -> None:
+        found.append(await acquire(locks, slow, KEY, name=NAME, start=0, changed=changed, clock=anyio.current_time))
+        ended.set()
+
+    with anyio.fail_after(10.0):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(waits)
+            await reached.wait()
+            if how == "lost":
+                server.lose()
+                locks.renew()
+                assert changes == ["lost"]
+            await ended.wait()
+    assert found == [None] and slow.stored() == {}
+    assert server.holder(NAME, anyio.current_time()) is None
+
+
+async def test_a_claim_may_last_as_long_as_its_lock_is_renewed() -> None:
+    async def slow(what: str, seconds: float) -> None:
+        await anyio.sleep(1.5)
+
+    locks = MemoryLocks(LockServer(), lease=0.6, clock=anyio.current_time)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(locks.run)
+        assert await acquired(locks, MemoryStates(slow)) is not None
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_lock_that_comes_too_late_claims_nothing() -> None:
+    now, server, states = [100.0], LockServer(), MemoryStates()
+
+    class Late(MemoryLocks):
+        async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
+            held = await super().try_acquire(name, changed)
+            now[0] += 10.0
+            return held
+
+    locks = Late(server, lease=10.0, clock=lambda: now[0])
+    assert await acquire(locks, states, KEY, name=NAME, start=0, changed=nothing, clock=lambda: now[0]) is None
+    assert states.stored() == {}
 
 
 async def test_local_locks_of_one_domain_exclude_each_other() -> None:

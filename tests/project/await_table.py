@@ -15,11 +15,6 @@ _SENT_OR_NOT: Final = Harmless(
 # The store compares the epoch of each position.
 _FENCED: Final = Shown("tests/postgres/log/test_subscriptions.py::test_a_lost_lock_fences_a_late_store")
 
-_NOT_OWNED: Final = Harmless(
-    "a lock that is found lost stays lost, and its release frees no other acquisition; whether the lock that is "
-    "returned still holds is for its owner to judge"
-)
-
 TABLE: Final[dict[str, Shown | Harmless]] = {
     # --- lanes/cohort
     "lanes/cohort/keeper.py::LeaseKeeper.serve::idle": _ASKED_AGAIN,
@@ -38,8 +33,6 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
         "tests/cohort/test_cohort_members.py::test_old_heartbeats_do_not_replace_a_newer_plan"
     ),
     # --- lanes/ownership
-    "lanes/ownership/acquisition.py::acquire::deadline": _NOT_OWNED,
-    "lanes/ownership/acquisition.py::acquire::lost": _NOT_OWNED,
     "lanes/ownership/lease_locks.py::LeaseLocks._free::deadline": _ASKED_AGAIN,
     # --- lanes/runtime, lanes/workers
     "lanes/runtime/dead_lettering.py::DeadLetterWriter.write::deadline": Shown(
