@@ -93,6 +93,7 @@ class _Session:
         self.verified_at = verified_at
         self.held: dict[int, HeldLock] = {}
         self.taking: set[int] = set()
+        self.requests: set[asyncio.Task[Any]] = set()
         self.turn = asyncio.Lock()
         self.ended = ""
         self.poked = False
@@ -100,12 +101,22 @@ class _Session:
         self._socket = os.dup(connection.fileno())
 
     async def ask(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
-        """Return the one row of a query. The caller has the turn."""
+        """Return the one row of a query. The caller has the turn.
+
+        An answer that comes after the end of the session is an error, because its locks are lost by then.
+        """
+        self.check()
         cursor = AsyncCursor(self.connection, row_factory=tuple_row)
         await cursor.execute(query, parameters)
         row = await cursor.fetchone()
+        self.check()
         assert row is not None, "a SELECT of values returns a row"
         return row
+
+    def check(self) -> None:
+        """Raise ``SourceError`` if the session has ended."""
+        if self.ended:
+            raise SourceError(f"{_WHERE}: {self.ended}", retryable=True)
 
     def watch(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` when the server sends something unasked, such as the end of the session. Idempotent."""
@@ -205,8 +216,11 @@ class AdvisoryLocks:
             due = session.verified_at + self._lease / _SHARE
             if session.poked or monotonic() >= due:
                 session.poked = False
-                with contextlib.suppress(SourceError):
+                try:
                     await self._within(session, self._verify(session))
+                except SourceError:
+                    if not session.ended:
+                        await asyncio.sleep(_PAUSE)
                 continue
             session.watch(self._wake.set)
             with contextlib.suppress(TimeoutError):
@@ -249,13 +263,15 @@ class AdvisoryLocks:
         session, self._session = self._session, None
         self._why = "closed"
         if session is not None:
-            with contextlib.suppress(LanesError, TimeoutError):
-                async with asyncio.timeout(_CLOSING):
-                    await self._within(session, self._unlock_all(session))
-            for held in session.held.values():
-                self._sessions.pop(held, None)
-            session.held.clear()
-            self._end(session, "closed")
+            try:
+                with contextlib.suppress(LanesError, TimeoutError):
+                    async with asyncio.timeout(_CLOSING):
+                        await self._within(session, self._unlock_all(session))
+            finally:
+                for held in session.held.values():
+                    self._sessions.pop(held, None)
+                session.held.clear()
+                self._end(session, "closed")
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -295,15 +311,21 @@ class AdvisoryLocks:
 
     async def _unlock(self, session: _Session, key: int) -> None:
         async with session.turn:
-            await session.ask(_UNLOCK, key)
-            session.held.pop(key, None)
+            try:
+                await session.ask(_UNLOCK, key)
+            finally:
+                # If the server refused the request, the next heartbeat finds the lock without a holder.
+                session.held.pop(key, None)
 
     async def _unlock_all(self, session: _Session) -> None:
         async with session.turn:
             await session.ask(_UNLOCK_ALL)
 
     async def _within(self, session: _Session, request: Coroutine[Any, Any, T]) -> T:
-        """Perform a request before the earliest deadline. The session ends if it fails or has no answer by then."""
+        """Perform a request before the earliest deadline. The session ends if it has no answer by then."""
+        if session.ended:
+            request.close()
+            session.check()
         held = [each.deadline for each in session.held.values() if each.active]
         left = min(held, default=monotonic() + self._lease) - monotonic()
         if left <= 0:
@@ -312,6 +334,8 @@ class AdvisoryLocks:
             self._end(session, "its deadline passed before a heartbeat was sent")
             raise SourceError(f"{_WHERE}: {session.ended}", retryable=True)
         task = self._spawn(request)
+        session.requests.add(task)
+        task.add_done_callback(session.requests.discard)
         # A cancelled caller leaves the request to its end, so that its bookkeeping is done.
         await asyncio.wait({task}, timeout=left)
         if not task.done():
@@ -344,7 +368,7 @@ class AdvisoryLocks:
             session, key = found
             task = self._freeing[held] = self._spawn(self._within(session, self._unlock(session, key)))
             task.add_done_callback(lambda _: self._freeing.pop(held, None))
-        # A session whose request fails has ended, with its locks.
+        # If the server refuses the request, the next heartbeat unlocks. Without an answer, the session ends.
         with contextlib.suppress(LanesError):
             await asyncio.shield(task)
 
@@ -470,10 +494,11 @@ class AdvisoryLocks:
             each.lose(reason)
 
     async def _close(self, session: _Session) -> None:
-        # A request that was cancelled uses the connection until the server has answered.
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSING):
-                await session.turn.acquire()
+        # A cancelled request uses the connection until the server has answered, or until it is cancelled again.
+        if session.requests and (await asyncio.wait(session.requests, timeout=_CLOSING))[1]:
+            for request in session.requests:
+                request.cancel()
+            await asyncio.wait(session.requests, timeout=_CLOSING)
         await session.connection.close()
 
     def _check_pid(self, session: _Session, pid: int) -> None:

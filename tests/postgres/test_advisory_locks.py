@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Collection
@@ -268,6 +269,99 @@ async def test_a_heartbeat_finds_what_the_session_holds(postgres: PostgresServer
         assert changes.count == 1
         await until_acquired(other, "orphan")
         assert not kept.lost
+
+
+@pytest.mark.parametrize("when", ["before its turn", "before its answer"])
+async def test_an_acquisition_of_an_ended_session_holds_nothing(when: str, postgres: PostgresServer) -> None:
+    """Its lock ends with the session, and no heartbeat would renew it."""
+    async with running(postgres.url, lease=3600.0) as locks, running(postgres.url) as other:
+        session = locks._session
+        assert session is not None
+        queued = when == "before its turn"
+        os.kill(session.pid, signal.SIGSTOP)
+        try:
+            if queued:
+                await session.turn.acquire()
+            task = asyncio.create_task(locks.try_acquire("ended", lambda: None))
+            await anyio.sleep(0.05)
+            assert not task.done()
+            locks._end(session, "ended by the test")
+            if queued:
+                session.turn.release()
+        finally:
+            os.kill(session.pid, signal.SIGCONT)
+        with pytest.raises(SourceError, match="ended by the test") as refused:
+            await task
+        assert refused.value.retryable
+        assert repr(locks) == "<AdvisoryLocks: 0 held, lease 3600 s>"
+        await until_acquired(other, "ended")
+
+
+async def test_an_acquisition_is_refused_at_once_when_the_session_ends_in_its_tick(postgres: PostgresServer) -> None:
+    locks = AdvisoryLocks(postgres.url, lease=3600.0)
+    await locks.open()
+    try:
+        assert locks._session is not None
+        task = asyncio.create_task(locks.try_acquire("in its tick", lambda: None))
+        await asyncio.sleep(0)
+        locks._end(locks._session, "ended by the test")
+        with anyio.fail_after(10.0), pytest.raises(SourceError, match="ended by the test"):
+            await task
+    finally:
+        with anyio.fail_after(10.0):
+            await locks.aclose()
+
+
+async def test_a_lock_whose_release_failed_is_given_back_by_a_heartbeat(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server refuses a request, for example after pg_cancel_backend, and the session goes on."""
+    async with running(postgres.url) as locks, running(postgres.url) as other:
+        kept = await acquire(locks, "kept")
+        held = await acquire(locks, "not unlocked")
+        session = locks._session
+        with monkeypatch.context() as patched:
+            patched.setattr(advisory_locks, "_UNLOCK", "SELECT pg_advisory_unlock(%s::bigint / 0)")
+            await held.release()
+        await until_acquired(other, "not unlocked", 3 * LEASE)
+        assert locks._session is session and not kept.lost
+
+
+async def test_a_heartbeat_that_the_server_refuses_is_repeated_after_a_pause(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 0
+    verify = AdvisoryLocks._verify
+
+    async def counted(self: AdvisoryLocks, session: Any) -> None:
+        nonlocal count
+        count += 1
+        await verify(self, session)
+
+    monkeypatch.setattr(AdvisoryLocks, "_verify", counted)
+    monkeypatch.setattr(advisory_locks, "_VERIFY", "SELECT 1 / 0, '', NULL")
+    async with running(postgres.url, lease=30.0) as locks:
+        session = locks._session
+        assert session is not None
+        session.verified_at -= 30.0
+        locks._wake.set()
+        await anyio.sleep(1.0)
+        assert 2 <= count <= 11
+        assert locks._session is session
+
+
+async def test_a_cancelled_close_ends_the_session(postgres: PostgresServer) -> None:
+    locks = AdvisoryLocks(postgres.url)
+    await locks.open()
+    session = locks._session
+    assert session is not None
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await locks.aclose()
+    assert scope.cancelled_caught
+    with anyio.fail_after(10.0):
+        while not session.connection.closed:
+            await anyio.sleep(0.01)
 
 
 async def test_two_names_with_one_key_are_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
