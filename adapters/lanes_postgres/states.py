@@ -186,15 +186,16 @@ class PostgresStates:
         order = sorted(range(len(changes)), key=lambda index: changes[index].key)
         found = yield self._statement([changes[index] for index in order])
         stored = {order[index - 1] for index in (found and found[0]) or ()}
-        answers = []
-        for index, (key, state) in enumerate(changes):
-            if index not in stored:
-                # The epoch differs, or a later call of the same owner has stored a higher floor.
-                found = yield Statement(self._lock, _row(key))
-                answers.append(found is not None and found[0] == state.epoch)
-            else:
-                answers.append(True)
-        return answers
+        missing = [key for index, (key, _) in enumerate(changes) if index not in stored]
+        if not missing:
+            return [True] * len(changes)
+        # The epoch differs, or a later call of the same owner has stored a higher floor. An epoch never comes back, so
+        # no lock is needed, and two owners that have exchanged partitions do not wait for each other.
+        now = yield from self._reading(missing)
+        return [
+            index in stored or (key in now and now[key].epoch == state.epoch)
+            for index, (key, state) in enumerate(changes)
+        ]
 
     def _storing_in(self, change: StateChange) -> Steps[None]:
         found = yield self._statement([change])

@@ -136,6 +136,29 @@ async def test_a_claim_survives_a_crash_of_the_server(
     assert (await states.claim(KEY, 0)).epoch > epochs[-1]
 
 
+async def test_two_owners_that_have_exchanged_partitions_do_not_wait_for_each_other(
+    pool: AsyncConnectionPool, effects: Effects
+) -> None:
+    """Each owner stores its own partitions and, with former epochs, those of the other."""
+    states = PostgresStates(pool.connection, schema=effects.schema)
+    keys = [StateKey("exchanged", PartitionId("orders", number)) for number in range(40)]
+    former = [(await states.claim(key, 0)).epoch for key in keys]
+    current = [(await states.claim(key, 0)).epoch for key in keys]
+
+    async def own(rest: int) -> None:
+        for floor in range(1, 40):
+            epochs = [(current if index % 2 == rest else former)[index] for index in range(len(keys))]
+            changes = [StateChange(key, State(epoch, floor)) for key, epoch in zip(keys, epochs, strict=True)]
+            # The owners store in opposite orders.
+            answers = await states.store(changes if rest else changes[::-1])
+            assert (answers if rest else answers[::-1]) == [index % 2 == rest for index in range(len(keys))]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(own, 0)
+        tasks.start_soon(own, 1)
+    assert {state.floor for state in (await states.read(keys)).values()} == {39}
+
+
 @pytest.mark.parametrize(
     ("key", "text"),
     [
