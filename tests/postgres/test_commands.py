@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -59,6 +61,22 @@ def test_a_usable_server_passes_each_check(examined: Examined, lanes: Command, e
     assert "user lanes" in checks["server"]["detail"]
     status, out, _ = lanes("doctor", "postgres", "--dsn", effects.url, "--schema", effects.schema)
     assert status == 0 and "FAILED" not in out and "can hold advisory locks" in out
+
+
+def test_the_connections_of_other_users_are_counted(
+    examined: Examined, fresh_postgres: Callable[..., PostgresServer], schema: str
+) -> None:
+    server = fresh_postgres(settings=("max_connections=40",))
+    Effects.make(server, schema)
+    with contextlib.ExitStack() as opened:
+        first = opened.enter_context(psycopg.connect(server.url, autocommit=True))
+        first.execute("CREATE ROLE plain LOGIN")
+        first.execute(sql.SQL("GRANT USAGE ON SCHEMA {} TO plain").format(sql.Identifier(schema)))
+        for _ in range(9):
+            opened.enter_context(psycopg.connect(server.url))
+        _, checks = examined(server.url.replace("lanes@", "plain@"), schema)
+    (used,) = re.findall(r"max_connections=40, (\d+) used", checks["connections"]["detail"])
+    assert int(used) >= 11
 
 
 def test_missing_and_older_tables_fail(

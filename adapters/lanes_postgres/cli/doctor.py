@@ -32,8 +32,10 @@ _SERVER: Final[LiteralString] = (
     "current_setting('idle_session_timeout', true)"
 )
 _CONNECTIONS: Final[LiteralString] = (
-    "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int, "
-    "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend')::int"
+    "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int "
+    "+ coalesce(current_setting('reserved_connections', true), '0')::int, "
+    # The type of a process is hidden from other users, and its database is not.
+    "(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL)::int"
 )
 _TABLES: Final[LiteralString] = (
     "SELECT relname::text, ARRAY(SELECT each FROM unnest(%s::text[]) AS each "
