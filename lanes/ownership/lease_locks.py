@@ -25,6 +25,9 @@ _MARGIN: Final = 1 / 6
 _PAUSE: Final = 0.1
 """Seconds after which a request without an answer is repeated."""
 
+_LAST: Final = 1.0
+"""Seconds in which a lost lock is given up at the store."""
+
 _FREE: Final = b""
 """The value of a released lock. It expires, because a store has no deletion."""
 
@@ -166,7 +169,13 @@ class LeaseLocks:
                 answered = await self._renew(held, lease)
             if not answered:
                 await anyio.sleep(min(_PAUSE, max(0.0, held.deadline - self._clock())))
-        self._forget(held)
+        try:
+            if held.lost:
+                # A renewal without an answer may have taken effect, and would keep the lock for another lease.
+                with anyio.move_on_after(_LAST):
+                    await self._freed(key_of(held.name), lease)
+        finally:
+            self._forget(held)
 
     async def _renew(self, held: HeldLock, lease: HeldLease) -> bool:
         """Make the next request of a renewal. Return whether an answer came."""

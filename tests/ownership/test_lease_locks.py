@@ -79,6 +79,29 @@ def test_a_cut_link_ends_the_lock_at_its_deadline() -> None:
     virtual(test)
 
 
+def test_a_lock_that_is_lost_at_its_deadline_is_given_up_at_the_store() -> None:
+    """The renewals had no answer, but they took effect."""
+
+    async def unheard(writes: bool) -> LinkFault | None:
+        return LinkFault("reply lost") if writes else None
+
+    async def test() -> None:
+        bucket = Bucket()
+        (locks, link), (other, _) = make(bucket), make(bucket)
+        held = await acquire(locks)
+        link.before = unheard
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(locks.run)
+            await anyio.sleep(held.deadline - anyio.current_time() + 0.01)
+            assert held.lost == "its deadline passed before a renewal was confirmed"
+            await anyio.sleep(1.0)
+            assert repr(locks) == "<LeaseLocks: 0 held, lease 6 s>"
+            assert await other.try_acquire("orders/7", lambda: None) is not None
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
 def test_an_acquisition_without_an_answer_ends_by_itself() -> None:
     async def test() -> None:
         locks, link = make(Bucket())
