@@ -107,14 +107,13 @@ class SecureClient(Client):
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         # nats-py calls this method before it decides about TLS and sends the credentials.
-        await super()._process_info(info, initial_connection)
-        if not initial_connection or self._current_server is None or self._current_server.uri.scheme != "tls":
-            return
-        if not info.get("tls_required"):
+        of_tls = self._current_server is not None and self._current_server.uri.scheme == "tls"
+        if initial_connection and of_tls and not info.get("tls_required"):
             if not info.get("tls_available"):
                 raise NoTls("the server offers no TLS")
-            # nats-py reads the field after this call, and then upgrades the connection.
+            # nats-py reads the field for the names of discovered servers, and then upgrades the connection.
             info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
 
 
 class Denials:
