@@ -15,7 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
+import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, LiteralString, TypeVar
 
@@ -35,6 +37,12 @@ log = logging.getLogger("lanes.postgres")
 
 T = TypeVar("T")
 
+_REFUSED: Final = re.compile(
+    "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
+    '|(database|role) ".*" does not exist'
+)
+"""Answers of a server that a repetition does not change."""
+
 _WHERE: Final = "advisory locks"
 _OLDEST: Final = 140_000
 """The first version of the server with ``idle_session_timeout``."""
@@ -53,6 +61,9 @@ _CONNECT: Final = 10
 
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
+_QUIET: Final = 60.0
+"""Seconds without a further log line while the server does not accept a connection."""
+
 _PROBES: Final = 3
 _CLOSING: Final = 2.0
 """Seconds that ``aclose`` waits for the server. The server ends the session in any case."""
@@ -97,6 +108,7 @@ class _Session:
         self.turn = asyncio.Lock()
         self.ended = ""
         self.poked = False
+        self.asked_at = verified_at
         # A copy of the socket's descriptor, because the client removes its own reader after each request.
         self._socket = os.dup(connection.fileno())
 
@@ -106,6 +118,7 @@ class _Session:
         An answer that comes after the end of the session is an error, because its locks are lost by then.
         """
         self.check()
+        self.asked_at = monotonic()
         cursor = AsyncCursor(self.connection, row_factory=tuple_row)
         await cursor.execute(query, parameters)
         row = await cursor.fetchone()
@@ -142,7 +155,7 @@ class AdvisoryLocks:
 
     One connection of its own holds all locks of the object. The server ends the session of a process that is frozen, or
     whose host is gone, after one lease. A transaction-pooling proxy shares sessions between clients, so its connections
-    cannot hold locks, and it is refused.
+    cannot hold locks, and it is refused. Behind a proxy, a start needs a second session for a moment.
 
     If the connection ends, all locks of the object are lost, and ``run`` connects again.
 
@@ -167,6 +180,11 @@ class AdvisoryLocks:
             given = conninfo_to_dict(dsn)
         except psycopg.Error as error:
             raise ConfigError(f"dsn: {lanes_error(_WHERE, error)}; correct the connection string") from None
+        if not all(_is_port(port) for port in str(given.get("port", "")).split(",")):
+            # Do not show the value, because it may be a part of the password.
+            raise ConfigError("dsn: the port is no number from 1 to 65535; correct the connection string")
+        timeout = str(given.get("connect_timeout", ""))
+        self._patience = float(timeout) if timeout.isdecimal() and int(timeout) > 0 else float(_CONNECT)
         self._dsn = dsn
         self._lease = float(lease)
         self._options: Mapping[str, Any] = {
@@ -279,6 +297,9 @@ class AdvisoryLocks:
 
     async def _take(self, session: _Session, key: int, name: str, changed: Callable[[], None]) -> HeldLock | None:
         async with session.turn:
+            if monotonic() >= session.verified_at + self._lease / _SHARE:
+                # A heartbeat would wait for all acquisitions that were queued before it.
+                await self._renew(session)
             sent = monotonic()
             taken, pid = await session.ask(_TRY, key)
             self._check_pid(session, pid)
@@ -291,23 +312,27 @@ class AdvisoryLocks:
 
     async def _verify(self, session: _Session) -> None:
         async with session.turn:
-            sent = monotonic()
-            pid, timeout, keys = await session.ask(_VERIFY)
-            self._check_pid(session, pid)
-            if timeout != session.timeout:
-                raise _pooled(f"idle_session_timeout is {timeout}, but {session.timeout} was set")
-            there = set(keys or ())
-            for key, held in list(session.held.items()):
-                if held.active and key not in there:
-                    del session.held[key]
-                    self._sessions.pop(held, None)
-                    held.lose("the session of the server no longer has it")
-                elif held.active and not held.renewed(self._deadline(sent)):
-                    self._end(session, held.lost)
-                    return
-            session.verified_at = sent
-            for key in there - session.held.keys():
-                await session.ask(_UNLOCK, key)
+            await self._renew(session)
+
+    async def _renew(self, session: _Session) -> None:
+        """Verify and renew all locks. The caller has the turn."""
+        sent = monotonic()
+        pid, timeout, keys = await session.ask(_VERIFY)
+        self._check_pid(session, pid)
+        if timeout != session.timeout:
+            raise _pooled(f"idle_session_timeout is {timeout}, but {session.timeout} was set")
+        there = set(keys or ())
+        for key, held in list(session.held.items()):
+            if held.active and key not in there:
+                del session.held[key]
+                self._sessions.pop(held, None)
+                held.lose("the session of the server no longer has it")
+            elif held.active and not held.renewed(self._deadline(sent)):
+                self._end(session, held.lost)
+                return
+        session.verified_at = sent
+        for key in there - session.held.keys():
+            await session.ask(_UNLOCK, key)
 
     async def _unlock(self, session: _Session, key: int) -> None:
         async with session.turn:
@@ -326,9 +351,8 @@ class AdvisoryLocks:
         if session.ended:
             request.close()
             session.check()
-        held = [each.deadline for each in session.held.values() if each.active]
-        left = min(held, default=monotonic() + self._lease) - monotonic()
-        if left <= 0:
+        begun = monotonic()
+        if self._left(session, begun) <= 0:
             # This process was frozen, and the server may have ended the session.
             request.close()
             self._end(session, "its deadline passed before a heartbeat was sent")
@@ -337,7 +361,9 @@ class AdvisoryLocks:
         session.requests.add(task)
         task.add_done_callback(session.requests.discard)
         # A cancelled caller leaves the request to its end, so that its bookkeeping is done.
-        await asyncio.wait({task}, timeout=left)
+        # The deadlines rise while the request waits for its turn.
+        while not task.done() and (left := self._left(session, begun)) > 0:
+            await asyncio.wait({task}, timeout=left)
         if not task.done():
             # The client cancels the request at the server, which may take seconds. The locks are lost now.
             self._end(session, "the server did not answer before the deadline")
@@ -358,6 +384,11 @@ class AdvisoryLocks:
             raise found from error
         self._end(session, str(error))
         raise error
+
+    def _left(self, session: _Session, begun: float) -> float:
+        """Return the seconds until the earliest deadline; without a lock, until a lease after the last request."""
+        held = [each.deadline for each in session.held.values() if each.active]
+        return min(held, default=max(begun, session.asked_at) + self._lease) - monotonic()
 
     async def _free(self, held: HeldLock) -> None:
         task = self._freeing.get(held)
@@ -391,13 +422,15 @@ class AdvisoryLocks:
     # --- the session
 
     async def _connect_again(self) -> None:
-        pause = _PAUSE
+        pause, logged = _PAUSE, -math.inf
         while not self._is_closed():
             try:
                 session = await self._connect()
             except SourceError as error:
                 self._why = str(error)
-                log.debug("%s: %s; tries again in %.1f s", _WHERE, error, pause)
+                if monotonic() >= logged + _QUIET:
+                    logged = monotonic()
+                    log.warning("%s; the locks keep trying to connect", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
@@ -418,14 +451,21 @@ class AdvisoryLocks:
                 self._dsn, autocommit=True, prepare_threshold=None, **self._options
             )
         except psycopg.Error as error:
-            raise not_connected(error) from error
+            # The client's own text may show a part of the password.
+            raise not_connected(error) from None
+        task = self._spawn(self._prepare(connection))
         try:
-            return await self._prepare(connection)
-        except psycopg.Error as error:
-            await connection.close()
-            raise lanes_error(_WHERE, error) from error
-        except BaseException:
-            await connection.close()
+            await asyncio.wait({task}, timeout=self._patience)
+            if not task.done():
+                raise SourceError(f"{_WHERE}: no answer within {self._patience:g} s", retryable=True)
+            return task.result()
+        except BaseException as error:
+            if task.done():
+                await connection.close()
+            else:
+                self._spawn(_abandon({task}, connection))
+            if isinstance(error, psycopg.Error):
+                raise lanes_error(_WHERE, error) from error
             raise
 
     async def _prepare(self, connection: AsyncConnection[Any]) -> _Session:
@@ -443,7 +483,9 @@ class AdvisoryLocks:
             try:
                 await self._refuse_shared_sessions(cursor, pid)
             except psycopg.errors.ProtocolViolation as error:
-                # A proxy that pools by statement refuses transactions.
+                # A proxy that pools by statement refuses transactions. One without a free session refuses to wait.
+                if "statement pooling" not in str(error):
+                    raise
                 raise _pooled(str(lanes_error("its answer", error))) from error
         sent = monotonic()
         timeout = f"{round(self._lease * 1000)}ms"
@@ -494,12 +536,10 @@ class AdvisoryLocks:
             each.lose(reason)
 
     async def _close(self, session: _Session) -> None:
-        # A cancelled request uses the connection until the server has answered, or until it is cancelled again.
-        if session.requests and (await asyncio.wait(session.requests, timeout=_CLOSING))[1]:
-            for request in session.requests:
-                request.cancel()
+        # The requests end by themselves, unless one waits for the server.
+        if session.requests:
             await asyncio.wait(session.requests, timeout=_CLOSING)
-        await session.connection.close()
+        await _abandon(session.requests, session.connection)
 
     def _check_pid(self, session: _Session, pid: int) -> None:
         if pid != session.pid:
@@ -519,6 +559,20 @@ class AdvisoryLocks:
         return key
 
 
+async def _abandon(requests: set[asyncio.Task[Any]], connection: AsyncConnection[Any]) -> None:
+    """Cancel requests, and close their connection. The first cancellation waits for the server, and the second not."""
+    for _ in range(2):
+        if running := {request for request in requests if not request.done()}:
+            for request in running:
+                request.cancel()
+            await asyncio.wait(running, timeout=_CLOSING)
+    await connection.close()
+
+
+def _is_port(text: str) -> bool:
+    return not text or (text.isdecimal() and 0 < int(text) < 65_536)
+
+
 def _pooled(finding: str) -> ConfigError:
     return ConfigError(
         f"{_WHERE}: a proxy between this process and the server shares sessions between clients ({finding}), so no "
@@ -532,4 +586,10 @@ def not_connected(error: psycopg.Error, where: str = _WHERE) -> LanesError:
     text = str(error)
     if "too many clients" in text or "connection slots" in text or "too many connections" in text:
         return SourceError(f"{found}; raise max_connections, or start fewer processes", retryable=True)
+    # A connection that fails has no SQLSTATE. The text has one line for each host.
+    hosts = text.splitlines()[2:] if "Multiple connection attempts failed" in text else [text]
+    if hosts and all(_REFUSED.search(host) for host in hosts):
+        return SourceError(
+            f"{found}; correct the connection string, or the users and rights of the server", retryable=False
+        )
     return found

@@ -48,9 +48,10 @@ def _primary_message(error: psycopg.Error) -> str:
     primary = error.diag.message_primary
     if primary is None:
         # The client's own errors name host and user, but no password. An error about an unreadable URL may quote any
-        # part of the URL. With an extra @ in the URL, the client takes the end of the password for the host.
+        # part of the URL, and so may one about an invalid port. With an extra @ in the URL, the client takes the end of
+        # the password for the host.
         words = " ".join(str(error).split())
-        if isinstance(error, psycopg.ProgrammingError):
+        if isinstance(error, psycopg.ProgrammingError) or "invalid" in words:
             words = _QUOTED.sub('"…"', words)
         primary = _BEFORE_HOST.sub("…@", words) or type(error).__name__
     return f"{error.sqlstate or type(error).__name__} {primary}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -34,14 +35,22 @@ class PgBouncer(Server):
     Args:
         server: The server, which has been started.
         mode: Time for which a client has a connection of the server.
+        settings: Further lines of its configuration.
     """
 
     name = "pgbouncer"
 
-    def __init__(self, server: PostgresServer, mode: Literal["session", "transaction", "statement"]) -> None:
+    def __init__(
+        self,
+        server: PostgresServer,
+        mode: Literal["session", "transaction", "statement"],
+        *,
+        settings: Sequence[str] = (),
+    ) -> None:
         self._process = Supervised(self.name)
         self._server = server
         self._mode = mode
+        self._settings = settings
         self._port = free_port()
 
     def __repr__(self) -> str:
@@ -65,7 +74,7 @@ class PgBouncer(Server):
         config.write_text(
             f"[databases]\n{DATABASE} = host={HOST} port={self._server.port} dbname={DATABASE} user={USER}\n"
             f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {self._port}\nunix_socket_dir =\nauth_type = any\n"
-            f"pool_mode = {self._mode}\ndefault_pool_size = 5\n"
+            + "".join(f"{line}\n" for line in (f"pool_mode = {self._mode}", "default_pool_size = 5", *self._settings))
         )
         config.chmod(0o644)
         user = ["-u", _NOBODY] if os.geteuid() == 0 else []

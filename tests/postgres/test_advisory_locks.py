@@ -364,6 +364,39 @@ async def test_a_cancelled_close_ends_the_session(postgres: PostgresServer) -> N
             await anyio.sleep(0.01)
 
 
+async def test_many_acquisitions_do_not_delay_the_heartbeat(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue of requests that lasts longer than a lease renews the locks on its way."""
+    slow = "SELECT pg_try_advisory_lock(%s::bigint), pg_backend_pid() FROM pg_sleep(0.1)"
+    monkeypatch.setattr(advisory_locks, "_TRY", slow)
+    async with running(postgres.url) as locks:
+        held = await acquire(locks, "queue")
+        found = await asyncio.gather(*(acquire(locks, f"queue/{number}") for number in range(40)))
+        assert not held.lost and not any(each.lost for each in found)
+        assert held.deadline > monotonic()
+
+
+async def test_a_connection_that_fails_again_and_again_is_logged_once_a_minute(
+    fresh_postgres: Callable[..., PostgresServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fresh_postgres()
+    async with running(server.url) as locks:
+        server.kill()
+        await anyio.sleep(1.5)
+        assert locks._session is None
+    said = [each.getMessage() for each in caplog.records if "keep trying to connect" in each.getMessage()]
+    assert len(said) == 1 and "Connection refused" in said[0]
+
+
+async def test_a_refused_login_is_not_retryable(postgres: PostgresServer) -> None:
+    for dsn in (f"{postgres.url}x", postgres.url.replace("lanes@", "nobody@")):
+        assert dsn != postgres.url
+        with pytest.raises(SourceError, match=r"does not exist; correct the connection string") as refused:
+            await AdvisoryLocks(dsn).open()
+        assert not refused.value.retryable and refused.value.__cause__ is None
+
+
 async def test_two_names_with_one_key_are_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(postgres.url) as locks:
         monkeypatch.setattr(advisory_locks, "key_of", lambda name: -7)
@@ -415,6 +448,8 @@ async def test_a_full_server_is_named(fresh_postgres: Callable[..., PostgresServ
         ({"dsn": None}, "dsn is None; pass a connection string"),
         ({"dsn": "postgresql://me:canary%zz@host/x"}, "correct the connection string"),
         ({"dsn": "host=h password='canary"}, "correct the connection string"),
+        ({"dsn": "host=h port=canary"}, "dsn: the port is no number from 1 to 65535; correct the connection string"),
+        ({"dsn": "host=h port=5432,70000"}, "dsn: the port is no number from 1 to 65535"),
         ({"dsn": "", "lease": 0.5}, "lease=0.5: must be a number of seconds from 1 to 86,400"),
         ({"dsn": "", "lease": True}, "lease=True: must be a number of seconds"),
         ({"dsn": "", "leas": 5}, "leas"),

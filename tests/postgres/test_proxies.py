@@ -13,7 +13,7 @@ import anyio
 import psycopg
 import pytest
 
-from lanes import ConfigError
+from lanes import ConfigError, SourceError
 from lanes_postgres import AdvisoryLocks, advisory_locks
 from memsource.contract.locks import LOCK_CHECKS, LockCheck
 from tests.components import MissingComponent, PostgresServer
@@ -76,6 +76,34 @@ async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
         assert held.lost
     finally:
         await locks.aclose()
+
+
+@pytest.mark.parametrize(
+    ("setting", "options", "said"),
+    [
+        ("query_wait_timeout = 2", "", "query_wait_timeout"),
+        ("query_wait_timeout = 60", "?connect_timeout=3", "no answer within 3 s"),
+    ],
+)
+async def test_a_full_pool_of_sessions_is_an_outage(
+    setting: str, options: str, said: str, postgres: PostgresServer
+) -> None:
+    """Session pooling can hold locks, so a start that finds no free session may be repeated."""
+    proxy = PgBouncer(postgres, "session", settings=("default_pool_size = 1", setting))
+    try:
+        try:
+            proxy.start()
+        except MissingComponent as missing:
+            skip_or_fail(missing)
+        locks = AdvisoryLocks(proxy.url + options)
+        with anyio.fail_after(20.0), pytest.raises(SourceError, match=said) as refused:
+            # The start needs a second session.
+            await locks.open()
+        assert refused.value.retryable
+        with anyio.fail_after(20.0):
+            await locks.aclose()
+    finally:
+        proxy.stop()
 
 
 @pytest.mark.parametrize("check", LOCK_CHECKS, ids=lambda check: check.__name__)
