@@ -20,7 +20,7 @@ WRONG: list[Any] = [5, "no flag", {"a": 1}, [1], True, None, dict, object()]
 
 ARGUMENTS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...]]] = [
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "config", ()),
-    (KafkaSource, {"config": CONFIG}, "topics", ("no flag",)),
+    (KafkaSource, {"config": CONFIG}, "topics", ()),  # no topic has a name with a space
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "key", (dict,)),
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "start", (None,)),
     (KafkaSource, {"config": CONFIG, "topics": "orders"}, "out_of_range", (None,)),

@@ -27,7 +27,7 @@ ALLOWED_TO_ONE = {
     "queue_hash": {"blake3"},
     "offset_map": {"zlib"},
     "cohort.plan": {"fractions"},
-    "cohort.records": {"json", "re"},
+    "cohort.records": {"functools", "json", "re"},
 }
 
 # This module imports no other module of the project.

@@ -285,7 +285,7 @@ def test_checkpoints_with_and_without_a_topic_id_differ() -> None:
     end = begun.latestOffset(start, ReadMaxRows(6))
     # The replay continues as long as no broker reports an id.
     assert reader_of(before).partitions(start, end)
-    told = r"orders: the checkpoint has no topic id, because it was begun by .*, use another checkpoint with from_="
+    told = r"orders: the checkpoint has no topic id, because its replay began .*, use another checkpoint with from_="
     with pytest.raises(
         SourceError, match=told + r"\{0: 5, 1: 6\}; for another topic, begin again with another checkpoint$"
     ):

@@ -93,6 +93,21 @@ async def test_a_failed_first_message_leaves_the_position(logs: Logs) -> None:
     assert await suffix(logs, 2) == ["3", "4"]
 
 
+async def test_killed_connections_lose_no_message(logs: Logs) -> None:
+    """A member whose sessions end connects and claims again. A repeated message follows its first completion."""
+    seen = Seen()
+    async with consuming(member(logs), seen):
+        for number in range(4):
+            logs.commit(str(2 * number), str(2 * number + 1))
+            await until(lambda number=number: str(2 * number) in seen.values)
+            logs.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename IS NOT NULL "
+                "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            )
+        await until(lambda: "7" in seen.values)
+    assert list(dict.fromkeys(seen.values)) == [str(number) for number in range(8)]
+
+
 # --- start points
 
 
