@@ -101,6 +101,9 @@ class NotPermitted(NoAnswer):
 class NoTls(nats.errors.Error):
     """A server of a ``tls://`` URL offers no TLS, so the credentials would be sent in clear text."""
 
+    def __str__(self) -> str:
+        return "nats: the server offers no TLS"
+
 
 class SecureClient(Client):
     """A client that uses TLS for each server of a ``tls://`` URL. nats-py uses TLS only if the server requires it."""
@@ -110,7 +113,7 @@ class SecureClient(Client):
         of_tls = self._current_server is not None and self._current_server.uri.scheme == "tls"
         if initial_connection and of_tls and not info.get("tls_required"):
             if not info.get("tls_available"):
-                raise NoTls("the server offers no TLS")
+                raise NoTls
             # nats-py reads the field for the names of discovered servers, and then upgrades the connection.
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)
