@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import anyio
@@ -99,7 +100,8 @@ async def test_killed_connections_lose_no_message(logs: Logs) -> None:
     async with consuming(member(logs), seen):
         for number in range(4):
             logs.commit(str(2 * number), str(2 * number + 1))
-            await until(lambda number=number: str(2 * number) in seen.values)
+            first = str(2 * number)
+            await until(partial(seen.values.__contains__, first))
             logs.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename IS NOT NULL "
                 "AND backend_type = 'client backend' AND pid <> pg_backend_pid()"
