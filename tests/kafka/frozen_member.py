@@ -31,8 +31,8 @@ async def main(config: str, topic: str, path: str, kind: str) -> None:
     settings: dict[str, Any] = {"concurrency": CONCURRENCY, "commit_interval": 0.05, "drain_timeout": 2.0, "grace": 0.2}
     with Path(path).open("a", buffering=1) as rows:
 
-        def row(what: str, partition: int, position: int) -> None:
-            rows.write(json.dumps([what, partition, position, monotonic()]) + "\n")
+        def row(what: str, partition: int, position: int, at: float | None = None) -> None:
+            rows.write(json.dumps([what, partition, position, monotonic() if at is None else at]) + "\n")
 
         def on_event(event: lanes.GroupEvent) -> None:
             if event.partition is not None:
@@ -49,8 +49,10 @@ async def main(config: str, topic: str, path: str, kind: str) -> None:
             row("end", message.partition.id.number, message.position)
 
         async def of_batch(messages: list[lanes.Message]) -> None:
+            # One call starts all its messages, even where the freeze falls between two of these rows.
+            called = monotonic()
             for message in messages:
-                row("start", message.partition.id.number, message.position)
+                row("start", message.partition.id.number, message.position, called)
             await asyncio.sleep(PAUSE)
             for message in messages:
                 row("end", message.partition.id.number, message.position)
