@@ -10,14 +10,18 @@ PROCESSES ?= 6
 FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
 QUEUE := $(if $(WIDTH),--width $(WIDTH))
 DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS)) $(QUEUE)
+DEMO_postgres := run postgres -- .venv/bin/python -m demo run --broker postgres --server {postgres} --members $(or $(MEMBERS),3) $(QUEUE)
 DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL) $(QUEUE)
+# The packages of the broker, without those of the others.
+LEVEL := $(if $(filter-out jetstream,$(BROKER)),-$(BROKER))
 # Without a broker named the soak simulates too; with one it is members of a group or a cohort under faults.
 SOAK := tests.soak.$(if $(filter-out file,$(origin BROKER)),$(BROKER),simulation)
 # Its makers' word on their next version, three times a build, is not about this site.
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
 SERVE_jetstream := run nats -- sh -c 'echo "export NATS_URL={nats}"; exec tail -f /dev/null'
+SERVE_postgres := run postgres -- sh -c 'echo "export POSTGRES_URL={postgres}"; exec tail -f /dev/null'
 SERVE_kafka := run kafka -- sh -c 'echo "export KAFKA_URL={kafka}"; exec tail -f /dev/null'
-DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream or kafka))
+DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream, kafka or postgres))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
@@ -26,12 +30,12 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign mutants check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign mutants check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-postgres environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## the demo on a real broker, with crashes [WIDTH=4 MEMBERS=3 BROKER=kafka PROTOCOL=consumer]
+run: environment-run$(LEVEL)  ## the demo on a real broker, with crashes [WIDTH=4 MEMBERS=3 BROKER=kafka|postgres PROTOCOL=consumer]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
 run-spark: environment-run-spark  ## a replay on Spark with fenced effects, killed twice on the way, and its audit [ARGS="--events 5000"]
@@ -39,7 +43,7 @@ run-spark: environment-run-spark  ## a replay on Spark with fenced effects, kill
 	exec .venv/bin/python -m tests.components run kafka postgres -- \
 	  .venv/bin/python -m demo spark --kafka {kafka} --postgres {postgres} --jars "$$jars" $(DATA) $(ARGS)
 
-broker: environment-run$(if $(filter kafka,$(BROKER)),-kafka)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka]
+broker: environment-run$(LEVEL)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka|postgres]
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
 test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=6]
@@ -84,7 +88,7 @@ bench: environment-dev  ## measure [CASES="engine"]
 fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
-soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka]
+soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka|postgres]
 	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
 
 model:  ## check the models of the cohort's protocol and of a change of width with SPIN, which has to be there: 5 minutes
@@ -94,7 +98,7 @@ clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-environment-run environment-run-kafka environment-run-spark environment-dev: environment-%:
+environment-run environment-run-kafka environment-run-postgres environment-run-spark environment-dev: environment-%:
 	@.venv/bin/python -m tests.components.environment ready $* 2>/dev/null && exit 0; \
 	for python in $(PYTHONS); do \
 	  if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \

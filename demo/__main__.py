@@ -6,13 +6,20 @@ import os
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from demo.options import fractions, seconds
 from lanes.cli.kit import choice, command_group, require, run_commands, stop
 
 if TYPE_CHECKING:
     import typer
+
+_ADDRESSES: Final = {
+    "jetstream": "the demo needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
+    "`nats-server -js` starts such a server",
+    "kafka": "the demo needs --server HOST:PORT of a Kafka broker, such as 127.0.0.1:9092",
+    "postgres": "the demo needs --server URL of a PostgreSQL server, such as postgresql://me@127.0.0.1:5432/test",
+}
 
 
 def main() -> NoReturn:
@@ -28,13 +35,13 @@ def app() -> typer.Typer:
 
     @commands.command()
     def run(
-        server: str = typer.Option("", help="NATS URL, or HOST:PORT of a Kafka broker.", metavar="ADDRESS"),
-        broker: str = typer.Option("jetstream", help="Kind of broker.", metavar="jetstream|kafka"),
+        server: str = typer.Option("", help="NATS URL, HOST:PORT of Kafka, or PostgreSQL URL.", metavar="ADDRESS"),
+        broker: str = typer.Option("jetstream", help="Kind of broker.", metavar="jetstream|kafka|postgres"),
         members: int | None = typer.Option(
             None,
-            help="Number of processes in the group or cohort.",
+            help="Number of member processes.",
             metavar="NUMBER",
-            show_default="Kafka 3, JetStream 1",
+            show_default="JetStream 1, otherwise 3",
         ),
         width: int = typer.Option(1, help="Number of physical queues that hold the events.", metavar="NUMBER"),
         protocol: str = typer.Option("classic", help="Kafka protocol.", metavar="classic|cooperative|consumer"),
@@ -57,20 +64,15 @@ def app() -> typer.Typer:
     ) -> None:
         """Run the log under lanes on a real broker.
 
-        In a Kafka group or a JetStream cohort, the demo kills one member, adds one, freezes one until it loses its
-        partitions, and stops one.
+        In a Kafka group, a JetStream cohort or a subscription in PostgreSQL, the demo kills one member, adds one,
+        freezes one until it loses its partitions, and stops one.
         """
-        if broker == "kafka":
-            require("the demo with --broker kafka", "cli", "kafka")
+        if broker in ("kafka", "postgres"):
+            require(f"the demo with --broker {broker}", "cli", broker)
         else:
             require("the demo", "cli", "jetstream")
         if not server:
-            stop(
-                "the demo needs --server HOST:PORT of a Kafka broker, such as 127.0.0.1:9092"
-                if broker == "kafka"
-                else "the demo needs --server URL of a NATS server with JetStream, such as nats://127.0.0.1:4222; "
-                "`nats-server -js` starts such a server"
-            )
+            stop(_ADDRESSES.get(broker, _ADDRESSES["jetstream"]))
         from demo import DemoConfig, DemoError
         from demo.config import BrokerName, Protocol
         from demo.terminal import main as show

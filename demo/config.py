@@ -33,7 +33,7 @@ Hook = Callable[[Progress], Awaitable[None]]
 Script = Callable[[Any], Awaitable[None]]
 """A scenario: a function that receives the ``Members`` of a run and publishes all events."""
 
-BrokerName = Literal["jetstream", "kafka"]
+BrokerName = Literal["jetstream", "kafka", "postgres"]
 """The broker that the demo runs on."""
 
 Protocol = Literal["classic", "cooperative", "consumer"]
@@ -46,11 +46,15 @@ VARIABLE: Final = "LANES_DEMO_WORKER"
 """Environment variable with the configuration of a worker."""
 
 ADDRESS: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_PASSED: Final = r"(?:[^\s@/%]|%(?!00)[0-9A-Fa-f]{2})"
+POSTGRES: Final = re.compile(rf"postgres(?:ql)?://(?:{_PASSED}*@)?(?:{_PASSED}|/)+")
+"""URLs of PostgreSQL. The client's error about an unreadable or misread URL may contain the password."""
+
 _PARTITIONS_LIMIT: Final = 100
 _WIDTH_LIMIT: Final = 64
-_MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1}
-_LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1}
-_PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64}
+_MEMBERS: Final[dict[BrokerName, int]] = {"kafka": 3, "jetstream": 1, "postgres": 3}
+_LEAST: Final[dict[BrokerName, int]] = {"kafka": 2, "jetstream": 1, "postgres": 2}
+_PARTITIONS: Final[dict[BrokerName, int]] = {"kafka": 8, "jetstream": 64, "postgres": 64}
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -61,7 +65,8 @@ class DemoConfig:
     Raises ``DemoError`` for a value that cannot be used.
 
     Attributes:
-        server: URLs of NATS servers with JetStream, or addresses of Kafka brokers, separated by commas.
+        server: URLs of NATS servers with JetStream, addresses of Kafka brokers, or the URL of a PostgreSQL server.
+            Commas separate several servers.
         data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
         events: Maximum number of events of the log; None takes all.
         seed: Seed of the generated log.
@@ -79,13 +84,14 @@ class DemoConfig:
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
         on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
         broker: Kind of broker.
-        members: Number of processes; None is 3 on Kafka and 1 on JetStream.
-        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 on JetStream. With a
+        members: Number of processes; None is 1 on JetStream and 3 otherwise.
+        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 otherwise. With a
             ``width`` above 1, the topics of Kafka share this number, and have at least one each. A JetStream cohort
             then has one partition for each physical queue.
-        width: Number of physical queues that hold the events, by their cases; 1 is the plain stream or topic.
+        width: Number of physical queues that hold the events, by their cases; 1 is the plain stream, topic or log. A
+            log of PostgreSQL is one queue.
         protocol: Protocol of the Kafka group.
-        lease: Lease of the JetStream cohort in seconds.
+        lease: Lease of the JetStream cohort, or of the advisory locks on PostgreSQL, in seconds.
         retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
         route: Function from the name of a member to its server address; None gives all members ``server``.
         script: Scenario of the group; None kills one member, adds one, freezes one and stops one.
@@ -133,7 +139,7 @@ class DemoConfig:
     @property
     def in_group(self) -> bool:
         """Whether the members are a group or a cohort."""
-        return self.broker == "kafka" or self.processes > 1
+        return self.broker != "jetstream" or self.processes > 1
 
     @property
     def waits_for_members(self) -> bool:
@@ -164,6 +170,13 @@ class DemoConfig:
         # The error omits the value, because a password in an unreadable value cannot be found and removed.
         if self.broker == "kafka" and not all(ADDRESS.fullmatch(one) for one in self.server.split(",")):
             raise DemoError("--server: must be the address of a Kafka broker, such as 127.0.0.1:9092")
+        if self.broker == "postgres" and not POSTGRES.fullmatch(self.server):
+            raise DemoError(
+                "--server: must be the URL of a PostgreSQL server, such as postgresql://me@127.0.0.1:5432/test; write "
+                "@, / and % in a password as %40, %2F and %25"
+            )
+        if self.broker == "postgres" and self.width > 1:
+            raise DemoError(f"width={self.width}: a log of PostgreSQL is one queue; leave width out")
         if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
         at_least("latency", self.latency, 0.0)
@@ -186,9 +199,9 @@ class WorkerConfig:
 
     Attributes:
         server: Address of the broker.
-        stream: Name of the stream or topic.
-        durable: Name of the durable consumer, the group or the cohort.
-        dead_subject: Subject or topic of the dead letters.
+        stream: Name of the stream, topic, or log and its schema.
+        durable: Name of the durable consumer, the group, the cohort or the subscription.
+        dead_subject: Subject or topic of the dead letters, or their name.
         service: Address of the approval service.
         token: Secret that opens the approval service.
         history: Folder of the history segments.
@@ -201,7 +214,7 @@ class WorkerConfig:
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.
-        lease: Lease in a cohort in seconds; 0 outside a cohort.
+        lease: Lease in a cohort, or of the advisory locks on PostgreSQL, in seconds; 0 without a lease.
         queue: Name of the logical queue: the topic, or on JetStream the subject before the case.
         width: Number of physical queues; 1 is the plain stream or topic.
     """

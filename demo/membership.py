@@ -18,7 +18,10 @@ Assignment = tuple[str, str, int]
 
 
 class Member(NamedTuple):
-    """A member as the broker reports it. A classic member gets a new ``id`` when it joins again."""
+    """A member as the broker reports it.
+
+    A classic member of Kafka gets a new ``id`` when it joins again, and a member on PostgreSQL when it connects again.
+    """
 
     id: str
     partitions: frozenset[tuple[str, int]]
@@ -30,10 +33,12 @@ class Snapshot(NamedTuple):
     Attributes:
         asked: Time of the question.
         answered: Time of the answer.
-        state: State of the group: the broker's word for a Kafka group; STABLE, MOVING or UNKNOWN for a cohort.
+        state: State of the group: the broker's word for a Kafka group; STABLE, MOVING or UNKNOWN otherwise.
         members: Members by their names in the histories.
         generation: Generation of a cohort's plan; 0 without a plan.
         planned: Planned owner of each partition of a cohort; None = no owner.
+        sessions: Whether the broker frees the partitions of a member when its session ends, as PostgreSQL does. The
+            leases of a cohort outlast the process of a member.
     """
 
     asked: float
@@ -42,6 +47,7 @@ class Snapshot(NamedTuple):
     members: Mapping[str, Member]
     generation: int = 0
     planned: Sequence[str | None] = ()
+    sessions: bool = False
 
     @property
     def stable(self) -> bool:

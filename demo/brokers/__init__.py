@@ -1,4 +1,4 @@
-"""The brokers of the demo: JetStream and Kafka.
+"""The brokers of the demo: JetStream, Kafka and PostgreSQL.
 
-Reading order: ``broker``, ``backends``, ``jetstream``, ``cohort``, ``kafka``, ``coordinator``.
+Reading order: ``broker``, ``backends``, ``jetstream``, ``cohort``, ``kafka``, ``coordinator``, ``postgres``.
 """

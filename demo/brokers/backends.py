@@ -18,6 +18,9 @@ own setting decides."""
 HEARTBEAT: Final = 0.5
 """Seconds between two heartbeats of a member of a classic group."""
 
+TIME_BUDGET: Final = 1.0
+"""Seconds for which a member of a subscription holds a partition, although another member waits."""
+
 _STRATEGY: Final = {"classic": "range", "cooperative": "cooperative-sticky"}
 
 _STRATEGY_OF_TOPICS: Final = _STRATEGY | {"classic": "roundrobin"}
@@ -30,6 +33,10 @@ def broker_of(config: DemoConfig, name: str) -> Broker:
         from demo.brokers.kafka import KafkaBroker
 
         return KafkaBroker(config.server, name, config.shared, config.width)
+    if config.broker == "postgres":
+        from demo.brokers.postgres import PostgresBroker
+
+        return PostgresBroker(config.server, name, config.shared)
     if config.in_group:
         from demo.brokers.cohort import CohortBroker
 
@@ -46,6 +53,8 @@ def source_of(config: WorkerConfig) -> lanes.Source:
         from lanes_kafka import KafkaSource
 
         return KafkaSource(member_settings(config), topics=queue)
+    if config.broker == "postgres":
+        return _subscription(config)
     from lanes_jetstream import JetStreamSource, subject_token
 
     if config.lease:
@@ -68,12 +77,33 @@ def source_of(config: WorkerConfig) -> lanes.Source:
     )
 
 
+def _subscription(config: WorkerConfig) -> lanes.Source:
+    from psycopg.conninfo import make_conninfo
+
+    from demo.brokers.postgres import application_name
+    from lanes_postgres import AdvisoryLocks, Log, PostgresSource
+
+    # The session of the locks has the member's name, so the parent sees the owners as the server does.
+    address = make_conninfo(config.server, application_name=application_name(config.stream, config.member))
+    return PostgresSource(
+        config.server,
+        Log(config.stream, schema=config.stream),
+        subscription=config.durable,
+        time_budget=TIME_BUDGET,
+        locks=AdvisoryLocks(address, lease=config.lease),
+    )
+
+
 def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
     """Return the dead letter store of a worker."""
     if config.broker == "kafka":
         from lanes_kafka import KafkaDeadLetters
 
         return KafkaDeadLetters({"bootstrap.servers": config.server}, config.dead_subject)
+    if config.broker == "postgres":
+        from lanes_postgres import PostgresDeadLetters
+
+        return PostgresDeadLetters(config.server, config.dead_subject, schema=config.stream)
     from lanes_jetstream import JetStreamDeadLetters
 
     return JetStreamDeadLetters(config.server, config.dead_subject)

@@ -69,11 +69,11 @@ class GroupFindings:
         recovery: Fault kind → longest recovery in seconds, see the function ``recovery``; infinite if a partition
             never started again.
         overlaps: Number of unexcused overlapping runs of a key, plus starts and settlements after the loss of their
-            partition. With leases, the run of a crashed member counts until its lease expires.
+            partition. In a cohort, the run of a crashed member counts until its lease expires.
         overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap, the earlier
             lease had expired, the broker had removed a member, or the earlier assignment ended as lost.
         witnesses: Descriptions of the first three cases that ``overlaps`` counts.
-        moves: Moves of a cohort's partitions, by the plans of the cohort; None without leases.
+        moves: Moves of a cohort's partitions, by the plans of the cohort; None without a cohort.
         handover: Median time in seconds from the end of the last handler to the next owner; None without a handover.
     """
 
@@ -95,9 +95,10 @@ class Knowledge:
         self.faults = faults
         self.spans: dict[Assignment, Span] = spans(segments)
         self.deadlines: dict[Assignment, float] = deadlines(segments)
-        # With leases, the deadlines give the end of each assignment, which no broker reports.
-        self.removals: dict[Assignment, Removal] = {} if self.deadlines else removals(self.spans, snapshots)
-        self.moves = moves(snapshots) if self.deadlines else None
+        # The leases of a cohort outlast the processes, so the deadlines alone give the end of each assignment.
+        self.outlasting = bool(self.deadlines) and not any(snapshot.sessions for snapshot in snapshots)
+        self.removals: dict[Assignment, Removal] = {} if self.outlasting else removals(self.spans, snapshots)
+        self.moves = moves(snapshots) if self.outlasting else None
         self.rebalances = rebalances(snapshots)
         self.last_owners = last_owners(snapshots)
 
@@ -245,7 +246,8 @@ class _Overlaps:
                 self._found(segment, row, "its commit was accepted after the broker had removed its member")
         elif event == "over":
             for key, running in self._running.items():
-                self._ghosts[key] += [one for one in running if one[0] is segment and segment.crashed]
+                if self._knowledge.outlasting:
+                    self._ghosts[key] += [one for one in running if one[0] is segment and segment.crashed]
                 running[:] = [one for one in running if one[0] is not segment]
 
     def _started(self, segment: Segment, row: Row, assignment: Assignment) -> None:
@@ -274,7 +276,7 @@ class _Overlaps:
         earlier assignment ended as lost.
         """
         deadline = self._knowledge.deadlines.get(earlier)
-        if deadline is not None:
+        if deadline is not None and (deadline <= row.mono or self._knowledge.outlasting):
             return deadline <= row.mono
         for one in (earlier, assignment):
             removal = self._knowledge.removals.get(one)

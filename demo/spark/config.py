@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from demo.child import told
-from demo.config import ADDRESS, at_least, check_run
+from demo.config import ADDRESS, POSTGRES, at_least, check_run
 from demo.errors import DemoError
 from demo.faults import Faults
 
@@ -25,9 +24,6 @@ ATTEMPTS: Final = 4
 _PARTITIONS_LIMIT: Final = 100
 _CORES_LIMIT: Final = 64
 _CONNECTIONS_LIMIT: Final = 200
-# The client's error about an unreadable or misread URL may contain the password.
-_TOLD: Final = r"(?:[^\s@/%]|%(?!00)[0-9A-Fa-f]{2})"
-_POSTGRES: Final = re.compile(rf"postgres(?:ql)?://(?:{_TOLD}*@)?(?:{_TOLD}|/)+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +80,7 @@ class SparkConfig:
         # The error omits the value, because a password in an unreadable value cannot be found and removed.
         if not all(ADDRESS.fullmatch(one) for one in self.kafka.split(",")):
             raise DemoError("--kafka: must be the address of a Kafka broker, such as 127.0.0.1:9092")
-        if not _POSTGRES.fullmatch(self.postgres):
+        if not POSTGRES.fullmatch(self.postgres):
             raise DemoError(
                 "--postgres: must be the URL of a server, such as postgresql://me@127.0.0.1:5432/test; write @, / and "
                 "% in a password as %40, %2F and %25"

@@ -75,7 +75,7 @@ def worker_config(
         poison_every=config.faults.poison_every,
         broker=config.broker,
         protocol=config.protocol,
-        lease=config.lease if config.broker == "jetstream" and config.in_group else 0.0,
+        lease=config.lease if config.broker != "kafka" and config.in_group else 0.0,
         queue=broker.queue.name,
         width=broker.queue.partitions,
     )

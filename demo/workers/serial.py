@@ -10,12 +10,12 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Final
 
 from demo.child import end_with_parent
-from demo.config import ATTEMPTS, WorkerConfig
+from demo.config import ATTEMPTS, BrokerName, WorkerConfig
 from demo.workers.client import Client
 from demo.workers.handler import Approve, Declined
 from lanes.queues.partitioned import PartitionedQueue
@@ -47,7 +47,7 @@ async def _loop(config: WorkerConfig) -> tuple[int, float]:
     handler = Approve(client, config.faults)
     events = 0
     begun = last = 0.0
-    payloads = _from_kafka(config) if config.broker == "kafka" else _from_jetstream(config)
+    payloads = _READERS[config.broker](config)
     async with aclosing(payloads):
         async for payload in payloads:
             # The time begins with the first message, because joining a group takes long and is no work.
@@ -110,6 +110,40 @@ async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
             consumer.commit(asynchronous=True)
     finally:
         consumer.close()
+
+
+async def _from_postgres(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of one partition after the other, and store the position after every batch."""
+    from psycopg import AsyncConnection, sql
+
+    from lanes_postgres import Log
+    from lanes_postgres.log.reading import LogTables, Wanted
+    from lanes_postgres.steps import perform_async
+
+    table = sql.Identifier(config.stream, "one_at_a_time")
+    async with await AsyncConnection.connect(config.server, autocommit=True) as connection:
+        facts = await perform_async(connection, Log(config.stream, schema=config.stream).finding(), config.stream)
+        tables = LogTables(config.stream, facts.id, facts.partitions)
+        await connection.execute(
+            sql.SQL("CREATE TABLE {} (partition integer PRIMARY KEY, position bigint NOT NULL)").format(table)
+        )
+        store = sql.SQL(
+            "INSERT INTO {} VALUES (%s, %s) ON CONFLICT (partition) DO UPDATE SET position = excluded.position"
+        ).format(table)
+        for partition in range(facts.partitions):
+            position = 0
+            while messages := (await tables.fetch(connection, [Wanted(partition, position, _BATCH)])).get(partition):
+                for message in messages:
+                    yield message.value
+                position = messages[-1].position + 1
+                await connection.execute(store, (partition, position))
+
+
+_READERS: Final[dict[BrokerName, Callable[[WorkerConfig], AsyncGenerator[bytes, None]]]] = {
+    "jetstream": _from_jetstream,
+    "kafka": _from_kafka,
+    "postgres": _from_postgres,
+}
 
 
 async def _handle(handler: Approve, payload: bytes) -> None:

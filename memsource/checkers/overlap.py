@@ -24,7 +24,8 @@ class NoOverlap(PromiseChecker):
     - The assignment of the first handler was lost after the handler had started. The handler runs until its
       cancellation.
     - The broker had taken one of the two assignments, and its process started the handler before it noticed the loss.
-    - The first assignment had a lease whose deadline has passed.
+    - The first assignment had a lease whose deadline has passed. If the broker takes a lease, its end is recorded with
+      the loss.
 
     In an assignment under a lease, no message starts after the deadline, and no message is acknowledged after the
     deadline or the loss. A message without a key, and each message with ``order="none"``, must not overlap with
@@ -80,7 +81,7 @@ class NoOverlap(PromiseChecker):
     def _leased_at(self, other: Segment, start: Row, row: Row) -> bool:
         """Return whether a lease certainly was valid when a message started in a different assignment."""
         deadline = self._deadlines.get((other, start.partition, start.assignment), 0.0)
-        return row.mono < deadline and start.partition not in self._incomparable
+        return row.mono < deadline and start.partition not in self._incomparable and not self._unaware(other, start)
 
     @on("ack")
     def _ack(self, segment: Segment, row: Row) -> None:

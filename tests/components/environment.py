@@ -5,6 +5,7 @@ second call waits for the first. `ready` only checks, and tells the result by it
 
 - `run`: the packages of `make run`
 - `run-kafka`: the packages of `make run BROKER=kafka`
+- `run-postgres`: the packages of `make run BROKER=postgres`
 - `run-spark`: the packages of `make run-spark`
 - `dev`: all packages
 
@@ -33,6 +34,7 @@ PYTHON = VENV / "bin" / "python"
 EXTRAS = {
     "run": "cli,jetstream",
     "run-kafka": "cli,kafka",
+    "run-postgres": "cli,postgres",
     "run-spark": "cli,journal,kafka,postgres,spark",
     "dev": "cli,jetstream,kafka,testing",
 }

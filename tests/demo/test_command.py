@@ -52,6 +52,8 @@ def test_help_is_printed(demo: Command, arguments: list[str]) -> None:
         (["run", "--nonsense"], 64, "--nonsense"),
         (["run", *SERVER, "--events", "many"], 64, "--events"),
         (["run"], 3, "needs --server URL"),
+        (["run", "--broker", "kafka"], 3, "needs --server HOST:PORT of a Kafka broker"),
+        (["run", "--broker", "postgres"], 3, "needs --server URL of a PostgreSQL server"),
         (["run", *SERVER, "--latency", "10"], 3, "--latency '10': must be a number with a unit"),
         (["run", *SERVER, "--sample", "-1s"], 3, "--sample '-1s'"),
         (["run", *SERVER, "--kill-at", "half"], 3, "--kill-at 'half': must be fractions"),

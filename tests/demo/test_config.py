@@ -37,6 +37,9 @@ from demo.places import places
         ({"members": 0}, "members=0: must be 1 to 64"),
         ({"members": 9, "partitions": 8}, "members=9: must be 1 to 8"),
         ({"broker": "kafka", "server": "h:9092", "members": 1}, "members=1: must be 2 to 8"),
+        ({"broker": "postgres", "server": "postgresql://h/d", "members": 1}, "members=1: must be 2 to 64"),
+        ({"broker": "postgres", "server": "postgresql://h/d", "width": 2}, "width=2: a log of PostgreSQL is one queue"),
+        ({"broker": "postgres"}, "--server: must be the URL of a PostgreSQL server"),
         ({"partitions": 101}, "partitions=101: must be 1 to 100"),
         ({"width": 0}, "width=0: must be 1 to 64 physical queues, such as 4"),
         ({"width": 65}, "width=65: must be 1 to 64 physical queues"),
@@ -58,10 +61,12 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
 def test_members_and_broker_decide_the_number_of_processes_and_partitions() -> None:
     alone, cohort = (DemoConfig(server="nats://127.0.0.1:4222", members=members) for members in (None, 4))
     group = DemoConfig(broker="kafka", server="h:9092")
-    assert [(one.processes, one.shared, one.in_group) for one in (alone, cohort, group)] == [
+    subscription = DemoConfig(broker="postgres", server="postgresql://me@h:5432/d")
+    assert [(one.processes, one.shared, one.in_group) for one in (alone, cohort, group, subscription)] == [
         (1, 64, False),
         (4, 64, True),
         (3, 8, True),
+        (3, 64, True),
     ]
 
 
@@ -139,6 +144,13 @@ def test_a_missing_temporary_folder_is_one_clear_line(monkeypatch: pytest.Monkey
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
     with pytest.raises(DemoError, match="a temporary folder cannot be created"), places(None):
         pass
+
+
+@pytest.mark.parametrize("server", ["postgresql://bob:s3@cret@h:5432/d", "postgresql://bob:s3%cret@h", "postgresql://"])
+def test_a_password_of_postgresql_is_in_no_error(server: str) -> None:
+    with pytest.raises(DemoError, match="--server: must be the URL of a PostgreSQL server") as refused:
+        DemoConfig(broker="postgres", server=server)
+    assert "s3" not in str(refused.value)
 
 
 @pytest.mark.parametrize("server", ["nats://bob:s3cret@127.0.0.1:99999", "nats://bob:s3 cret@h", "http://u:s3cret@h"])

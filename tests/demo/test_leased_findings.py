@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from demo.group.findings import Fault, FaultKind, Knowledge, findings
 from demo.history import Seen, examine
-from demo.membership import Moves, Snapshot, deadlines, handovers, least_moves, moves
+from demo.membership import Member, Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report
 from tests.memsource.checkers.rows import (
     Fields,
@@ -93,6 +93,37 @@ OVERLAPS = {
 def test_overlapping_handlers_are_counted(case: Overlap) -> None:
     found = findings(known(case.first, case.second, crashed=case.crashed))
     assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss), found.witnesses
+
+
+def sessions(*there: tuple[float, str]) -> list[Snapshot]:
+    """Reports of a server that frees the partitions of a session at its end: m-1 has these sessions at these times."""
+    return [
+        Snapshot(
+            moment, moment + 0.1, "STABLE", {"m-1": Member(session, frozenset())} if session else {}, sessions=True
+        )
+        for moment, session in there
+    ]
+
+
+SESSION_OVERLAPS = {
+    "killed, and the session has ended": (RUNS, True, sessions((101.0, "1"), (103.0, "")), 0, 0),
+    "the session was replaced": (flat(RUNS, LOST, ENDS), False, sessions((101.0, "1"), (103.0, "2")), 0, 1),
+    "the session is still there": (flat(RUNS, ENDS), False, sessions((101.0, "1"), (103.0, "1")), 1, 0),
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "crashed", "snapshots", "overlaps", "at_loss"), SESSION_OVERLAPS.values(), ids=SESSION_OVERLAPS
+)
+def test_the_end_of_a_session_frees_its_partitions_before_the_deadline(
+    first: Rows, crashed: bool, snapshots: Sequence[Snapshot], overlaps: int, at_loss: int
+) -> None:
+    segments = (
+        segment(first, end=None if crashed else "drained"),
+        segment(starts(104.0), member="m-2", pid=2, start=100.5),
+    )
+    found = findings(Knowledge(parsed(*segments), snapshots, []))
+    assert (found.overlaps, found.overlaps_at_loss, found.moves) == (overlaps, at_loss, None), found.witnesses
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,11 @@ _LEAVE: Final[LiteralString] = (
 )
 
 
+def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
+    """Return the name of the lock of a partition."""
+    return f"{schema}/{log_name}/{subscription}/{number}"
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class Visitor:
     """Acquires partitions and reads their messages. All calls belong to one event loop.
@@ -160,6 +165,8 @@ class Visitor:
     def lose(self, owned: Owned, reason: str) -> None:
         """Give up a partition that another process may own. Idempotent."""
         if self._end(owned):
+            # The lock may be free already, so the lease has ended.
+            owned.partition.deadline = min(owned.partition.deadline, monotonic())
             self._events.append(Lost(owned.partition, reason))
             log.warning("%s: partition %d is lost: %s", self.name, owned.number, reason)
             task = asyncio.ensure_future(owned.held.release())
@@ -366,7 +373,7 @@ class Visitor:
             self.locks,
             self.states,
             key,
-            name=f"{self.tables.schema}/{self.log_name}/{self.subscription}/{number}",
+            name=lock_name(self.tables.schema, self.log_name, self.subscription, number),
             start=self.starts[number],
             changed=self._lock_changed,
         )

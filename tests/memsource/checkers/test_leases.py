@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -36,12 +37,17 @@ def lost(deadline: float) -> Fields:
     return owned("lost", deadline=deadline)
 
 
-def judged(first: Rows, second: Rows = ()) -> Verdict:  # type: ignore[assignment]
+def judged(
+    first: Rows,
+    second: Rows = (),  # type: ignore[assignment]
+    *,
+    taken: Collection[tuple[str, str, int]] = (),
+) -> Verdict:
     """One partition, owned by m-1 from 100 s and by m-2 from 101 s."""
     segments = [segment([assigned(None), *first], end=None)]
     if second:
         segments.append(segment([assigned(None), *second], member="m-2", pid=2, start=101.0, end=None))
-    (verdict,) = check(parsed(*segments), [NoOverlap])
+    (verdict,) = check(parsed(*segments), [NoOverlap], taken=taken)
     return verdict
 
 
@@ -62,6 +68,13 @@ def test_no_handler_may_start_before_the_deadline_of_the_owner() -> None:
     verdict = judged([leased(102.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))])
     assert (verdict.status, verdict.violations) == ("violated", 1)
     assert verdict.witnesses[0].endswith("started while position 0 of its key was running (m-1 pid 1 row 5)")
+
+
+def test_a_taken_lease_ends_before_its_owner_notes_the_loss() -> None:
+    first = [leased(105.0), delivered(0), started(0), *at(103.0, lost(103.0), ended(0, result="cancelled"))]
+    taken = {("m-1", "S/0", 1)}
+    assert judged(first, [leased(110.0), *at(102.0, *ran(1))], taken=taken).status == "passed"
+    assert judged(first, [leased(110.0), *at(102.0, *ran(1))]).status == "violated"
 
 
 def test_a_renewal_recorded_only_with_the_loss_counts() -> None:

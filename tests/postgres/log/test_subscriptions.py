@@ -11,10 +11,14 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from lanes import Consumer, HandlerHalted, Message, Settings
+from lanes.clock import monotonic
+from lanes.core.types import Room
 from lanes.errors import ConfigError, SourceError
-from lanes_postgres import Log, PostgresSource, Record
+from lanes.source import Assigned, Lost
+from lanes_postgres import AdvisoryLocks, Log, PostgresSource, Record
 from tests.components import PostgresServer
 from tests.fakes.grouped import ONCE
 from tests.postgres.log.logs import Logs
@@ -108,6 +112,24 @@ async def test_killed_connections_lose_no_message(logs: Logs) -> None:
             )
         await until(lambda: "7" in seen.values)
     assert list(dict.fromkeys(seen.values)) == [str(number) for number in range(8)]
+
+
+async def test_a_lost_lock_ends_the_lease(logs: Logs) -> None:
+    """The server frees the lock of an ended session at once, so the lease does not last until its deadline."""
+    name = f"locks of {logs.schema}"
+    source = member(logs, locks=AdvisoryLocks(make_conninfo(logs.url, application_name=name), lease=600.0))
+    await source.open()
+    try:
+        with anyio.fail_after(20):
+            (assigned,) = [event for event in await source.receive(Room(10, 1_000)) if isinstance(event, Assigned)]
+            begun = monotonic()
+            assert assigned.partition.deadline > begun + 300.0
+            logs.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '{name}'")
+            (lost,) = [event for event in await source.receive(Room(10, 1_000)) if isinstance(event, Lost)]
+        assert lost.partition is assigned.partition
+        assert begun <= lost.partition.deadline <= monotonic()
+    finally:
+        await source.aclose()
 
 
 # --- start points
