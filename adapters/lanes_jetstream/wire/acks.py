@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final, Literal
 
@@ -132,14 +132,12 @@ class Acks:
         client: The connected client.
         mode: When to wait for confirmations; see ``JetStreamSource``.
         name: Name of the source, for errors and the log.
-        takeovers: Function that returns the number of takeovers that have begun.
     """
 
-    def __init__(self, client: Client, mode: AckMode, name: str, takeovers: Callable[[], int]) -> None:
+    def __init__(self, client: Client, mode: AckMode, name: str) -> None:
         self._client = client
         self._mode = mode
         self._name = name
-        self._takeovers = takeovers
         self._kept: deque[str] = deque(maxlen=_KEPT)
         self._reconnects = client.stats["reconnects"]
         self._last_sent = 0.0
@@ -152,8 +150,9 @@ class Acks:
     async def send(self, tokens: Sequence[str]) -> None:
         """Acknowledge deliveries. In the mode ``"confirmed"``, wait until the server confirms the acknowledgements.
 
-        Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. If a takeover began in
-        the meantime, the server redelivers the messages, so a missing confirmation is no error.
+        Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. A takeover in the
+        meantime makes no difference: a message that it redelivers before the end of this call must be acknowledged
+        again.
         """
         # Keep all tokens before the first is sent. A repeat is never too early, because the messages are finished.
         self._kept.extend(tokens)
@@ -209,7 +208,6 @@ class Acks:
     async def _send_confirmed(self, tokens: Sequence[str]) -> None:
         self._inbox = self._inbox or self._client.new_inbox()
         await self._subscription.open(f"{self._inbox}.*", self._confirmed)
-        takeovers = self._takeovers()
         self._all_confirmed.clear()
         self._unconfirmed = {f"{self._inbox}.{self._number + place}": token for place, token in enumerate(tokens)}
         self._number += len(tokens)
@@ -219,17 +217,11 @@ class Acks:
             async with asyncio.timeout(CONFIRM_TIMEOUT):
                 await self._all_confirmed.wait()
         except TimeoutError:
-            if takeovers == self._takeovers():
-                raise SourceError(
-                    f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed, and the server "
-                    "redelivers messages whose acknowledgement it has not read; check the server",
-                    retryable=True,
-                ) from None
-            log.info(
-                "%s: a takeover began before %d acknowledgements were confirmed; the server redelivers their messages",
-                self._name,
-                len(self._unconfirmed),
-            )
+            raise SourceError(
+                f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed, and the server "
+                "redelivers messages whose acknowledgement it has not read; check the server",
+                retryable=True,
+            ) from None
 
     async def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":
