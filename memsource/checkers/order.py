@@ -82,7 +82,7 @@ class PerKeyOrder(PromiseChecker):
     Args:
         timeline: History to judge.
         deleted: Messages that the broker has deleted, by the name of the partition and the position. After the end of
-            an assignment, no message waits for the end of a deleted message.
+            an assignment, no message waits for the end of a deleted message, and a former owner may still see one.
     """
 
     _needs_order = True
@@ -116,7 +116,9 @@ class PerKeyOrder(PromiseChecker):
         lane = self._across.get((row.partition, key))
         if lane is None:
             lane = self._across[row.partition, key] = _Lane()
-        if lane.know(row.position) and row.position < lane.highest and self._comparable(row):
+        # A former owner may report a deleted message that it has fetched before the deletion, and then its loss.
+        deleted = (row.partition, row.position) in self._deleted
+        if lane.know(row.position) and row.position < lane.highest and not deleted and self._comparable(row):
             self._findings.violation(segment, row, f"first seen after the start of {lane.highest_start()}")
         return lane
 

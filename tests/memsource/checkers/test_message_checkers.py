@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from memsource import check
+from memsource.checkers import PerKeyOrder
 from tests.memsource.checkers.rows import (
     Rows,
     ack,
     delivered,
     ended,
     handled,
+    judged,
     message,
     owned,
     parsed,
@@ -118,6 +122,14 @@ class TestPerKeyOrder:
         # A producer may record a message after the message is handled.
         late = segment(produced(2), produced(1), member="producer", start=300.0)
         assert not violated(segment(handled(1), handled(2)), late)
+
+    @pytest.mark.parametrize("deleted", [True, False])
+    def test_a_former_owner_may_report_a_message_that_the_broker_has_deleted(self, deleted: bool) -> None:
+        # The former owner has slept since it fetched the message, and only then learns of its loss.
+        frozen = segment(owned("assigned"), delivered(1, t=300.0), owned("lost", t=300.0))
+        newer = segment(handled(2), start=200.0, pid=2)
+        verdict = judged(partial(PerKeyOrder, deleted=[("S/0", 1)] if deleted else []), frozen, newer)
+        assert verdict.status == ("passed" if deleted else "violated")
 
     def test_an_end_after_the_fence_does_not_count(self) -> None:
         for fence in ("lost", "revoked", "drained"):
