@@ -35,6 +35,7 @@ class Member:
         bounds: First offset and end of the logs that do not have 0 to 10.
         calls: Calls of the client that change it.
         asked: The partitions of each question for committed positions.
+        timeouts: The timeouts of all questions for positions.
         errors: Codes of the errors of the next questions for committed positions.
         refused: Errors of the next commits.
         told: The delivered events.
@@ -51,6 +52,7 @@ class Member:
         self.bounds: dict[PartitionId, tuple[int, int]] = {}
         self.calls: list[tuple[str, list[tuple[int, int]]]] = []
         self.asked: list[list[int]] = []
+        self.timeouts: list[float] = []
         self.errors: list[int] = []
         self.refused: list[int] = []
         self.bounds_refused: list[int] = []
@@ -114,6 +116,7 @@ class Member:
     # --- the client
 
     def committed(self, asked: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        self.timeouts.append(timeout)
         if self.errors:
             raise KafkaException(KafkaError(self.errors.pop(0)))
         self.asked.append([each.partition for each in asked])
@@ -121,6 +124,7 @@ class Member:
         return [TopicPartition(*one, self.positions.get(one, 5)) for one in ids]
 
     def offsets_for_times(self, asked: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        self.timeouts.append(timeout)
         if self.bounds_refused:
             raise KafkaException(KafkaError(self.bounds_refused.pop(0)))
         found = []
@@ -279,9 +283,28 @@ def test_the_questions_for_start_positions_end_before_the_poll_interval() -> Non
     member.errors = [KafkaError.NOT_COORDINATOR] * 10
     member.serving = serve
     member.group.on_assign(member.client, [TopicPartition("t", 0)])
-    assert ends == [1_040.0] * 4
+    # Of the 40 s of a callback, 5 s are kept for the commit of new positions.
+    assert ends == [1_035.0] * 4
     (failure,) = member.failures
     assert failure.startswith("kafka g: assigning partitions failed: ") and "NOT_COORDINATOR" in failure
+
+
+def test_a_late_question_for_start_positions_waits_only_until_the_end_of_the_callback() -> None:
+    member = Member(BASE | {"max.poll.interval.ms": 50_000})
+    topics: Any = member.group.topics
+
+    def wait(timeout: float) -> bool:
+        member.now += timeout
+        return True
+
+    def serve(until: float) -> None:
+        member.now += 32.0
+
+    topics.wait, member.serving = wait, serve
+    member.errors = [KafkaError.NOT_COORDINATOR]
+    member.assign(0)
+    # The callback began 2 s before the first question, and 34 s of its 35 s had passed at the second one.
+    assert member.timeouts == [5.0, 1.0, 1.0, 1.0]
 
 
 def test_a_stop_ends_the_questions_for_start_positions() -> None:

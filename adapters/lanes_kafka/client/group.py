@@ -46,6 +46,9 @@ _TOPIC_ID_TIMEOUT: Final = 2.0
 _START_TIMEOUT: Final = 60.0
 """Maximum time in seconds to keep asking for start positions: the broker may still be starting."""
 
+_LEAST_TIMEOUT: Final = 0.5
+"""Seconds of a question for start positions at the end of this time, at which the client must be polled soon."""
+
 
 class Assignment:
     """One assignment of ``partition``, until it is revoked or lost.
@@ -171,6 +174,7 @@ class Group:
         self.join_watch.answered()
         if self.closing:
             return
+        until = self._starts_until()
         try:
             self._lost = self._lost_in_outage = self.rejoining = False
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
@@ -180,7 +184,7 @@ class Group:
                 for name in dict.fromkeys(one.source for one in ids):
                     self.topics.appears(name, _TOPIC_ID_TIMEOUT)
                 self.check_topics()
-                self._start(client, ids)
+                self._start(client, ids, until=until)
             self.reclaim(client, at_once=True)
         except SourceError as error:
             self.fail(error)
@@ -308,7 +312,8 @@ class Group:
         mine = {PartitionId(each.topic, each.partition) for each in client.assignment()}
         for partition_id in due:
             del self._presumed_lost[partition_id]
-        self._start(client, [one for one in due if one in mine and one not in self.owned], known=True)
+        again = [one for one in due if one in mine and one not in self.owned]
+        self._start(client, again, until=self._starts_until(), known=True)
 
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
         """Move a partition whose log does not contain ``offset`` to a position in its log, or end the source.
@@ -339,8 +344,16 @@ class Group:
 
     # --- inside
 
-    def _start(self, client: Consumer, ids: list[PartitionId], *, known: bool = False) -> None:
-        """Fetch the partitions ``ids`` from their start positions.
+    def _starts_until(self) -> float:
+        """The time until which a callback that begins now may ask for start positions.
+
+        The rest of ``max.poll.interval.ms`` is for the commit of new positions, and a margin.
+        """
+        allowed = OF_POLL_INTERVAL * self.config.max_poll_interval - QUERY_TIMEOUT
+        return self.clock() + min(_START_TIMEOUT, allowed)
+
+    def _start(self, client: Consumer, ids: list[PartitionId], *, until: float, known: bool = False) -> None:
+        """Fetch the partitions ``ids`` from their start positions, which are asked for until a time.
 
         If the client already owns the partitions (``known``), it seeks.
         """
@@ -349,7 +362,7 @@ class Group:
         # Read the ids before the positions: a topic that is recreated in between then has an outdated id here.
         topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
         try:
-            found = self._start_positions(client, ids)
+            found = self._start_positions(client, ids, until)
         except _UnknownPartition:
             self._postpone(client, ids, known=known)
             return
@@ -388,10 +401,11 @@ class Group:
         self._stale_metadata = True
         self._presumed_lost |= dict.fromkeys(ids, self.clock())
 
-    def _start_positions(self, client: Consumer, ids: list[PartitionId]) -> dict[PartitionId, StartPosition]:
+    def _start_positions(
+        self, client: Consumer, ids: list[PartitionId], until: float
+    ) -> dict[PartitionId, StartPosition]:
         config = self.config
         sizes = {name: topic.partitions for name, topic in self.topics.known.items()}
-        until = self.clock() + min(_START_TIMEOUT, OF_POLL_INTERVAL * config.max_poll_interval)
         warned = False
         while True:
             try:
@@ -403,6 +417,8 @@ class Group:
                     out_of_range=config.out_of_range,
                     hands_over=self.hands_over,
                     name=self.name,
+                    # A question that begins shortly before the end must not outlast max.poll.interval.ms.
+                    timeout=lambda: max(_LEAST_TIMEOUT, min(QUERY_TIMEOUT, until - self.clock())),
                 )
             except KafkaException as failure:
                 error = failure.args[0]

@@ -7,7 +7,7 @@ contain the committed position, ``out_of_range`` decides.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -50,6 +50,7 @@ def start_positions(
     out_of_range: OutOfRange,
     hands_over: bool,
     name: str,
+    timeout: Callable[[], float] = lambda: QUERY_TIMEOUT,
 ) -> dict[PartitionId, StartPosition]:
     """Ask for the position at which reading each partition starts.
 
@@ -57,7 +58,7 @@ def start_positions(
     partitions of the topic, and not only of ``ids``. If later one partition has no position and others have positions,
     the partition is therefore newer than the first run. A newer partition is read from its beginning.
 
-    Blocks for up to ``QUERY_TIMEOUT`` seconds a question.
+    Asks three or four questions, one after the other. Blocks until they are answered.
 
     Args:
         client: The client to ask.
@@ -67,6 +68,7 @@ def start_positions(
         out_of_range: Position to continue at if the log does not contain the committed position.
         hands_over: Whether the metadata of commits hold completed positions.
         name: Name of the source, for errors and log lines.
+        timeout: Returns the maximum seconds of the next question.
 
     Returns:
         The start position of each partition in ``ids``, and of all partitions for which ``start`` decided.
@@ -78,13 +80,13 @@ def start_positions(
     topics = {one.source for one in ids} if start != "beginning" else set()
     others = [PartitionId(topic, number) for topic in sorted(topics) for number in range(sizes.get(topic, 0))]
     asked = list(dict.fromkeys([*ids, *others]))
-    answers = _checked(client.committed([TopicPartition(*one) for one in asked], timeout=QUERY_TIMEOUT))
+    answers = _checked(client.committed([TopicPartition(*one) for one in asked], timeout=timeout()))
     committed = {_partition_id(each): each for each in answers}
     ran = {one.source for one, each in committed.items() if each.offset >= 0}
     ids = [*ids, *(one for one in asked if one.source not in ran and one not in ids)]
-    lows, highs = log_bounds(client, ids)
+    lows, highs = log_bounds(client, ids, timeout)
     fresh = [one for one in ids if committed[one].offset < 0]
-    starts = _starts(client, [one for one in fresh if one.source not in ran], start, lows, highs)
+    starts = _starts(client, [one for one in fresh if one.source not in ran], start, lows, highs, timeout)
     starts |= {one: lows[one] for one in fresh if one.source in ran}
     found = {}
     for partition_id in ids:
@@ -136,18 +138,25 @@ def position_in_range(
     return target
 
 
-def log_bounds(client: Consumer, ids: Sequence[PartitionId]) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
-    """Ask for the first offset and the readable end of each log. Blocks for up to twice ``QUERY_TIMEOUT`` seconds."""
-    return _offsets(client, ids, OFFSET_BEGINNING), _offsets(client, ids, OFFSET_END)
+def log_bounds(
+    client: Consumer, ids: Sequence[PartitionId], timeout: Callable[[], float] = lambda: QUERY_TIMEOUT
+) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
+    """Ask for the first offset and the readable end of each log. Blocks for up to twice ``timeout`` seconds."""
+    return _offsets(client, ids, OFFSET_BEGINNING, timeout), _offsets(client, ids, OFFSET_END, timeout)
 
 
 def _starts(
-    client: Consumer, ids: list[PartitionId], start: Start, lows: dict[PartitionId, int], highs: dict[PartitionId, int]
+    client: Consumer,
+    ids: list[PartitionId],
+    start: Start,
+    lows: dict[PartitionId, int],
+    highs: dict[PartitionId, int],
+    timeout: Callable[[], float],
 ) -> dict[PartitionId, int]:
     if not ids:
         return {}
     if isinstance(start, datetime):
-        found = _offsets(client, ids, milliseconds(start))
+        found = _offsets(client, ids, milliseconds(start), timeout)
         # A time after the newest message has no offset.
         return {one: found[one] if found[one] >= 0 else highs[one] for one in ids}
     bound = lows if start == "beginning" else highs
@@ -163,10 +172,12 @@ def milliseconds(start: datetime) -> int:
     return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))
 
 
-def _offsets(client: Consumer, ids: Sequence[PartitionId], time: int) -> dict[PartitionId, int]:
+def _offsets(
+    client: Consumer, ids: Sequence[PartitionId], time: int, timeout: Callable[[], float]
+) -> dict[PartitionId, int]:
     # A request for offsets by time has special times for the beginning and the end, and covers all partitions at once.
     asked = [TopicPartition(*one, time) for one in ids]
-    answers = _checked(client.offsets_for_times(asked, timeout=QUERY_TIMEOUT))
+    answers = _checked(client.offsets_for_times(asked, timeout=timeout()))
     return {_partition_id(each): each.offset for each in answers}
 
 
