@@ -60,6 +60,9 @@ _STATIC: Final = 0.2
 _LAGS: Final = 0.12
 """Share of the runs in which commits arrive after their timeout."""
 
+_POLLS: Final = 0.1
+"""Share of the runs with a ``max.poll.interval.ms`` that is hardly longer than the longest drain."""
+
 
 class KafkaAdapter:
     """The side of ``lanes_kafka``. One object makes one run at a time."""
@@ -83,6 +86,10 @@ class KafkaAdapter:
             # Static members are meant for deployments that stop or end one process after the other.
             drawn = replace(drawn, deploys=rng.choice(["stop", "stop", "kill"]))
         self._extras = replace(self._extras, lags=rng.random() < _LAGS)
+        self._extras = replace(self._extras, polls=rng.random() < _POLLS)
+        if self._extras.polls:
+            self._extras = replace(self._extras, cuts_drains=True)
+            drawn = replace(drawn, settings=replace(drawn.settings, drain_timeout=4.0))
         if self._extras.retains:
             # Retention deletes messages below the positions that an owner has handed over.
             drawn = replace(drawn, rebalances=True)

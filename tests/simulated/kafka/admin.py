@@ -66,6 +66,7 @@ class SimulatedAdmin:
             known = self._broker.group.members
             return SimpleNamespace(members=[SimpleNamespace(member_id=member) for member in known])
 
+        self._broker.events.on_members_asked(self._member)
         return self._ask("members", list(groups), act, request_timeout)
 
     def list_offsets(

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context
+from dataclasses import replace
 from itertools import count
 from random import Random
 from typing import Any, Final
@@ -67,6 +68,9 @@ _IMPOSSIBLE: Final[Impossible] = {
 
 _STRATEGIES: Final = {"eager": "range", "cooperative": "cooperative-sticky"}
 
+_SHORT_POLLS: Final = 24.5
+"""Seconds between two polls, of which 0.8 are for a drain: hardly more than the longest one, with its commits."""
+
 _FAILS_WITHIN: Final = 12.0
 """Seconds after a refused read within which its source fails, unless a stop closes it; the longest handler takes 7."""
 
@@ -109,6 +113,8 @@ class SimulatedKafka(KafkaBroker):
             max_poll_interval=rng.choice([30.0, 60.0, 300.0]),
             prefetch=rng.choice([3, 100]),
         )
+        if extras is not None and extras.polls:
+            settings = replace(settings, max_poll_interval=_SHORT_POLLS)
         super().__init__(
             partitions or rng.randint(1, 4), topic=TOPIC, settings=settings, hands_over=rng.random() < 0.75
         )
@@ -422,12 +428,30 @@ class SimulatedKafka(KafkaBroker):
     def commit(self, client: Client, commits: Mapping[int, Commit], now: float) -> None:
         self._commits_refused |= self.forbidden is not None
         self.check_allowed(client.name, *FORBIDDEN)
+        before = {number: self.group.committed(number) for number in commits}
         super().commit(client, commits, now)
         for number in commits:
             offset, completed = self.group.committed(number)
+            self._check_kept(client, number, *before[number], offset, completed)
             self._stored.add((number, offset, _merged(completed)))
             if completed and self.phase(client.name) == "drain":
                 self.events.on_handed_over(number, offset, _merged(completed))
+
+    def _check_kept(
+        self,
+        client: Client,
+        number: int,
+        before: int,
+        completed: Iterable[tuple[int, int]],
+        offset: int,
+        now: Iterable[tuple[int, int]],
+    ) -> None:
+        """Judge that a commit forgets no position that the commit before has named as completed."""
+        kept = {position for run in now for position in range(*run)}
+        named = {position for run in completed for position in range(*run) if position >= offset >= before}
+        if not named <= kept:
+            what = f"{client.name} commits position {offset} of partition {number} without {sorted(named - kept)}"
+            self.world.find("CompletedIsKept", f"{what}, which were completed at {before}")
 
     def dead_letter_writer(self, member: str) -> SimulatedWriter | None:
         if not self.events.extras.writes:

@@ -48,6 +48,11 @@ _BEYOND: Final = (0.05, 0.5, 0.5, 2.5, 4.5)
 """Number of freezes of a run without a fault, and the first seconds of the run in which they happen; and the seconds
 beyond the limit after which a member asks whether it is still in the group."""
 
+_FREEZES_AGAIN: Final = 0.3
+_ANSWERED: Final = 0.0015
+"""Share of the questions for the members of the group in whose way back the member freezes once more, and the seconds
+from a question to this moment."""
+
 _LOADS: Final = 0.5
 _LOADED_AFTER: Final = (0.5, 3.0, 8.0)
 """Share of these freezes after which the coordinator loads the group, and the seconds."""
@@ -87,6 +92,7 @@ class Extras:
         recreates: Whether the topic is deleted and created again under its name.
         lags: Whether commits arrive after their timeout, and their repetitions are lost.
         static: Whether the members are static: each process has the instance id of a process that has ended before.
+        polls: Whether the time between two polls is hardly longer than the longest drain.
     """
 
     retains: bool = False
@@ -97,6 +103,7 @@ class Extras:
     recreates: bool = False
     static: bool = False
     lags: bool = False
+    polls: bool = False
 
 
 class Events:
@@ -177,6 +184,12 @@ class Events:
         if self.extras.cuts_drains and world.faulty and rng.random() < _DRAINS_CUT_OFF:
             self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
 
+    def on_members_asked(self, member: str) -> None:
+        """Freeze a member beyond its session, in some cases, while the answer about the group is on its way to it."""
+        if self.extras.wakes and self._broker.world.faulty and self._rng.random() < _FREEZES_AGAIN:
+            at = self._broker.world.now + _ANSWERED
+            self._broker.loop.call_at(at, self._freeze_again, member, context=Context())
+
     def on_handed_over(self, partition: int, floor: int, completed: Sequence[tuple[int, int]]) -> None:
         """Let retention delete unfinished messages before the next owner starts, in some cases."""
         if self.extras.retains and self._rng.random() < _RETAINED_AT_HANDOVERS:
@@ -236,12 +249,22 @@ class Events:
         ]
         if not owning or not world.faulty:
             return False
-        limit = broker.settings.session_timeout - broker.settings.heartbeat_interval - 1.0
-        seconds = limit + self._rng.choice(_BEYOND)
+        seconds = self._beyond()
         if self._rng.random() < _LOADS:
             self.loading_until = world.now + seconds + self._rng.choice(_LOADED_AFTER)
         world.perform(Fault(0, "freeze", 0, seconds), owning[target % len(owning)])
         return True
+
+    def _freeze_again(self, member: str) -> None:
+        world = self._broker.world
+        worker = next((each for each in world.members if each.name == member and not each.gone), None)
+        if worker is not None and world.faulty:
+            world.perform(Fault(0, "freeze", 0, self._beyond()), worker)
+
+    def _beyond(self) -> float:
+        """Seconds of a freeze after which a member asks whether it is still in the group."""
+        settings = self._broker.settings
+        return settings.session_timeout - settings.heartbeat_interval - 1.0 + self._rng.choice(_BEYOND)
 
     def _hinder_letters(self, target: int) -> bool:
         """Hinder a producer that has records, or else the next one that gets a record. Returns False if the event
