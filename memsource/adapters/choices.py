@@ -113,6 +113,12 @@ _LATER: Final[Mapping[int, float]] = {8: 0.02, 9: 0.3, 10: 2.0}
 _WHILE_WAITING: Final = 0.4
 """Probability that a fault of ``BETWEEN`` happens between two boundaries."""
 
+_INTERRUPTING: Final[frozenset[Kind]] = frozenset({"freeze", "crash", "cut_off", "restart", "callback"})
+"""Faults after which a member, or its successor, works off what the fault has left."""
+
+_AT_WORK: Final[tuple[str, Phase]] = "source", "steady"
+"""Step and phase of a member at work."""
+
 _NONE: Final[Mapping[Kind, Sequence[str]]] = {}
 
 
@@ -250,6 +256,7 @@ class Drawn:
             occurs several times is drawn more often.
         reactions: Names of the requests that a member is likely to make after a fault, by the kind of the fault.
         waits: Whether faults also happen between two boundaries, and are aimed at members that take partitions over.
+        interruptions: Faults that are aimed at a member at work soon after its last interruption.
     """
 
     def __init__(
@@ -261,6 +268,7 @@ class Drawn:
         calls: Sequence[str] = (),
         reactions: Mapping[Kind, Sequence[str]] = _NONE,
         waits: bool = False,
+        interruptions: Sequence[Kind] = (),
     ) -> None:
         rng = self._random = Random(seed)
         self._deadlines: Final = tuple(deadlines)
@@ -271,6 +279,7 @@ class Drawn:
         self._reactions: Final = reactions
         self._phases: Final = tuple(phases)
         self._waits: Final = waits
+        self._interruptions: Final = tuple(interruptions)
         self._delicate: Final = [phase for phase in _DELICATE if phase in phases]
         focused = [phases, phases, calls or phases][rng.randrange(3)]
         self._focus: str | None = rng.choice(focused) if rng.random() < 0.6 else None
@@ -321,7 +330,15 @@ class Drawn:
             ways += ["successor", "successor"]
         if first.kind in OF_REQUESTS:
             ways += ["again", "lost", "lost", "lost"]
+        if self._interruptions and first.kind in _INTERRUPTING:
+            ways += ["interrupted"] * 6
         way = rng.choice(ways)
+        if way == "interrupted":
+            # The member has begun again, and still works off what the first fault has left. A crash has a successor.
+            call, phase = _AT_WORK
+            kind = rng.choice(self._interruptions)
+            choice = Choice(kind, self._amount(kind), rng.choice([0, *_LATER]))
+            return _Aim(choice, member, call, phase, others=first.kind == "crash")
         if way == "again":
             # The same fault on the retries.
             return _Aim(first, member, place.call, times=rng.choice(_REPEATS))

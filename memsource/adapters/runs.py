@@ -46,9 +46,9 @@ CHECKED: Final[tuple[MakeChecker, ...]] = tuple(
 _OF_STORED: Final = (AtLeastOnce, PerKeyOrder, OrderAcrossAssignments)
 """The checkers that expect every delivered message to be handled at last, unless the broker deletes it."""
 
-_QUICK, _SLOW, _FAILS_ONCE, _POISON, _STUCK = range(5)
-_OUTCOMES: Final = (_QUICK, _QUICK, _QUICK, _SLOW, _FAILS_ONCE, _POISON)
-_SECONDS: Final = {_SLOW: 2.0, _STUCK: 7.0}
+_QUICK, SLOW, _FAILS_ONCE, _POISON, STUCK = range(5)
+_OUTCOMES: Final = (_QUICK, _QUICK, _QUICK, SLOW, _FAILS_ONCE, _POISON)
+_SECONDS: Final = {SLOW: 2.0, STUCK: 7.0}
 """Duration of a handler by the outcome of its message, longer than every drain for the last one."""
 
 
@@ -149,7 +149,7 @@ def scenario_of(rng: Random) -> Scenario:
     in_flight = concurrency + rng.choice([0, 1, 2, 4, 8])
     poison: Any = rng.choice(["skip", "skip", "block_and_dlq"])
     waves = tuple((rng.choice([0.0, 0.5, 2.0, 6.0, 11.0]), rng.randint(2, 10)) for _ in range(rng.randint(2, 5)))
-    outcomes = _OUTCOMES if rng.random() < 0.8 else (*_OUTCOMES, _STUCK)
+    outcomes = _OUTCOMES if rng.random() < 0.8 else (*_OUTCOMES, STUCK)
     return Scenario(
         workers=rng.randint(1, 3),
         waves=waves,
@@ -227,8 +227,17 @@ def run_schedule(schedule: AdapterSchedule, adapter: Adapter, checkers: Sequence
         if schedule.decisions is None:
             # If the broker names no requests, the run concentrates on no request.
             calls, reactions = getattr(broker, "calls", ()), getattr(broker, "reactions", {})
-            waits = getattr(broker, "waits", False)
-            chooser = Drawn(f"{seed}/faults", broker.kinds, broker.deadlines, broker.phases, calls, reactions, waits)
+            waits, interruptions = getattr(broker, "waits", False), getattr(broker, "interruptions", ())
+            chooser = Drawn(
+                f"{seed}/faults",
+                broker.kinds,
+                broker.deadlines,
+                broker.phases,
+                calls,
+                reactions,
+                waits=waits,
+                interruptions=interruptions,
+            )
         else:
             chooser = Given(schedule.decisions, ends=schedule.ends)
         worlds.append(AdapterWorld(chooser, plan, broker, *args, **options))

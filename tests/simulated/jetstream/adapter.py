@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Final
 
 from lanes import Settings
-from memsource.adapters.runs import Scenario
+from memsource.adapters.runs import SLOW, STUCK, Scenario
 from tests.simulated.jetstream.broker import JetStreamBroker
 from tests.simulated.jetstream.events import Extras, Use
 from tests.simulated.jetstream.reports import reported
@@ -38,6 +38,15 @@ _FORBIDS: Final = 0.1
 
 _SEVERAL: Final = 0.3
 """Share of the runs with a durable in which several processes run at once, to share it or to compete for it."""
+
+_SHRINKS: Final = 0.25
+"""Share of the runs with a durable in which some processes have room for fewer messages than others leave behind."""
+
+_TIGHT: Final = 0.15
+"""Share of the runs with a cohort whose partitions have bounds below the room of the member, and slow handlers."""
+
+_OFTEN_SLOW: Final = 0.4
+"""Share of the handlers that take long in such a run."""
 
 
 class JetStreamAdapter:
@@ -85,6 +94,17 @@ class JetStreamAdapter:
         if self._use == "shared":
             settings = replace(settings, order="none")
             others = tuple(replace(each, order="none") for each in others)
+        if self._use == "durable" and rng.random() < _SHRINKS:
+            many, few = rng.choice([6, 12]), rng.choice([1, 2])
+            alike = replace(settings, max_in_flight_per_partition=None, max_ahead=50)
+            settings = replace(alike, concurrency=rng.choice([1, 2, 4]), max_in_flight=many)
+            others = (replace(alike, concurrency=1, max_in_flight=few),)
+            deploys, self._requeues = rng.choice(_DEPLOYS), True
+        if self._use == "cohort" and rng.random() < _TIGHT:
+            # A partition at its bound keeps what has arrived, while other partitions take the whole room.
+            settings = replace(settings, concurrency=2, max_in_flight=4, max_in_flight_per_partition=rng.choice([1, 2]))
+            slow = [rng.choice((SLOW, STUCK)) if rng.random() < _OFTEN_SLOW else each for each in drawn.outcomes]
+            drawn = replace(drawn, outcomes=tuple(slow), keys=12)
         return replace(drawn, settings=settings, others=others, deploys=deploys)
 
     def broker(self, rng: Random) -> JetStreamBroker:

@@ -67,7 +67,19 @@ _EVENTS: Final = {
     "requests": 1,
     "delivery": 6,
 }
-"""Events at the server that change the work of a member, with their weights."""
+"""Events at the server that change the work of a member of a cohort, with their weights."""
+
+_OF_A_DURABLE: Final = {"disconnect": 4, "redeliver": 1, "stream leader": 2, "requests": 2}
+"""The same for the processes of a durable; the other events change nothing for them."""
+
+_LOSES: Final = 0.3
+_LOSSES: Final = 4
+_LOST_WITHIN: Final = 70.0
+"""Share of the runs with a durable that lose deliveries without a fault, the number of these deliveries, and the first
+seconds of a run in which they are lost."""
+
+_INTERRUPTIONS: Final[tuple[Kind, ...]] = ("callback", "callback", "restart", "cut_off")
+"""Faults that are aimed at a process of a durable soon after its last takeover."""
 
 _LEADERLESS: Final = (0.2, 1.0, 3.0, 8.0)
 
@@ -131,6 +143,8 @@ class JetStreamBroker(KeepsDeadLetters):
                     self.reactions[kind] = found
         self._use: Use = use
         self._durable = use != "cohort"
+        self.interruptions = _INTERRUPTIONS if use == "durable" else ()
+        self._happens = _OF_A_DURABLE if self._durable else _EVENTS
         partitions = 1 if self._durable else rng.choice([1, 2, 3, 4])
         retention = rng.choice(["limits", "limits", "workqueue"])
         overdue: Literal["keep", "force"] = "force" if rng.random() < 0.3 else "keep"
@@ -144,8 +158,10 @@ class JetStreamBroker(KeepsDeadLetters):
         self._acks = rng.choice(["confirmed", "confirmed-at-drain", "fire-and-forget"])
         self._ack_wait = rng.choice([6.0, 30.0, _ENDLESS, _ENDLESS])
         silent = "ack" in self._faulty and not (self._durable and self._acks == "confirmed")
-        if silent or (self._durable and self._takeover == "hold-back"):
+        waits = self._durable and (self._takeover == "hold-back" or "create" in self._faulty)
+        if silent or waits:
             # Only the end of ack_wait shows a lost acknowledgement, or brings the messages of an earlier process back.
+            # A takeover also waits for it after three lost changes of the consumer.
             self._ack_wait = rng.choice([6.0, 6.0, 30.0, 300.0])
         lease = self._cohort["lease"]
         self.deadlines: tuple[float, ...] = (lease, lease * 2 / 3, self._cohort["drain_within"], 1.5, 5.0, 6.0)
@@ -176,10 +192,13 @@ class JetStreamBroker(KeepsDeadLetters):
         self.ownership = Ownership(self)
         self._drained: str | None = None
         self._running: str | None = None
-        self._losses = self.refused = 0
+        self.refused = 0
+        self._lost_on = -1  # connection that has lost a delivery
         self.deleted: set[tuple[str, int]] = set()
         self._inbox = ""
         self._free = asyncio.Event()
+        loses = use == "durable" and rng.random() < _LOSES
+        self._loses_at = sorted(rng.random() * _LOST_WITHIN for _ in range(_LOSSES if loses else 0))
 
     def __repr__(self) -> str:
         return f"<JetStreamBroker {self.server!r}>"
@@ -372,6 +391,11 @@ class JetStreamBroker(KeepsDeadLetters):
             self._running = None
             self._free.set()
 
+    def is_stopped(self, member: str) -> bool:
+        """Return whether the process of a member has been told to stop."""
+        worker = self.worker(member)
+        return worker is not None and worker.stopped
+
     def phase(self, member: str) -> Phase:
         return next((each.phase for each in reversed(self.members) if each.member == member), "open")
 
@@ -397,17 +421,23 @@ class JetStreamBroker(KeepsDeadLetters):
     def _loses(self, member: str, reply: str) -> bool:
         """Return whether a delivery to a member is lost. A delivery has no reply, and no delivery overtakes another.
 
-        A durable cannot notice that the first delivery to an inbox is lost, and takes a second lost delivery for
-        another process.
+        A durable cannot notice that the first delivery to an inbox is lost, and takes a second lost delivery of a
+        connection for another process.
         """
         assert self._world is not None, "bind comes first"
         inbox = reply.rpartition(".")[0]
         first, self._inbox = inbox != self._inbox, inbox
-        if "delivery" not in self._faulty or (self._durable and (first or self._losses)):
+        connection = max((each.number for each in self.server.sessions if each.member == member), default=0)
+        if self._durable and (first or connection == self._lost_on):
             return False
+        due = bool(self._loses_at) and self._loses_at[0] <= self.now
+        if due:
+            self._loses_at.pop(0)
         # A connection neither delays nor repeats a single delivery.
-        lost = self._world.exchange(member, "delivery", self.phase(member)).kind in OF_REQUESTS
-        self._losses += lost
+        asked = "delivery" in self._faulty
+        lost = due or (asked and self._world.exchange(member, "delivery", self.phase(member)).kind in OF_REQUESTS)
+        if lost:
+            self._lost_on = connection
         return lost
 
     def _call(self, command: Publish) -> tuple[str, Phase]:
@@ -509,7 +539,7 @@ class JetStreamBroker(KeepsDeadLetters):
         if self.events.callback():
             self.network.schedule()
             return True
-        event = self._rng.choices([*_EVENTS], [*_EVENTS.values()])[0]
+        event = self._rng.choices([*self._happens], [*self._happens.values()])[0]
         done = False
         if event == "disconnect" and living:
             done = self.network.disconnect(living[target % len(living)])

@@ -47,6 +47,9 @@ class Judge(Protocol):
     def dismiss(self, member: str) -> None:
         """Let the next member start."""
 
+    def is_stopped(self, member: str) -> bool:
+        """Return whether the process of a member has been told to stop."""
+
     def confirmed(self, member: str, letter: DeadLetter) -> None:
         """Judge the confirmation of a dead letter."""
 
@@ -117,8 +120,9 @@ class SimulatedMember(JetStreamSource):
             except (SourceError, ConfigError) as error:
                 if isinstance(error, ConfigError):
                     self._broker.judge_refused_start(self, error)
-                if not left:
-                    raise
+                if not left or self._broker.is_stopped(self.member):
+                    # The supervisor does not start a process again that it has stopped.
+                    raise SourceError(str(error), retryable=True) from error
             else:
                 self.state = "steady"
                 return traits

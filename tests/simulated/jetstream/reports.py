@@ -52,6 +52,10 @@ def unreal_gap(pulls: PullRequests, text: str, stream: MessageStream) -> str:
     number = int(found[1])
     if number > consumer.data.deliveries:
         return f"reports {text}, and the server has made {consumer.data.deliveries} deliveries"
-    if consumer.sent.get(number, "").startswith(f"{pulls.inbox}."):
+    ours = f"{pulls.inbox}."
+    if consumer.sent.get(number, "").startswith(ours):
         return f"reports {text}, which the server has sent to {pulls.inbox}"
+    first = min((each for each, reply in consumer.sent.items() if reply.startswith(ours)), default=number)
+    if number < first and number in consumer.sent:
+        return f"reports {text}, which the server has sent before its first delivery {first} to {pulls.inbox}"
     return ""
