@@ -60,7 +60,9 @@ ID = "0" * 32
         ),
     ],
 )
-def test_a_mistake_is_one_line(command: Command, arguments: list[str], status: int, words: str) -> None:
+def test_the_command_prints_one_line_about_a_wrong_argument(
+    command: Command, arguments: list[str], status: int, words: str
+) -> None:
     said = command(*arguments)
     assert (said.status, said.out) == (status, "")
     assert said.err.startswith("lanes: ")
@@ -130,7 +132,9 @@ def test_a_nats_command_at_another_server_says_that_something_listens(
     assert f"{address} accepts connections, but did not answer like a NATS server" in said.err
 
 
-def test_a_command_that_waits_says_so_on_stderr(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_waits_for_the_server_prints_this_on_stderr(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lanes.cli.kit._SILENT_FOR", 0.2)
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 1.0)
     said = command("list", "--json", "--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")
@@ -139,7 +143,7 @@ def test_a_command_that_waits_says_so_on_stderr(command: Command, monkeypatch: p
     assert "canary" not in said.err
 
 
-def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> None:
+def test_an_invalid_handler_ends_the_replay_of_dead_letters(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:wrong")
@@ -148,7 +152,7 @@ def test_an_invalid_handler_ends_the_command(command: Command, place: Place) -> 
     assert ids(command, place) == [sent.id]
 
 
-def test_a_handler_of_batches_ends_the_command(command: Command, place: Place) -> None:
+def test_a_handler_of_batches_ends_the_replay_of_dead_letters(command: Command, place: Place) -> None:
     sent = of(place)
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:remember_each")
@@ -170,7 +174,9 @@ def test_a_missing_package_prints_one_line_with_the_remedy(
     assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
 
 
-def test_settings_come_from_a_file(command: Command, kafka: KafkaServer, tmp_path: Path) -> None:
+def test_the_dead_letter_command_reads_the_settings_of_kafka_from_a_file(
+    command: Command, kafka: KafkaServer, tmp_path: Path
+) -> None:
     place = KafkaPlace(kafka)
     sent = of(place)
     place.park(sent)
@@ -181,18 +187,18 @@ def test_settings_come_from_a_file(command: Command, kafka: KafkaServer, tmp_pat
     place.delete()
 
 
-def test_repeated_ids_count_once() -> None:
+def test_an_id_that_is_given_twice_counts_once() -> None:
     assert checked(["a" * 32, "b" * 32, "a" * 32]) == ["a" * 32, "b" * 32]
     for wrong in ("A" * 32, "a" * 31, "a" * 33, "\u0661" * 32, f"{'a' * 32}\n"):
         with pytest.raises(SystemExit):
             checked([wrong])
 
 
-def test_control_characters_are_escaped() -> None:
+def test_control_characters_of_a_dead_letter_are_escaped() -> None:
     assert printable("käse [x] \\ \x1b\n\u202e\ud800") == "käse [x] \\ \\x1b\\n\\u202e\\ud800"
 
 
-def test_times_are_printed_in_utc_to_the_second() -> None:
+def test_the_dead_letter_command_prints_times_in_utc_to_the_second() -> None:
     assert moment(0.0) == "1970-01-01 00:00:00Z"
     assert moment(999_999_999_999.0) == "999999999999 s"
 

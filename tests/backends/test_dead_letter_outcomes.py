@@ -39,7 +39,7 @@ def became(said: Said) -> list[dict[str, object]]:
     return [json.loads(line) for line in said.out.splitlines()]
 
 
-def test_outcomes_are_printed_as_json(command: Command, place: Place) -> None:
+def test_the_json_option_prints_the_outcome_of_each_dead_letter(command: Command, place: Place) -> None:
     good, bad, gone = of(place, value=b"good"), of(place, value=b""), of(place)
     place.park(good, bad, gone)
     options = [*place.options, "--json"]

@@ -216,7 +216,7 @@ def three_places(nats_server: NatsServer, kafka: KafkaServer, books: Callable[[]
     return found
 
 
-def test_the_log_has_a_hot_key_among_many() -> None:
+def test_the_log_of_the_example_has_one_hot_key_and_many_others() -> None:
     state = by_a_plain_loop()
     assert len(state) > 30
     assert len(state["hot"][0]) == HOT == max(len(steps) for steps, _, _ in state.values())
@@ -224,7 +224,9 @@ def test_the_log_has_a_hot_key_among_many() -> None:
 
 
 @pytest.mark.timeout(300)  # four runs with a transaction for each message, and a minute on a busy machine
-def test_one_handler_in_four_places(nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books]) -> None:
+def test_one_handler_gives_equal_results_on_kafka_jetstream_postgres_and_spark(
+    nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books]
+) -> None:
     found = three_places(nats_server, kafka, books)
     where = books()
     in_a_task_of_spark(where)
@@ -243,5 +245,5 @@ def test_one_handler_in_four_places_with_a_cluster(
     assert_the_same({**found, "Spark": where.state()})
 
 
-def test_the_example_runs(books: Callable[[], Books], tmp_path: Path) -> None:
+def test_the_example_of_four_places_runs(books: Callable[[], Books], tmp_path: Path) -> None:
     run(Path(declarations.__file__), tmp_path, POSTGRES_URL=books().url)

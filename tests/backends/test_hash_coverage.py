@@ -88,7 +88,7 @@ def test_lanes_fill_evenly_in_each_queue_partition() -> None:
 
 
 @pytest.mark.parametrize("pair", CORRELATED.values(), ids=CORRELATED)
-def test_a_correlated_pair_fails_the_check(pair: tuple[Hash, Hash]) -> None:
+def test_two_hashes_without_separate_domains_leave_lanes_empty(pair: tuple[Hash, Hash]) -> None:
     for count in SIZES:
         missed = unreached(*pair, count, count)
         # Each partition reaches one lane.

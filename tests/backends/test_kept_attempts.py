@@ -90,7 +90,7 @@ async def on_kafka(server: KafkaServer) -> AsyncIterator[Make]:
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize("broker", ["jetstream", "kafka"])
-async def test_the_next_run_continues_the_attempts(broker: str, request: pytest.FixtureRequest) -> None:
+async def test_the_next_run_continues_the_stored_attempts(broker: str, request: pytest.FixtureRequest) -> None:
     store = Late()
     calls: list[tuple[int, int]] = []
     done: list[int] = []

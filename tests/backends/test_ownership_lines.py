@@ -64,7 +64,7 @@ async def on_jetstream(server: NatsServer, *, cohort: bool) -> AsyncIterator[Sou
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
 @pytest.mark.parametrize(("backend", "partitions"), [("kafka", PARTITIONS), ("durable", 1), ("cohort", PARTITIONS)])
-async def test_a_run_logs_its_partitions(
+async def test_a_run_logs_the_partitions_that_it_gets_and_loses(
     backend: str, partitions: int, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "lanes")

@@ -73,7 +73,9 @@ ARGUMENTS: list[tuple[Any, dict[str, Any], str, tuple[Any, ...]]] = [
     ("kind", "others", "name", "valid"),
     [pytest.param(*each, id=f"{each[0].__name__}-{each[2]}") for each in ARGUMENTS],
 )
-def test_a_wrong_kind_is_refused(kind: Any, others: dict[str, Any], name: str, valid: tuple[Any, ...]) -> None:
+def test_every_public_class_refuses_arguments_of_a_wrong_type(
+    kind: Any, others: dict[str, Any], name: str, valid: tuple[Any, ...]
+) -> None:
     for value in WRONG:
         if name == "server" and isinstance(value, str):
             continue

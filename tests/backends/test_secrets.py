@@ -102,7 +102,9 @@ def everything_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.M
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
 
 
-def test_a_leak_would_be_seen(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_search_for_secrets_finds_a_password_in_an_error_and_in_a_log_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def failing(text: str) -> None:
         try:
             raise ValueError(text)
@@ -235,7 +237,7 @@ def test_an_error_shows_an_argument_without_secrets(value: object, said: str) ->
     assert shown_value(value) == said
 
 
-def test_swapped_arguments_of_dead_letters_are_refused_with_the_order() -> None:
+def test_swapped_arguments_of_dead_letters_are_refused_with_the_right_order() -> None:
     wanted = "pass the configuration first and the topic second"
     with pytest.raises(lanes.ConfigError, match=f"dead-letter topic is a dict, no str; {wanted}") as of_kafka:
         KafkaDeadLetters("orders-dead", KAFKA)  # type: ignore[arg-type]

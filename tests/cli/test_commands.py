@@ -52,14 +52,14 @@ def test_the_version_is_printed(lanes: Command) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["check", "--help"], ["ring", "--help"], ["route", "--help"]])
-def test_help_is_printed(lanes: Command, arguments: list[str]) -> None:
+def test_each_command_prints_its_help(lanes: Command, arguments: list[str]) -> None:
     said = lanes(*arguments)
     assert (said.status, said.err) == (0, "")
     assert "Usage: lanes" in said.out
 
 
 @pytest.mark.parametrize("command", [[], ["doctor"], ["doctor", "kafka"], ["dead-letters", "list"], ["ring"]])
-def test_the_option_h_prints_help_too(lanes: Command, command: list[str]) -> None:
+def test_the_option_h_prints_the_help_too(lanes: Command, command: list[str]) -> None:
     assert lanes(*command, "-h") == (0, lanes(*command, "--help").out, "")
 
 
@@ -125,7 +125,9 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
         ),
     ],
 )
-def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:
+def test_a_command_prints_one_line_about_a_wrong_argument(
+    lanes: Command, arguments: list[str], status: int, words: str
+) -> None:
     said = lanes(*arguments)
     assert (said.status, said.out) == (status, "")
     assert said.err.startswith("lanes: ")
@@ -201,7 +203,7 @@ def test_the_help_of_ring_names_the_partitions_that_it_does_not_show(lanes: Comm
         assert words in said
 
 
-def test_ring_tells_a_number_from_its_digits(lanes: Command) -> None:
+def test_ring_hashes_a_number_and_the_text_of_its_digits_differently(lanes: Command) -> None:
     assert rows(lanes("ring", "1"))[1][1] != rows(lanes("ring", "--int", "1"))[1][1]
 
 

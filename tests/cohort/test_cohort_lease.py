@@ -73,7 +73,7 @@ def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-def test_a_member_frozen_in_its_set_up_waits_for_owners_of_the_lost_bucket(retention: str) -> None:
+def test_a_member_that_is_frozen_during_its_start_waits_for_the_owners_of_a_lost_bucket(retention: str) -> None:
     async def test() -> None:
         looked, awake = anyio.Event(), anyio.Event()
 

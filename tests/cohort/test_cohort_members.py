@@ -40,7 +40,7 @@ SERIAL: Final = Settings(order="serial", poison="block", drain_timeout=600.0, re
 # --- named
 
 
-def test_under_serial_order_only_one_of_two_racing_members_gets_work() -> None:
+def test_with_order_serial_only_one_of_two_members_gets_messages() -> None:
     async def scene(stage: Stage) -> None:
         before = stage.publish(0, 0, 0)
         joined = [stage.join() for _ in range(2)]
@@ -63,7 +63,7 @@ def test_under_serial_order_only_one_of_two_racing_members_gets_work() -> None:
     staged(scene, settings=SERIAL)
 
 
-def test_serial_order_refuses_the_policy_skip() -> None:
+def test_with_order_serial_a_cohort_refuses_the_policy_skip() -> None:
     with pytest.raises(ConfigError, match=r'order="serial" with poison="skip"'):
         Settings(order="serial", poison="skip")
 
@@ -75,7 +75,7 @@ def test_serial_order_refuses_the_policy_skip() -> None:
         staged(scene, settings=SERIAL, partitions=2)
 
 
-def test_unblock_resumes_the_head_and_keeps_its_attempts() -> None:
+def test_unblock_runs_the_blocked_message_again_and_keeps_its_attempts() -> None:
     async def scene(stage: Stage) -> None:
         worker, first = stage.join()
         await stage.owns(first, 0)
@@ -94,7 +94,7 @@ def test_unblock_resumes_the_head_and_keeps_its_attempts() -> None:
     staged(scene)
 
 
-def test_one_member_id_in_two_groups_names_two_members() -> None:
+def test_the_same_member_id_in_two_cohorts_is_two_members() -> None:
     async def test() -> None:
         orders, billing = Servers(), Servers()
         async with anyio.create_task_group() as tasks:
@@ -187,7 +187,7 @@ def test_a_member_without_a_name_for_the_cohort_logs_the_name_of_its_cohort(capl
     assert "cohort orders, member b: partition " in caplog.text
 
 
-def test_second_cohort_is_refused() -> None:
+def test_a_second_cohort_in_the_same_namespace_is_refused() -> None:
     async def test() -> None:
         servers = Servers()
         async with anyio.create_task_group() as tasks:
@@ -325,7 +325,7 @@ def test_a_foreign_durable_on_a_work_queue_is_refused() -> None:
 
 
 @pytest.mark.parametrize("gone", [1, 2])
-def test_a_durable_that_is_gone_at_the_second_look_is_not_foreign(gone: int) -> None:
+def test_a_durable_that_a_second_listing_no_longer_has_is_not_foreign(gone: int) -> None:
     """A new owner on a work queue deletes the old durable before it creates a new durable."""
 
     class Moving(MemoryEpochConsumers):
@@ -351,7 +351,7 @@ def test_a_durable_that_is_gone_at_the_second_look_is_not_foreign(gone: int) -> 
 # --- leaving
 
 
-def test_a_stop_during_a_join_or_an_acquisition_leaves_in_order() -> None:
+def test_a_member_that_stops_during_its_join_or_an_acquisition_still_leaves_in_order() -> None:
     async def test() -> None:
         for steps in range(80):
             servers = Servers()
@@ -373,7 +373,7 @@ def test_a_stop_during_a_join_or_an_acquisition_leaves_in_order() -> None:
 # --- the plan
 
 
-def test_the_generation_rises_with_changes_alone() -> None:
+def test_the_generation_of_a_plan_rises_only_with_a_change() -> None:
     async def test() -> None:
         servers = Servers()
         async with anyio.create_task_group() as tasks:
@@ -415,7 +415,7 @@ def test_a_plan_that_could_not_be_written_does_not_raise_the_generation() -> Non
     virtual(test)
 
 
-def test_old_heartbeats_do_not_replace_a_newer_plan() -> None:
+def test_a_plan_from_old_heartbeats_does_not_replace_a_newer_plan() -> None:
     class Slow(MemoryLeaseStore):
         async def entries(self, prefix: str) -> Mapping[str, Entry]:
             found = await super().entries(prefix)

@@ -57,7 +57,7 @@ class Team:
         return sum(name.epoch > 0 for _, name in self.servers.stream.created)
 
 
-def test_join_moves_only_what_balance_requires() -> None:
+def test_a_join_moves_only_the_partitions_that_the_new_member_gets() -> None:
     """Only the new member gains partitions, at most its share."""
 
     async def test() -> None:
@@ -80,7 +80,7 @@ def test_join_moves_only_what_balance_requires() -> None:
 
 
 @pytest.mark.long
-def test_leave_redistributes_orphans_and_keeps_survivors() -> None:
+def test_a_leave_moves_only_the_partitions_of_the_member_that_left() -> None:
     """The remaining members keep their partitions, and share those of the member that left."""
 
     async def test() -> None:

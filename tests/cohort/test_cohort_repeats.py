@@ -89,7 +89,7 @@ def test_a_work_queue_repeats_no_finished_message(ending: Ending, retention: Ret
     assert (again, judged(run).status) == ([], "passed")
 
 
-def test_a_ledger_that_is_never_written_down_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_on_repeats_finds_a_ledger_that_is_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Membership, "checkpoint", lambda *_: None)
     again, run = played(crashes, "limits")
     assert len(again) == FINISHED

@@ -24,7 +24,7 @@ def _position(record: Record) -> int:
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_reassign_drains_before_new_owner_consumes(retention: Retention) -> None:
+def test_a_moved_partition_is_drained_before_its_next_owner_starts(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
@@ -46,7 +46,7 @@ def test_reassign_drains_before_new_owner_consumes(retention: Retention) -> None
     staged(scene, retention=retention)
 
 
-def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None:
+def test_a_moved_partition_starts_at_its_next_owner_after_the_last_retry_has_failed() -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
@@ -67,7 +67,7 @@ def test_reassign_drains_before_new_owner_consumes_by_retry_exhaustion() -> None
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_reassign_drains_before_new_owner_consumes_by_lease_expiry(retention: Retention) -> None:
+def test_a_partition_of_a_member_that_is_cut_off_starts_at_its_next_owner_after_the_lease(retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         _, first = stage.join()
         await stage.owns(first, 0)
@@ -152,7 +152,7 @@ def test_a_gained_partition_delivers_its_whole_backlog(retention: Retention) -> 
     staged(scene, partitions=2, retention=retention)
 
 
-def test_with_one_partition_the_other_members_are_standbys() -> None:
+def test_with_one_partition_all_other_members_are_standbys() -> None:
     async def scene(stage: Stage) -> None:
         joined = [stage.join() for _ in range(3)]
         await stage.wait(lambda: sum(len(source.owned) for _, source in joined) == 1, "one member owns the partition")
@@ -246,7 +246,7 @@ def test_epochs_rise_after_the_bucket_is_lost(retention: Retention) -> None:
 
 @pytest.mark.parametrize("finished", [False, True], ids=["held", "finished"])
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_a_bucket_that_is_lost_while_a_partition_drains(retention: Retention, finished: bool) -> None:
+def test_a_partition_that_drains_while_the_bucket_is_lost_has_one_owner(retention: Retention, finished: bool) -> None:
     """Without a handover, messages run again under a higher token, and only after the loss here."""
 
     async def scene(stage: Stage) -> None:

@@ -34,7 +34,7 @@ def test_a_key_expires_in_whole_seconds_and_a_little_late() -> None:
             bucket.write("l.0", b"x", 20.0, revision=revision, fence=fence)
 
 
-def test_a_renewed_key_does_not_expire_at_its_first_time() -> None:
+def test_a_key_that_is_renewed_does_not_expire_at_its_first_deadline() -> None:
     bucket = Bucket(late=0.0)
     first = bucket.write("l.0", b"x", 0.0, revision=0, ttl=3.0)
     second = bucket.write("l.0", b"y", 2.0, revision=first, ttl=3.0)
@@ -42,7 +42,7 @@ def test_a_renewed_key_does_not_expire_at_its_first_time() -> None:
     assert bucket.read("l.0", 5.0) == Entry(None, 0)
 
 
-def test_markers_leave_a_revision_behind_and_no_value() -> None:
+def test_the_marker_of_an_expired_key_has_a_revision_and_no_value() -> None:
     bucket = Bucket(markers=True, late=0.0)
     written = bucket.write("l.0", b"x", 0.0, revision=0, ttl=1.0)
     left = bucket.read("l.0", 1.0)
@@ -53,7 +53,7 @@ def test_markers_leave_a_revision_behind_and_no_value() -> None:
     bucket.write("l.0", b"y", 1.0, revision=left.revision)
 
 
-def test_a_lost_bucket_is_empty_and_may_begin_above_all_revisions() -> None:
+def test_a_bucket_that_is_lost_is_empty_and_may_continue_above_its_former_revisions() -> None:
     bucket = Bucket()
     first = bucket.write("l.0", b"x", 0.0, revision=0, ttl=5.0)
     bucket.lose(1.0, first=1000)
@@ -64,7 +64,7 @@ def test_a_lost_bucket_is_empty_and_may_begin_above_all_revisions() -> None:
     assert first < 1000
 
 
-def test_a_bucket_that_falls_back_uses_revisions_again() -> None:
+def test_a_bucket_that_loses_its_last_writes_uses_their_revisions_again() -> None:
     bucket = Bucket(late=0.0)
     kept = bucket.write("plan", b"1", 0.0, revision=0)
     lease = bucket.write("l.0", b"a", 1.0, revision=0, ttl=10.0)
@@ -78,7 +78,7 @@ def test_a_bucket_that_falls_back_uses_revisions_again() -> None:
     assert bucket.write("l.0", b"c", 6.0, revision=lease) == again
 
 
-def test_a_watcher_gets_every_write() -> None:
+def test_a_watcher_of_the_simulated_bucket_gets_every_write() -> None:
     bucket, heard = Bucket(), list[str]()
     bucket.watch(heard.append)
     bucket.watch(heard.append)
@@ -108,7 +108,7 @@ def pulled(made: EpochStream, name: Durable, count: int = 10) -> list[int]:
     return [each.record.position for each in deliveries]
 
 
-def test_on_limits_a_durable_begins_at_its_start() -> None:
+def test_a_durable_of_a_stream_with_limits_begins_at_its_start() -> None:
     made = stream("limits", 1, 2, 3, 4)
     old, new = Durable(0, 1, 0), Durable(0, 2, 0)
     made.create(old, 0.0, nonce="a", start=None)
@@ -140,7 +140,7 @@ def test_a_work_queue_has_one_durable_with_the_unfinished_messages() -> None:
     assert pulled(made, new) == [1, 3, 4]
 
 
-def test_interest_keeps_messages_for_its_durables() -> None:
+def test_a_stream_with_interest_keeps_the_messages_that_its_durables_need() -> None:
     made = stream("interest", 1, 2, 3)
     old, new = Durable(0, 0, 0), Durable(0, 1, 0)
     assert pulled(made, old) == [1, 2, 3]
@@ -176,7 +176,7 @@ def store(now: Callable[[], float], later: list[tuple[float, Callable[[float], N
 
 
 @pytest.mark.anyio
-async def test_a_late_write_takes_effect_after_its_call() -> None:
+async def test_a_delayed_write_is_applied_after_its_call_has_failed() -> None:
     later: list[tuple[float, Callable[[float], None]]] = []
     made = store(lambda: 1.0, later)
     made.link.faults.extend([LinkFault("late", 4.0), LinkFault("late", 4.0), None])
@@ -195,7 +195,7 @@ async def test_a_late_write_takes_effect_after_its_call() -> None:
 
 
 @pytest.mark.anyio
-async def test_no_call_arrives_on_a_cut_link_or_after_a_crash() -> None:
+async def test_no_call_reaches_the_server_over_a_cut_link_or_after_a_crash() -> None:
     later: list[tuple[float, Callable[[float], None]]] = []
     made = store(lambda: 1.0, later)
     made.link.cut = True

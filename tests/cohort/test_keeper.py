@@ -162,7 +162,7 @@ FOUND: Final = [EpochConsumer(3, 7, 1, "n", 42, 10)]
         (DeleteConsumer(7, 1), [UnknownResult()], [("delete", 3, 7, 1)], Unknown),
     ],
 )
-def test_an_action_is_performed_as_it_is_and_its_result_applied(
+def test_the_keeper_performs_each_action_and_gives_its_result_to_the_lease_machine(
     action: Any, answers: list[Any], asked: list[Any], result: Any
 ) -> None:
     async def test() -> None:
@@ -175,7 +175,7 @@ def test_an_action_is_performed_as_it_is_and_its_result_applied(
 
 
 @pytest.mark.parametrize("action", [Read("l.3"), CREATE])
-def test_an_action_ends_with_the_lease_so_that_its_loss_is_reported_in_time(action: Any) -> None:
+def test_an_action_is_cancelled_at_the_end_of_the_lease_so_that_the_loss_is_reported_in_time(action: Any) -> None:
     async def test() -> None:
         machine = Machine(action)
         machine.deadline = current().time() + 0.3
@@ -190,7 +190,7 @@ def test_an_action_ends_with_the_lease_so_that_its_loss_is_reported_in_time(acti
 
 
 @pytest.mark.parametrize(("deadline", "ends"), [(-math.inf, PATIENCE), (60.0, PATIENCE), (-1.0, PATIENCE)])
-def test_only_requests_for_durables_have_a_limit_of_time(deadline: float, ends: float) -> None:
+def test_only_requests_about_durables_have_a_time_limit(deadline: float, ends: float) -> None:
     """A store has its own timeout. The deadline of a lease that is over bounds nothing."""
 
     async def test() -> None:
@@ -230,7 +230,9 @@ def test_an_entry_that_no_member_wrote_is_an_error_with_the_names() -> None:
         (lambda keeper: keeper.ended(), ("ended",)),
     ],
 )
-def test_each_input_reaches_the_machine_and_ends_the_wait(call: Callable[[Any], None], told: tuple[Any, ...]) -> None:
+def test_each_call_of_the_keeper_reaches_the_lease_machine_and_ends_its_wait(
+    call: Callable[[Any], None], told: tuple[Any, ...]
+) -> None:
     async def test() -> None:
         machine = Machine(Wait(math.inf))
         post = Post(machine)
@@ -273,7 +275,7 @@ def test_a_hint_is_for_a_member_that_does_not_own_the_partition() -> None:
 # --- drains
 
 
-def test_a_revoked_partition_is_answered_once_by_its_drain() -> None:
+def test_the_drain_of_a_revoked_partition_is_reported_once() -> None:
     async def test() -> None:
         post = Post(Machine())
         post.events(LeaseOwned(7, 0, 7, DONE, False), LeaseRevoked())
@@ -284,7 +286,7 @@ def test_a_revoked_partition_is_answered_once_by_its_drain() -> None:
     virtual(test)
 
 
-def test_a_drain_that_precedes_its_request_answers_it() -> None:
+def test_a_drain_that_ends_before_its_revocation_answers_the_revocation() -> None:
     async def test() -> None:
         post = Post(Machine())
         post.events(LeaseOwned(7, 0, 7, DONE, False))
@@ -298,7 +300,7 @@ def test_a_drain_that_precedes_its_request_answers_it() -> None:
 
 
 @pytest.mark.parametrize("between", [LeaseLost("why"), LeaseOwned(8, 0, 8, DONE, False)])
-def test_a_drain_of_a_former_ownership_answers_no_later_request(between: Any) -> None:
+def test_a_drain_of_a_former_ownership_does_not_answer_a_later_revocation(between: Any) -> None:
     async def test() -> None:
         post = Post(Machine())
         post.events(LeaseOwned(7, 0, 7, DONE, False))
@@ -356,7 +358,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("silent", "said"), [(SLOW - 1, 0), (SLOW, 1), (3 * SLOW, 1)])
-def test_a_slow_server_is_logged_once_after_five_requests(
+def test_a_server_that_is_slow_for_five_requests_about_durables_is_logged_once(
     silent: int, said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:
@@ -370,7 +372,7 @@ def test_a_slow_server_is_logged_once_after_five_requests(
         assert "no answer within 0.5 s" in line
 
 
-def test_an_answer_between_requests_is_progress(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_between_slow_requests_restarts_the_count_of_slow_requests(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         answers: list[Any] = [*[20.0] * (SLOW - 1), None, *[20.0] * (SLOW - 1)]
         actions: list[Any] = [DeleteConsumer(7, number) for number in range(len(answers))]
@@ -407,7 +409,7 @@ def test_an_awaited_lease_and_a_foreign_durable_are_logged_once_each(caplog: pyt
 # --- the alarm
 
 
-def test_a_wake_before_the_wait_ends_the_wait() -> None:
+def test_an_alarm_that_is_woken_before_the_wait_ends_the_wait_at_once() -> None:
     async def test() -> None:
         clock = current().time
         alarm = Alarm(clock)
@@ -426,7 +428,7 @@ def test_a_wake_before_the_wait_ends_the_wait() -> None:
     virtual(test)
 
 
-def test_a_hint_ends_this_wait_and_the_next_two_after_10_and_50_ms() -> None:
+def test_a_hint_ends_the_wait_at_once_and_two_more_waits_after_10_and_50_ms() -> None:
     async def test() -> None:
         clock = current().time
         alarm = Alarm(clock)

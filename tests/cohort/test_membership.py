@@ -69,7 +69,7 @@ def test_an_invalid_name_of_a_member_is_refused(name: str) -> None:
     ("start", "first"),
     [("beginning", 0), ("7", 7), ("9" * 20, int("9" * 20)), ("9" * 21, 0), ("2026-11-23T10:00:00Z", 0), ("", 0)],
 )
-def test_the_first_sequence_is_known_for_a_start_at_a_sequence(start: str, first: int) -> None:
+def test_only_a_start_at_a_sequence_has_a_known_first_sequence(start: str, first: int) -> None:
     async def test() -> None:
         assert Servers().member("a", config_of(start=start)).first == first
 
@@ -91,7 +91,7 @@ def test_a_member_without_a_plan_is_no_standby() -> None:
 
 @pytest.mark.parametrize("rules", [0, 1])
 @pytest.mark.parametrize("owner", ["a", "b"])
-def test_a_plan_answers_the_questions_of_a_source(owner: str, rules: int) -> None:
+def test_a_membership_takes_generation_share_and_standby_from_its_plan(owner: str, rules: int) -> None:
     async def test() -> None:
         made = Servers().member("a")
         made._roster.plan = PlanRecord(5, (owner, owner), ("a", "b"), (), None, False, True, rules=rules)
@@ -225,7 +225,7 @@ def test_a_hint_about_a_lease_reads_that_lease_soon() -> None:
 
 
 @pytest.mark.parametrize("key", [CONFIG_KEY, PLAN_KEY])
-def test_a_request_without_an_answer_is_repeated_and_noted(key: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_without_an_answer_is_logged_and_repeated(key: str, caplog: pytest.LogCaptureFixture) -> None:
     class Deaf(MemoryLeaseStore):
         async def read(self, read: str) -> Any:
             if read == key and len(times) < 3:
@@ -245,7 +245,7 @@ def test_a_request_without_an_answer_is_repeated_and_noted(key: str, caplog: pyt
     assert lines == ["cohort orders, member a: no answer yet"] * 3
 
 
-def test_the_first_error_of_several_tasks_is_raised_alone() -> None:
+def test_a_membership_raises_only_the_first_error_of_its_tasks() -> None:
     class Broken(MemoryLeaseStore):
         async def read(self, read: str) -> Any:
             if read.startswith("l."):
@@ -261,7 +261,7 @@ def test_the_first_error_of_several_tasks_is_raised_alone() -> None:
 
 
 @pytest.mark.parametrize(("overdue", "said"), [("keep", "the next owner waits"), ("force", "its handlers are")])
-def test_an_overdue_drain_is_logged_with_its_consequence(
+def test_an_overdue_drain_is_logged_with_what_follows_from_it(
     overdue: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test() -> None:

@@ -111,7 +111,7 @@ async def test_a_reported_loss_allows_a_new_acquisition() -> None:
     assert owned.over.is_set()
 
 
-async def test_a_deadline_is_raised_only_before_it_has_passed() -> None:
+async def test_a_deadline_that_has_passed_is_not_extended() -> None:
     of = stub_cohort()
     of.tell((1, taken_over(7)), deadline=60)
     of.tell((2, taken_over(7)), deadline=-0.001)
@@ -126,7 +126,7 @@ async def test_a_deadline_is_raised_only_before_it_has_passed() -> None:
     assert of.partitions.by_number[1].partition.deadline == raised[1]
 
 
-async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
+async def test_a_renewal_after_the_deadline_loses_the_partition_at_the_next_step() -> None:
     of = stub_cohort(clock=Moving())
     numbers = range(400)
     of.tell(*((number, taken_over(7)) for number in numbers), (400, taken_over(7)))
@@ -143,7 +143,7 @@ async def test_a_late_renewal_loses_the_partition_at_the_next_step() -> None:
     assert list(of.partitions.by_number) == [400]
 
 
-async def test_a_membership_that_raises_leaves_nothing_behind() -> None:
+async def test_a_partition_past_its_deadline_is_lost_at_the_next_step_after_the_membership_has_failed() -> None:
     """A partition that was renewed too late is given up at the next step."""
     of, owned = owning()
     owned.partition.deadline = of.clock()
@@ -197,7 +197,7 @@ async def test_a_durable_that_cannot_be_followed_is_a_failure() -> None:
     assert of.partitions.by_number == {}
 
 
-async def test_a_cohort_that_begins_after_the_end_has_read_nothing() -> None:
+async def test_the_messages_before_the_start_of_a_cohort_do_not_count_as_read() -> None:
     of = stub_cohort(first=20)
     of.tell((1, taken_over(7, done=Done(19, ()))))
     assert of.partitions.highest == 0
@@ -208,7 +208,7 @@ async def test_a_cohort_that_begins_after_the_end_has_read_nothing() -> None:
 # --- deliveries, and what is done
 
 
-async def test_a_missing_delivery_needs_a_takeover() -> None:
+async def test_a_missing_delivery_of_a_durable_starts_a_takeover() -> None:
     of, owned = owning()
     assert [owned.follows(delivery) for delivery in (1, 2, 4, 5)] == [True, True, False, False]
     owned.ledger.delivered(9)
@@ -237,7 +237,7 @@ async def test_settlements_count_only_while_the_lease_holds() -> None:
 
 
 @pytest.mark.parametrize(("retention", "written"), [("limits", True), ("interest", True), ("workqueue", False)])
-async def test_a_ledger_is_written_down_after_more_than_in_flight_settlements(retention: str, written: bool) -> None:
+async def test_a_ledger_is_stored_after_more_settlements_than_max_in_flight(retention: str, written: bool) -> None:
     of, owned = owning(retention=retention)
     of.partitions.in_flight = 3
     for position in range(1, 9):
@@ -252,7 +252,7 @@ async def test_a_ledger_is_written_down_after_more_than_in_flight_settlements(re
 # --- giving up
 
 
-async def test_a_release_without_a_revoke_makes_the_member_leave() -> None:
+async def test_a_release_that_no_revocation_asked_for_makes_the_member_leave() -> None:
     of, owned = owning()
     await cut_short(release, of, owned.partition)
     assert of.told() == [("stop", -1), ("drained", 3)]
@@ -260,7 +260,7 @@ async def test_a_release_without_a_revoke_makes_the_member_leave() -> None:
     assert of.names() == [], "the partition is already being given up"
 
 
-async def test_a_release_flushes_first_and_gives_up_even_after_an_error() -> None:
+async def test_a_release_sends_the_acknowledgements_first_and_gives_the_lease_up_even_after_an_error() -> None:
     of, owned = owning()
 
     async def flush() -> None:
@@ -274,7 +274,7 @@ async def test_a_release_flushes_first_and_gives_up_even_after_an_error() -> Non
     assert of.names() == ["Assigned"]
 
 
-async def test_a_cancelled_release_gives_up_too() -> None:
+async def test_a_cancelled_release_gives_the_lease_up_too() -> None:
     of, owned = owning()
     of.tell((3, LeaseRevoked()))
     async with anyio.create_task_group() as tasks:
@@ -285,14 +285,14 @@ async def test_a_cancelled_release_gives_up_too() -> None:
     assert of.told() == [("drained", 3)]
 
 
-async def test_a_running_handler_leaves_the_lease_to_run_out() -> None:
+async def test_a_release_with_a_running_handler_leaves_the_lease_to_expire() -> None:
     of, owned = owning()
     owned.partition.unended = 1
     await release(of, owned.partition)
     assert of.told() == [("stop", -1), ("drained, and it runs", 3)]
 
 
-async def test_a_release_of_an_unreported_loss_raises() -> None:
+async def test_a_release_of_a_partition_whose_loss_was_not_reported_fails() -> None:
     of, owned = owning()
     partition = owned.partition
     of.tell((3, LeaseLost("why")), (3, taken_over(8)))
@@ -303,7 +303,7 @@ async def test_a_release_of_an_unreported_loss_raises() -> None:
     assert of.told() == []
 
 
-async def test_a_loss_during_a_release_raises_and_is_reported_after_it() -> None:
+async def test_a_loss_during_a_release_fails_the_release_and_is_reported_after_it() -> None:
     of, owned = owning()
 
     async def expect_loss() -> None:
@@ -355,7 +355,7 @@ async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
     assert of.names() == []
 
 
-async def test_a_former_ownership_gives_nothing_up() -> None:
+async def test_a_call_for_a_former_ownership_does_not_give_the_new_ownership_up() -> None:
     of, former = owning()
     of.tell((3, LeaseLost("why")))
     of.names()

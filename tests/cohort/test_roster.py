@@ -33,7 +33,7 @@ from tests.cohort.members import CONFIG, config_of, virtual
 # --- times
 
 
-def test_margin_and_patience_follow_from_the_lease() -> None:
+def test_the_margin_and_the_patience_of_a_member_are_shares_of_its_lease() -> None:
     assert [margin_of(ttl) for ttl in (3, 6, 30)] == [0.5, 1.0, 5.0]
     assert [patience_of(ttl) for ttl in (3, 6, 30)] == [0.5, 1.0, 2.0]
 
@@ -41,7 +41,7 @@ def test_margin_and_patience_follow_from_the_lease() -> None:
 # --- set-up
 
 
-def test_the_first_member_sets_the_cohort_up() -> None:
+def test_the_first_member_of_a_cohort_writes_its_settings_states_and_durables() -> None:
     async def test() -> None:
         desk = Desk()
         first = desk.roster("a", start=7)
@@ -196,7 +196,7 @@ def test_a_member_with_another_configuration_is_refused(field: str, value: Any) 
 # --- heartbeats
 
 
-def test_a_heartbeat_tells_the_settings_of_its_member_and_expires() -> None:
+def test_a_heartbeat_has_the_settings_of_its_member_and_expires() -> None:
     async def test() -> None:
         desk = Desk()
         about: dict[str, Any] = {"weight": 3, "active_members": 2, "consumer_target": 4, "default_consumer_target": 5}
@@ -259,7 +259,7 @@ def test_the_name_of_a_live_process_is_refused(lives: str) -> None:
     virtual(test)
 
 
-def test_a_heartbeat_of_another_process_ends_the_member_at_its_next_beat() -> None:
+def test_a_member_whose_id_another_process_uses_ends_at_its_next_heartbeat() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")
@@ -301,7 +301,7 @@ def test_a_heartbeat_that_cannot_have_expired_shows_the_loss_of_the_bucket(after
     virtual(test)
 
 
-def test_an_own_missing_heartbeat_is_written_after_the_look() -> None:
+def test_a_member_whose_own_heartbeat_is_missing_writes_it_at_once() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")

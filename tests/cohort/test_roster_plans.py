@@ -133,7 +133,7 @@ def test_a_takeover_after_a_crash_is_logged_with_at_most_ten_partitions(
     ]
 
 
-def test_a_member_that_gains_nothing_after_a_crash_says_so_quietly(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_that_takes_over_nothing_after_a_crash_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         desk = Desk(partitions=4)
         mine = await desk.joined("a")
@@ -216,7 +216,7 @@ def test_a_heartbeat_that_returns_is_no_crash(caplog: pytest.LogCaptureFixture) 
     assert lines(caplog) == []
 
 
-def test_the_next_look_comes_with_the_own_heartbeat_or_soon_after_an_overdue_one() -> None:
+def test_a_member_looks_at_the_heartbeats_with_its_own_heartbeat_or_soon_after_an_overdue_one() -> None:
     async def test() -> None:
         desk = Desk()
         mine = await desk.joined("a")

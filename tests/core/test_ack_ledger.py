@@ -56,7 +56,7 @@ def test_a_message_in_flight_is_not_settled() -> None:
         ([[5], [0, 1], [3]], 3),
     ],
 )
-def test_neighbouring_settled_positions_are_one_run(order: list[list[int]], runs: int) -> None:
+def test_neighbouring_settled_positions_are_merged_into_one_run(order: list[list[int]], runs: int) -> None:
     ledger = AckLedger()
     messages = admit(ledger, *range(8))
     for positions in order:
@@ -66,7 +66,7 @@ def test_neighbouring_settled_positions_are_one_run(order: list[list[int]], runs
     assert f" {runs} settled runs," in repr(ledger)
 
 
-def test_settling_again_counts_nothing() -> None:
+def test_a_message_that_is_settled_again_is_not_counted() -> None:
     ledger = AckLedger()
     messages = admit(ledger, 0, 1)
     assert ledger.settle(messages) == (2, 3)
@@ -75,7 +75,7 @@ def test_settling_again_counts_nothing() -> None:
     assert settled(ledger, 5) == [0, 1, 3]
 
 
-def test_no_settled_position_is_kept_where_the_source_remembers() -> None:
+def test_the_ledger_keeps_no_settled_positions_if_the_source_knows_them() -> None:
     ledger = AckLedger(knows_settled=False)
     messages = admit(ledger, 0, 1, 2, 64)
     assert ledger.settle([messages[3], *messages[:2]]) == (3, 68)
@@ -112,7 +112,7 @@ def test_the_floor_is_below_everything_unfinished() -> None:
     assert ledger.floor() == 10
 
 
-def test_gaps_cost_nothing_and_are_not_settled() -> None:
+def test_positions_in_a_gap_are_not_settled() -> None:
     ledger = AckLedger()
     low, high = admit(ledger, 0, 10**18)
     ledger.settle([low, high])
@@ -134,7 +134,7 @@ def test_beyond_the_limit_the_lowest_runs_are_forgotten() -> None:
     assert " 15 settled runs" in repr(ledger)
 
 
-def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
+def test_a_full_ledger_with_a_small_limit_forgets_one_run_at_a_time() -> None:
     ledger = AckLedger()
     ledger._runs_limit = 2
     ledger.settle(admit(ledger, 0, 2, 4))
@@ -145,7 +145,9 @@ def test_a_limit_of_a_few_forgets_one_at_a_time() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 60), max_size=12), max_size=20), st.integers(0, 8))
-def test_settled_positions_are_known_before_they_enter_the_runs(orders: list[list[int]], loose_limit: int) -> None:
+def test_a_settled_position_is_known_before_the_ledger_has_merged_it_into_a_run(
+    orders: list[list[int]], loose_limit: int
+) -> None:
     ledger = AckLedger()
     ledger._loose_limit = loose_limit
     messages = admit(ledger, *range(61))

@@ -23,7 +23,7 @@ from tests.core.builders import (
 )
 
 
-def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
+def test_the_flow_stops_at_max_in_flight_and_resumes_at_half_of_it() -> None:
     flow = Flow(10, 1_000)
     assert [flow.admit(1, 1, 0.0) for _ in range(10)] == [False] * 9 + [True]
     assert not flow.taking
@@ -31,7 +31,7 @@ def test_taking_stops_at_the_bound_and_resumes_at_half_of_it() -> None:
     assert flow.taking
 
 
-def test_taking_resumes_before_handlers_run_out_of_messages() -> None:
+def test_the_flow_resumes_before_the_handlers_have_no_more_messages() -> None:
     flow = Flow(10, 1_000, concurrency=4)
     assert flow.admit(10, 10, 0.0)
     assert [flow.release(1, 1) for _ in range(4)] == [False, False, True, False]
@@ -40,7 +40,7 @@ def test_taking_resumes_before_handlers_run_out_of_messages() -> None:
     assert [full.admit(10, 10, 0.0), full.release(1, 1), full.admit(1, 1, 0.0)] == [True, True, True]
 
 
-def test_bytes_stop_taking_and_have_their_own_low_mark() -> None:
+def test_the_flow_stops_at_the_bound_in_bytes_and_resumes_at_half_of_it() -> None:
     flow = Flow(100, 1_000)
     assert flow.admit(1, 1_000, 0.0)
     flow.admit(2, 0, 0.0)
@@ -48,7 +48,7 @@ def test_bytes_stop_taking_and_have_their_own_low_mark() -> None:
     assert flow.release(0, 100)
 
 
-def test_both_budgets_must_be_low_to_resume() -> None:
+def test_the_flow_resumes_only_if_messages_and_bytes_are_both_low() -> None:
     flow = Flow(10, 1_000)
     assert flow.admit(10, 1_000, 0.0)
     assert not flow.release(9, 0)
@@ -77,7 +77,7 @@ def test_intake_resumes_below_a_small_bound(bound: int) -> None:
     assert flow.release(bound, 0)
 
 
-def test_room_is_the_rest_of_the_bounds_and_zero_while_not_taking() -> None:
+def test_the_room_is_what_the_bounds_leave_and_zero_while_the_flow_is_stopped() -> None:
     flow = Flow(10, 1_000)
     assert flow.room() == Room(10, 1_000)
     flow.admit(4, 300, 0.0)
@@ -90,7 +90,7 @@ def test_room_is_the_rest_of_the_bounds_and_zero_while_not_taking() -> None:
     assert flow.room() == Room(5, 700)
 
 
-def test_one_run_may_exceed_the_bound_in_bytes_and_raises_the_peak() -> None:
+def test_one_delivery_may_exceed_the_bound_in_bytes_and_raises_the_peak() -> None:
     flow = Flow(10, 1_000)
     flow.admit(2, 5_000, 0.0)
     flow.release(2, 5_000)
@@ -99,7 +99,7 @@ def test_one_run_may_exceed_the_bound_in_bytes_and_raises_the_peak() -> None:
     assert repr(flow) == "<Flow 3 of 10 in flight, 10 of 1000 bytes>"
 
 
-def test_the_engine_stops_taking_at_the_bound_and_resumes_at_half_of_it() -> None:
+def test_the_engine_stops_the_intake_at_max_in_flight_and_resumes_it_at_half_of_it() -> None:
     engine = new_engine(concurrency=1, max_in_flight=4, max_bytes=1_000)
     partition = assigned(engine)
     deliver(engine, partition, 0, 1, key=None, size=10)
@@ -114,7 +114,7 @@ def test_the_engine_stops_taking_at_the_bound_and_resumes_at_half_of_it() -> Non
     assert engine.room() == Room(3, 990)
 
 
-def test_bytes_are_a_separate_bound_of_the_engine() -> None:
+def test_the_engine_stops_the_intake_at_its_bound_in_bytes() -> None:
     engine = new_engine(max_bytes=100)
     partition = assigned(engine)
     deliver(engine, partition, 0, size=250)
@@ -217,7 +217,7 @@ def test_a_paused_client_delivers_again_as_soon_as_there_is_room() -> None:
     assert (kinds(engine), engine.room()) == ([fx.Resumed], Room(1, 991))
 
 
-def test_a_busy_partition_has_no_use_for_an_idle_handler() -> None:
+def test_the_intake_does_not_resume_for_a_partition_that_has_all_the_handlers_it_may_use() -> None:
     """Under the order of the partition, each further message would wait for the one that runs."""
     engine = new_engine(concurrency=4, max_in_flight=10, order="partition")
     partition = assigned(engine)
@@ -282,7 +282,7 @@ def test_room_in_a_pause_is_used_at_once_if_a_handler_would_idle(concurrency: in
 
 
 @pytest.mark.parametrize(("concurrency", "resumes"), [(2, False), (3, True)])
-def test_a_check_starts_the_intake_only_for_an_idle_handler(concurrency: int, resumes: bool) -> None:
+def test_a_check_at_the_bound_resumes_the_intake_only_for_an_idle_handler(concurrency: int, resumes: bool) -> None:
     engine, head = stuck_engine(concurrency)
     ack(engine, head)
     engine.settled(engine.collect(0.0))

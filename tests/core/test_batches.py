@@ -50,7 +50,7 @@ def test_a_batch_keeps_its_limit_and_the_rest_of_a_lane_waits(limit: int, first:
 
 
 @pytest.mark.parametrize("calls", [0, 2], ids=["plain", "with a budget per partition"])
-def test_no_message_is_given_out_while_starts_are_held(calls: int) -> None:
+def test_the_engine_returns_no_message_while_starts_are_held(calls: int) -> None:
     engine = make_engine(new_engine(concurrency=2).policy._replace(concurrency_per_partition=calls))
     deliver_keys(engine, assigned(engine), b"ab")
     engine.hold_starts()
@@ -84,7 +84,7 @@ def test_a_batch_counts_as_one_running_handler() -> None:
     assert states(run) == ["finished"] * 2 + ["running"] * 4
 
 
-def test_a_batch_may_be_empty() -> None:
+def test_a_batch_may_have_no_message() -> None:
     engine = new_engine()
     assigned(engine)
     assert (engine.take_batch(10), engine.available(10), engine.running_handlers) == ([], 0, 0)
@@ -299,7 +299,7 @@ def test_a_batch_of_a_source_that_commits_is_committed() -> None:
 # --- refused calls
 
 
-def test_a_message_that_does_not_run_cannot_end() -> None:
+def test_a_batch_that_contains_a_queued_message_cannot_be_finished() -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"aab")
     batch = engine.take_batch(1)
@@ -325,7 +325,7 @@ def test_a_batch_needs_one_outcome_for_each_message(count: int) -> None:
     assert (states(run), engine.running_handlers) == (["running"] * 2, 1)
 
 
-def test_single_messages_and_batches_mix() -> None:
+def test_single_messages_and_batches_may_run_in_one_engine() -> None:
     engine = new_engine()
     run = deliver_keys(engine, assigned(engine), b"aaab")
     single = take(engine)

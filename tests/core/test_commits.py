@@ -42,7 +42,7 @@ def test_no_commit_is_pending_at_first() -> None:
     assert repr(new) == "<PartitionCommits confirmed 3, sending none, 0 changes since>"
 
 
-def test_a_change_waits_for_the_pace_of_the_first() -> None:
+def test_a_commit_is_due_one_interval_after_the_first_change() -> None:
     changed = commits()
     changed.changed(1, 100.0)
     changed.changed(COUNT - 2, 104.0)
@@ -59,7 +59,7 @@ def test_as_many_changes_as_commit_count_make_a_commit_due_at_once(count: int) -
     assert changed.due_at(PACE, urgent=False) == 100.0
 
 
-def test_only_one_commit_is_on_its_way() -> None:
+def test_no_second_commit_is_sent_before_the_answer_to_the_first() -> None:
     sending = commits()
     sending.changed(2, 100.0)
     first = commit(7, 4)
@@ -118,7 +118,7 @@ def test_a_commit_follows_a_finished_message_after_a_share_of_the_interval() -> 
     ("ahead", "pace"),
     [(1, COMMIT_PACE), (10_000, PARTITION_PACE + 10_000 * MESSAGE_PACE), (200_000, COMMIT_INTERVAL)],
 )
-def test_commits_that_cost_much_are_rare_and_never_later_than_the_interval(ahead: int, pace: float) -> None:
+def test_slow_commits_are_sent_less_often_but_within_the_interval(ahead: int, pace: float) -> None:
     engine = new_engine(max_in_flight=ahead + 1, max_ahead=ahead + 1)
     partition = assigned(engine, floor=0)
     run = deliver(engine, partition, *range(ahead))
@@ -140,7 +140,7 @@ def test_many_partitions_are_committed_rarely_and_in_one_call() -> None:
     assert {settlement.partition for settlement in engine.collect(pace)} == set(partitions)
 
 
-def test_a_partition_whose_commit_may_not_be_repeated_yet_shares_no_call() -> None:
+def test_a_failed_commit_is_not_repeated_early_with_the_commits_of_other_partitions() -> None:
     engine = new_engine()
     failing, other = assigned(engine, 0, floor=0), assigned(engine, 1, floor=0)
     ack(engine, *start(engine, failing, 0))
@@ -171,7 +171,7 @@ def test_a_commit_on_demand_covers_every_change_and_only_changes() -> None:
     assert engine.collect(0.0, everything=True) == []
 
 
-def test_a_partition_has_one_commit_on_its_way() -> None:
+def test_a_partition_sends_no_second_commit_before_the_answer_to_the_first() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     first, second = start(engine, partition, 0, 1)

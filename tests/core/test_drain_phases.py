@@ -72,7 +72,7 @@ def positions(drain: PartitionDrain) -> tuple[list[int], list[int]]:
 
 @pytest.mark.parametrize("event", EVENTS)
 @pytest.mark.parametrize("phase", PHASES)
-def test_each_phase_accepts_or_refuses_each_event(phase: str, event: str) -> None:
+def test_a_drain_accepts_exactly_the_legal_events_of_each_phase(phase: str, event: str) -> None:
     engine = new_engine()
     drain = drain_of(engine, assigned(engine, floor=0), phase=phase)
     following = LEGAL.get((phase, event))
@@ -86,19 +86,19 @@ def test_each_phase_accepts_or_refuses_each_event(phase: str, event: str) -> Non
         assert drain.phase == following
 
 
-def test_the_table_has_these_pairs_and_no_others() -> None:
+def test_the_transition_table_of_a_drain_has_exactly_the_legal_pairs() -> None:
     assert TRANSITIONS == LEGAL
     assert sorted(OVER) == ["handed over", "lost", "unreleased"]
 
 
-def test_a_drain_begins_once() -> None:
+def test_a_drain_cannot_begin_twice() -> None:
     engine = new_engine()
     drain = begun(engine, assigned(engine))
     with pytest.raises(IllegalEvent, match="'begun' is not allowed while ending"):
         drain.begin(0.0, 1.0)
 
 
-def test_a_drain_shows_its_phase() -> None:
+def test_the_repr_of_a_drain_shows_its_phase() -> None:
     engine = new_engine()
     assert repr(begun(engine, assigned(engine))) == "<PartitionDrain of S/0, ending>"
 
@@ -150,7 +150,7 @@ def test_a_handler_that_runs_too_long_does_not_count() -> None:
     assert not drain.left
 
 
-def test_nothing_closes_the_prefix_once_handlers_are_cancelled() -> None:
+def test_no_message_starts_to_close_the_prefix_after_handlers_were_cancelled() -> None:
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
     run = [deliver(engine, partition, number, key=key)[0] for number, key in enumerate([b"a", b"a", b"b", b"b"])]
@@ -228,7 +228,9 @@ def test_the_time_for_handlers_may_only_become_shorter() -> None:
     [(10.0, 101.0, 110.0), (10.0, 108.0, 113.0), (NEVER, 101.0, 131.0)],
     ids=["what is left", "not less than this", "without a limit"],
 )
-def test_settling_gets_the_time_that_handlers_left(timeout: float, ended: float, until: float) -> None:
+def test_the_settlement_of_a_drain_may_use_the_time_that_the_handlers_left(
+    timeout: float, ended: float, until: float
+) -> None:
     engine = new_engine()
     drain = begun(engine, assigned(engine), timeout=timeout)
     drain.tell("ended", ended)
@@ -239,7 +241,7 @@ def test_settling_gets_the_time_that_handlers_left(timeout: float, ended: float,
     assert drain.until == NEVER
 
 
-def test_a_cancellation_leaves_no_time_of_the_handlers() -> None:
+def test_after_a_cancellation_the_settlement_gets_no_time_of_the_handlers() -> None:
     engine = new_engine()
     drain = PartitionDrain(engine, assigned(engine), Limits(grace=20.0, settle=5.0, last=30.0), close_prefix=False)
     drain.begin(100.0, 0.0)

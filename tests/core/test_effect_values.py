@@ -46,7 +46,7 @@ def keeping_engine() -> Engine:
     )
 
 
-def test_a_held_message_tells_its_failure_and_its_delay() -> None:
+def test_the_effect_of_a_held_message_has_its_failure_and_its_delay() -> None:
     engine = new_engine()
     (message,) = start(engine, assigned(engine), 0)
     effects(engine)
@@ -56,7 +56,7 @@ def test_a_held_message_tells_its_failure_and_its_delay() -> None:
     assert engine.next_due() == 10.0 + BACKOFF
 
 
-def test_parked_messages_tell_their_failures_after_earlier_effects() -> None:
+def test_the_effects_of_parked_messages_have_their_failures_and_follow_earlier_effects() -> None:
     engine = new_engine(attempts=1, poison="block")
     messages = start(engine, assigned(engine), 0, 1)
     effects(engine)
@@ -86,7 +86,7 @@ def test_a_message_is_blocked_after_its_dead_letter() -> None:
 
 
 @pytest.mark.parametrize("floor", [None, 0])
-def test_the_checks_and_the_pause_at_a_bound_count_from_the_delivery(floor: int | None) -> None:
+def test_the_times_of_the_checks_and_of_the_pause_at_a_bound_count_from_the_delivery(floor: int | None) -> None:
     engine = new_engine(max_in_flight=2)
     partition = assigned(engine, floor=floor)
     deliver(engine, partition, 0, 1, key=None, now=50.0)

@@ -452,6 +452,6 @@ class EngineMachine(RuleBasedStateMachine):
 @pytest.mark.long
 @pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
-def test_the_engine_does_what_the_model_does() -> None:
+def test_any_calls_of_the_engine_agree_with_a_naive_model() -> None:
     effort = settings(max_examples=runs(300), stateful_step_count=60, deadline=None)
     run_state_machine_as_test(EngineMachine, settings=effort)

@@ -535,6 +535,6 @@ class ModesMachine(RuleBasedStateMachine):
 @pytest.mark.long
 @pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
-def test_the_engine_does_what_the_model_does_in_every_mode() -> None:
+def test_any_calls_of_the_engine_agree_with_a_naive_model_in_every_mode() -> None:
     effort = settings(max_examples=runs(100), stateful_step_count=30, deadline=None)
     run_state_machine_as_test(ModesMachine, settings=effort)

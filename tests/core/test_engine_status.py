@@ -14,7 +14,7 @@ from tests.core.builders import (
 )
 
 
-def test_the_oldest_is_the_unfinished_message_that_came_first() -> None:
+def test_the_oldest_message_is_the_unfinished_one_that_was_delivered_first() -> None:
     engine = new_engine()
     assert engine.oldest() is None
     one, other = assigned(engine, 0), assigned(engine, 1)
@@ -40,7 +40,7 @@ def test_a_finished_message_is_in_flight_and_is_not_the_oldest(floor: int | None
     assert engine.oldest() is None
 
 
-def test_in_flight_since_has_every_message_delivered_by_then() -> None:
+def test_in_flight_since_returns_the_messages_that_were_delivered_by_a_time() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (finished,) = deliver(engine, partition, 0, now=1.0)

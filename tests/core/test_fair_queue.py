@@ -58,7 +58,7 @@ def agree(queue: FairQueue, naive: NaiveQueue) -> None:
 
 @settings(max_examples=runs(150))
 @given(limit=st.integers(0, 3), calls=CALLS)
-def test_the_queue_agrees_with_a_naive_queue(limit: int, calls: list[tuple[str, int]]) -> None:
+def test_the_fair_queue_agrees_with_a_naive_queue(limit: int, calls: list[tuple[str, int]]) -> None:
     queue, naive = FairQueue(limit), NaiveQueue(limit)
     for position, (call, number) in enumerate(calls):
         name = PARTITIONS[number].id

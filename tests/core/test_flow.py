@@ -16,7 +16,7 @@ CALLS = st.lists(
 
 
 @given(CALLS)
-def test_a_flow_stops_and_resumes_at_its_marks(calls: list[tuple[str, int, int]]) -> None:
+def test_a_flow_stops_at_its_high_mark_and_resumes_at_its_low_mark(calls: list[tuple[str, int, int]]) -> None:
     flow = Flow(10, 20, concurrency=2)
     count = size = peak = peak_size = 0
     taking, pausing, pause_at, look_at = True, False, NEVER, NEVER
@@ -62,7 +62,7 @@ def test_a_flow_at_a_bound_looks_for_an_idle_handler_until_its_pause_begins() ->
     assert flow.look_at == NEVER
 
 
-def test_a_flow_at_its_bound_of_bytes_has_not_stopped_early() -> None:
+def test_a_flow_that_is_at_its_bound_in_bytes_does_not_count_as_stopped_early() -> None:
     flow = Flow(10, 20)
     assert flow.admit(1, 20, 0.0)
     assert not flow.stopped_early

@@ -58,18 +58,18 @@ LEGAL = {
 }
 
 
-def test_every_state_has_its_name() -> None:
+def test_every_lane_state_has_the_name_of_its_constant() -> None:
     assert [STATE_NAMES[state].upper() for state in STATES] == [
         name for state in STATES for name in lane.__dict__ if name.isupper() and lane.__dict__[name] is state
     ]
 
 
-def test_the_table_has_every_legal_transition() -> None:
+def test_the_transition_table_of_a_lane_has_exactly_the_legal_transitions() -> None:
     assert {(STATE_NAMES[s], event): STATE_NAMES[to] for (s, event), to in TRANSITIONS.items()} == LEGAL
 
 
 @pytest.mark.parametrize(("state", "event"), sorted(TRANSITIONS))
-def test_a_legal_pair_moves_to_its_state(state: int, event: str) -> None:
+def test_each_legal_event_moves_a_lane_to_its_next_state(state: int, event: str) -> None:
     message = new_message(new_partition(), 3)
     message.state = state
     step(message, event)

@@ -53,7 +53,7 @@ class Chain:
         return [m.position for m in order]
 
 
-def test_a_late_message_alone_is_the_head() -> None:
+def test_a_late_message_in_an_empty_lane_is_its_head() -> None:
     assert Chain().insert(5) == [5]
 
 
@@ -91,7 +91,7 @@ def test_a_head_that_waits_for_its_second_attempt_has_started(late: int, expecte
     assert Chain(10, 5, 20, head=QUEUED, attempt=2).insert(late) == expected
 
 
-def test_a_lane_keeps_its_place_in_the_ready_queue() -> None:
+def test_a_lane_keeps_its_turn_in_the_ready_queue_when_a_late_message_becomes_its_head() -> None:
     chain = Chain(10)
     chain.ready.append(new_message(chain.partition, 2_000, key=b"another"))
     chain.insert(5)

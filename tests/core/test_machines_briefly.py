@@ -17,6 +17,6 @@ EXAMPLES: Final = {EngineMachine: 20, ModesMachine: 20, BudgetMachine: 12, Budge
 
 @pytest.mark.parametrize("machine", EXAMPLES, ids=lambda machine: machine.__name__)
 @pytest.mark.timeout(400)  # as in the long runs of these machines
-def test_a_few_examples_of_a_machine_hold(machine: type[RuleBasedStateMachine]) -> None:
+def test_a_few_examples_of_each_state_machine_agree_with_its_model(machine: type[RuleBasedStateMachine]) -> None:
     brief = settings(max_examples=EXAMPLES[machine], stateful_step_count=25, deadline=None, phases=[Phase.generate])
     run_state_machine_as_test(machine, settings=brief)

@@ -53,7 +53,7 @@ def test_messages_beyond_max_ahead_wait_in_order() -> None:
     assert [m.received for m in run] == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0]
 
 
-def test_exactly_max_ahead_messages_reach_the_bound() -> None:
+def test_the_bound_max_ahead_is_reached_with_exactly_max_ahead_messages() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0)
     run = start(engine, partition, 0, 1)
@@ -87,7 +87,7 @@ def test_the_message_that_holds_the_floor_is_named() -> None:
     assert ahead(engine) == []
 
 
-def test_the_bound_may_wait_for_a_confirmation_only() -> None:
+def test_a_partition_at_max_ahead_may_wait_only_for_the_confirmation_of_a_commit() -> None:
     engine = new_engine(max_ahead=2)
     partition = assigned(engine, floor=0, completed=[(0, 5)])
     deliver(engine, partition, 0, 1, 2)

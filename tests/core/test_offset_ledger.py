@@ -35,7 +35,7 @@ def offsets(runs: Sequence[tuple[int, int]]) -> set[int]:
 # --- by example
 
 
-def test_a_new_ledger_is_at_its_floor() -> None:
+def test_a_new_offset_ledger_has_only_its_floor() -> None:
     ledger = OffsetLedger(7)
     assert (ledger.floor(), ledger.highest, ledger.floor_ordinal, ledger.next_ordinal) == (7, 6, 0, 0)
     assert (ledger.completed(), ledger.in_flight(), ledger.holes(), ledger.last_finished()) == ([], [], 0, 6)
@@ -56,7 +56,7 @@ def test_the_floor_is_the_lowest_unfinished_offset() -> None:
     assert {m.state for m in (first, second, third)} == {SETTLED}
 
 
-def test_messages_are_numbered_and_dated_as_they_come() -> None:
+def test_messages_get_their_number_and_time_in_the_order_of_delivery() -> None:
     ledger = OffsetLedger(0)
     early = deliver(ledger, 3, 5, now=1.0)
     (late,) = deliver(ledger, BILLION, now=2.0)
@@ -232,7 +232,7 @@ def test_the_ledger_drops_its_entries_below_the_floor_when_they_are_half_of_all(
     assert [m.position for m in ledger.in_flight()] == list(range(2_060, 4_000, 2))
 
 
-def test_a_peek_changes_nothing() -> None:
+def test_peek_computes_the_floor_without_a_change_of_the_ledger() -> None:
     ledger = OffsetLedger(0)
     ledger.settle(deliver(ledger, *range(2_000)))
     assert (ledger.peek(), len(ledger._open), ledger.floor_ordinal) == (2_000, 2_000, 0)

@@ -43,7 +43,7 @@ LIMITS = st.integers(0, 40) | st.integers(0, LIMIT)
 # The format.
 
 
-def test_an_empty_set_is_an_empty_text() -> None:
+def test_an_empty_offset_set_is_encoded_as_an_empty_text() -> None:
     assert encode(7, []) == ""
     assert decode("", 7, 0) == []
 
@@ -67,18 +67,18 @@ def test_an_empty_set_is_an_empty_text() -> None:
         (OFFSETS_END - 1, [(OFFSETS_END - 1, OFFSETS_END)], BITMAP, b"\x01"),
     ],
 )
-def test_known_vectors_stay_the_same(floor: int, runs: Runs, form: int, body: bytes) -> None:
+def test_known_sets_have_the_same_text_in_every_version(floor: int, runs: Runs, form: int, body: bytes) -> None:
     text = encode(floor, runs)
     assert text == forged(body, form=form, floor=floor)
     assert decode(text, floor, FAR) == runs
 
 
-def test_the_text_of_a_known_set_stays_the_same() -> None:
+def test_the_text_of_the_example_set_stays_the_same() -> None:
     # An older version of this package must be able to read the text.
     assert encode(5, [(6, 9), (10, 11)]) == "\u5a36\u7440\u5660\u3450\u3400\u3400\u3400\u342e\u8a28\u9b21\u3400"
 
 
-def test_a_list_of_many_runs_may_be_the_larger_form() -> None:
+def test_a_list_of_many_runs_may_be_larger_than_a_bitmap() -> None:
     # The bitmap has 20 bytes. The list has 21: ten runs are 20 numbers, and one distance takes two bytes.
     runs = [*((offset, offset + 1) for offset in range(1, 18, 2)), (150, 160)]
     assert form_of(encode(0, runs)) == BITMAP
@@ -86,7 +86,7 @@ def test_a_list_of_many_runs_may_be_the_larger_form() -> None:
 
 
 @given(MAPS)
-def test_an_encoded_set_is_decoded_unchanged(case: tuple[int, Runs]) -> None:
+def test_an_offset_set_is_equal_after_encoding_and_decoding(case: tuple[int, Runs]) -> None:
     floor, runs = case
     text = encode(floor, runs)
     assert decode(text, floor, FAR) == joined(runs)
@@ -101,7 +101,7 @@ def list_size(floor: int, runs: Runs) -> int:
 
 
 @given(MAPS)
-def test_the_smaller_form_is_taken(case: tuple[int, Runs]) -> None:
+def test_an_offset_set_is_encoded_in_the_smaller_of_its_two_forms(case: tuple[int, Runs]) -> None:
     floor, runs = case
     assume(runs)
     text = encode(floor, runs)
@@ -174,11 +174,11 @@ def test_a_set_loses_no_more_than_necessary(case: tuple[int, Runs], limit: int) 
         (11, 0, [(0, 128)]),
     ],
 )
-def test_the_last_run_may_be_cut(limit: int, start: int, kept: Runs) -> None:
+def test_an_offset_set_that_does_not_fit_may_lose_a_part_of_its_last_run(limit: int, start: int, kept: Runs) -> None:
     assert decode(encode(0, [(start, start + 5_000)], limit), 0, FAR) == kept
 
 
-def test_the_form_that_reaches_further_is_kept() -> None:
+def test_of_two_cut_forms_the_one_with_the_higher_last_offset_is_kept() -> None:
     # Two bytes hold 16 bits of a bitmap, or one run of a list.
     assert decode(encode(0, [(1, 2), (4, 5), (9, 30)], 11), 0, FAR) == [(1, 2), (4, 5), (9, 16)]
     assert decode(encode(0, [(1, 20), (40, 50)], 11), 0, FAR) == [(1, 20)]
@@ -229,7 +229,7 @@ def test_invalid_runs_are_refused(runs: Runs) -> None:
 GOOD = encode(5, [(6, 9), (10, 11)])
 
 
-def test_the_second_encoder_agrees_with_the_first() -> None:
+def test_the_encoder_of_the_tests_agrees_with_the_encoder_of_the_adapter() -> None:
     assert forged(b"\x2e", form=BITMAP, floor=5) == GOOD
     assert text_of(data_of(GOOD)) == GOOD
 
@@ -290,14 +290,14 @@ def test_an_invalid_text_is_ignored(text: str) -> None:
     assert decode(text, 5, FAR) is None
 
 
-def test_bits_after_the_last_byte_are_zero() -> None:
+def test_an_offset_map_with_bits_after_its_last_byte_is_refused() -> None:
     spare = 15 * len(GOOD) - 8 * 19
     assert spare == 13
     for bit in range(spare):
         assert decode(GOOD[:-1] + chr(ord(GOOD[-1]) + (1 << bit)), 5, FAR) is None
 
 
-def test_a_map_of_another_floor_is_ignored() -> None:
+def test_an_offset_map_of_another_floor_is_ignored() -> None:
     assert decode(GOOD, 5, FAR) == [(6, 9), (10, 11)]
     for floor in (4, 6, 5 + 2**64, 5 - 2**64):
         assert decode(GOOD, floor, FAR) is None
@@ -312,7 +312,7 @@ def test_a_map_that_reaches_too_far_is_ignored(runs: Runs) -> None:
     assert decode(text, 5, -1) is None
 
 
-def test_a_run_as_long_as_the_log_is_two_numbers() -> None:
+def test_a_run_of_any_length_is_encoded_as_two_numbers() -> None:
     runs = [(10**15, 2**62)]
     assert decode(encode(3, runs), 3, 2**62) == runs
 
@@ -329,7 +329,7 @@ def test_a_run_as_long_as_the_log_is_two_numbers() -> None:
     ],
     ids=["longer", "fullest", "number", "list", "bitmap"],
 )
-def test_memory_is_bounded(text: str, most: int) -> None:
+def test_a_hostile_text_is_decoded_in_bounded_memory(text: str, most: int) -> None:
     tracemalloc.start()
     try:
         decode(text, 5, FAR)
@@ -381,7 +381,9 @@ def test_random_text_is_ignored(text: str, floor: int) -> None:
 
 
 @given(st.binary(max_size=30), st.sampled_from([LIST, BITMAP]), st.sampled_from([0, 5, 2**64 - 9]), st.integers(0, 400))
-def test_a_forged_set_is_bounded_and_has_one_text(body: bytes, form: int, floor: int, reach: int) -> None:
+def test_a_forged_offset_set_is_decoded_within_its_bounds_or_ignored(
+    body: bytes, form: int, floor: int, reach: int
+) -> None:
     text = forged(body, form=form, floor=floor)
     runs = decode(text, floor, reach)
     if runs is not None:

@@ -22,7 +22,7 @@ from tests.core.builders import (
 )
 
 
-def test_a_key_runs_one_at_a_time_in_order() -> None:
+def test_the_messages_of_a_key_run_one_at_a_time_in_order() -> None:
     engine = new_engine()
     partition = assigned(engine)
     deliver(engine, partition, 0, 1)
@@ -72,7 +72,7 @@ def test_messages_without_a_key_run_side_by_side() -> None:
     assert partition.tails == {}
 
 
-def test_the_empty_key_is_a_key() -> None:
+def test_messages_with_an_empty_key_run_one_at_a_time() -> None:
     engine = new_engine()
     deliver(engine, assigned(engine), 0, 1, key=b"")
     assert take_all(engine) == [0]
@@ -130,7 +130,7 @@ def iter_take(engine: Engine) -> list[Message]:
         ("none", "one_lane", [[0, 1, 2, 3, 4]]),
     ],
 )
-def test_each_order_runs_its_messages_in_these_rounds(
+def test_each_order_setting_runs_messages_together_as_documented(
     order: Order, keyless: Keyless, expected: list[list[int]], floor: int | None
 ) -> None:
     engine = new_engine(order=order, keyless=keyless)
@@ -140,7 +140,7 @@ def test_each_order_runs_its_messages_in_these_rounds(
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "none"])
-def test_two_partitions_share_no_lane(order: Order) -> None:
+def test_messages_of_two_partitions_never_share_a_lane(order: Order) -> None:
     engine = new_engine(order=order, keyless="one_lane", lanes=1)
     for _ in range(2):
         delivered(engine, [b"a", None])
@@ -185,7 +185,7 @@ def folded(lanes: int, count: int = 60) -> tuple[list[bytes], dict[int, list[int
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 7])
-def test_keys_of_one_lane_are_in_the_order_of_delivery(lanes: int) -> None:
+def test_keys_that_share_a_lane_run_in_the_order_of_delivery(lanes: int) -> None:
     keys, by_lane = folded(lanes)
     assert len(by_lane) == lanes
     engine = new_engine(lanes=lanes, concurrency=100)

@@ -156,7 +156,7 @@ def test_an_interrupted_handler_drains_its_partition(others: int) -> None:
 # --- fence, lose, release
 
 
-def test_a_fence_keeps_finished_messages() -> None:
+def test_a_fence_keeps_finished_messages_for_their_settlement() -> None:
     engine = new_engine()
     partition = assigned(engine)
     finished, queued, running = (deliver(engine, partition, i, key=key)[0] for i, key in enumerate((b"f", b"q", b"r")))
@@ -191,7 +191,7 @@ def test_a_lost_partition_settles_nothing() -> None:
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
 @pytest.mark.parametrize("key", [b"k", None])
-def test_no_outcome_of_a_zombie_counts(outcome: Outcome, key: bytes | None) -> None:
+def test_an_outcome_of_a_handler_whose_partition_was_lost_does_not_count(outcome: Outcome, key: bytes | None) -> None:
     engine = new_engine(max_in_flight=1)
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 0, key=key)
@@ -205,7 +205,7 @@ def test_no_outcome_of_a_zombie_counts(outcome: Outcome, key: bytes | None) -> N
     assert nothing_left(engine)
 
 
-def test_a_fenced_drain_emits_no_drained() -> None:
+def test_a_drain_that_a_fence_ended_emits_no_drained_event() -> None:
     engine = new_engine()
     partition = assigned(engine)
     (message,) = deliver(engine, partition, 0)
@@ -274,7 +274,7 @@ def test_a_release_forgets_everything_left() -> None:
 # --- a key that comes back while its zombie runs
 
 
-def test_a_key_waits_for_its_zombie() -> None:
+def test_a_key_waits_for_its_handler_of_a_former_assignment() -> None:
     engine = new_engine()
     former = assigned(engine)
     zombie, abandoned = deliver(engine, former, 0, 1)
@@ -295,7 +295,7 @@ def test_a_key_waits_for_its_zombie() -> None:
     assert nothing_left(engine)
 
 
-def test_zombies_of_several_assignments_each_hold_their_key() -> None:
+def test_handlers_of_several_former_assignments_each_hold_their_key() -> None:
     engine = new_engine()
     zombies: list[Message] = []
     partition: Partition

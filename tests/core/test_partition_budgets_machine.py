@@ -177,14 +177,16 @@ class BudgetModesMachine(ModesMachine):
 @pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 @pytest.mark.parametrize("machine", [BudgetMachine, BudgetModesMachine])
-def test_the_engine_with_budgets_does_what_the_model_does(machine: type[EngineMachine | ModesMachine]) -> None:
+def test_any_calls_of_an_engine_with_partition_budgets_agree_with_a_naive_model(
+    machine: type[EngineMachine | ModesMachine],
+) -> None:
     run_state_machine_as_test(machine, settings=settings(max_examples=runs(80), stateful_step_count=40, deadline=None))
 
 
 @pytest.mark.parametrize(
     ("calls", "messages", "reserve", "low"), [(4, 20, 4, 12), (0, 20, 2, 15), (3, 3, 1, 2), (1, 100, 24, 50)]
 )
-def test_the_marks_of_a_partition_lie_between_its_calls_and_its_bound(
+def test_the_low_mark_of_a_partition_lies_between_its_concurrency_and_its_bound(
     calls: int, messages: int, reserve: int, low: int
 ) -> None:
     policy = new_policy(concurrency=10, max_in_flight=1_000, max_bytes=1_000, retry=RetryPolicy(1, 0.0, 0.0))

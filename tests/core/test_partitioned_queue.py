@@ -22,12 +22,12 @@ LINE = "a name is one line of text, and has no U+%s; leave it out"
 NAMES = ("customer-updates", "customer-updates__p1", "customer-updates__p2", "customer-updates__p3")
 
 
-def test_the_names_are_those_of_the_specification() -> None:
+def test_physical_queues_have_the_names_of_the_specification() -> None:
     assert PartitionedQueue("customer-updates", partitions=4).names == NAMES
     assert PartitionedQueue("customer-updates", 2).names == NAMES[:2]
 
 
-def test_one_partition_is_the_plain_queue() -> None:
+def test_a_queue_of_one_partition_has_the_plain_name() -> None:
     queue = PartitionedQueue("customer-updates")
     assert queue == PartitionedQueue("customer-updates", partitions=1)
     assert (queue.partitions, queue.names) == (1, ("customer-updates",))
@@ -75,7 +75,7 @@ def test_a_queue_is_an_immutable_value() -> None:
             queue.partitions = 9  # type: ignore[misc]
 
 
-def test_the_repr_is_the_call_that_makes_the_queue_or_is_cut() -> None:
+def test_the_repr_of_a_queue_is_the_call_that_makes_it_unless_it_is_too_long() -> None:
     for queue in (PartitionedQueue("q"), PartitionedQueue("q", 32_767), PartitionedQueue.of("q", ["a", "b"])):
         assert eval(repr(queue)) == queue
     many = repr(PartitionedQueue.of("q", [f"n{number}" for number in range(9)]))
@@ -96,7 +96,7 @@ def test_the_repr_is_the_call_that_makes_the_queue_or_is_cut() -> None:
         (("q", 32_768), "partitions=32768: queue 'q' can have at most 32767 partitions; try 2 before 4"),
     ],
 )
-def test_a_wrong_queue_is_refused(arguments: Any, text: str) -> None:
+def test_a_queue_with_an_invalid_name_or_width_is_refused(arguments: Any, text: str) -> None:
     with pytest.raises(ConfigError) as error:
         PartitionedQueue(*arguments)
     assert str(error.value) == text

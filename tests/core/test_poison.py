@@ -172,7 +172,7 @@ def test_every_blocked_lane_of_a_key_is_unblocked() -> None:
     assert [take(engine), take(engine), engine.take()] == [heads[0], heads[1], None]
 
 
-def test_park_dead_letters_blocked_and_held_messages() -> None:
+def test_park_writes_dead_letters_of_blocked_and_held_messages() -> None:
     engine = new_engine(poison="block")
     blocked, held, other = (deliver(engine, assigned(engine, n), 0, 1, key=A if n < 2 else B) for n in range(3))
     take_all(engine)
@@ -206,7 +206,7 @@ def test_a_blocked_message_is_abandoned_with_its_partition(poison: Poison, way: 
     assert engine.collect(0.0) == []
 
 
-def test_a_blocked_head_holds_back_only_the_floor() -> None:
+def test_a_blocked_message_holds_back_the_floor_and_no_other_key() -> None:
     engine = new_engine(poison="block")
     partition = assigned(engine, floor=0)
     deliver(engine, partition, 0, 1, key=A)
@@ -222,7 +222,7 @@ def test_a_blocked_head_holds_back_only_the_floor() -> None:
     assert (settlement.floor, settlement.completed) == (1, [(2, 3)])
 
 
-def test_stopped_lanes_are_counted() -> None:
+def test_held_and_blocked_lanes_are_counted() -> None:
     engine, run, _ = given_up("block")
     stopped = engine.stopped
     assert [stopped.count(state) for state in (BLOCKED, HELD)] == [1, 0]

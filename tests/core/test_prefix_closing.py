@@ -53,7 +53,7 @@ def begun_out_of_turn() -> tuple[Engine, Partition, list[Message]]:
     return engine, partition, run
 
 
-def test_only_messages_below_the_highest_started_one_run() -> None:
+def test_a_drain_runs_only_messages_below_the_highest_started_one() -> None:
     engine, partition, run = begun_out_of_turn()
     # 5 has started: 3 and 4 are below it, 6 and 7 are not.
     assert positions(engine.drain(partition, close_prefix=True)) == [6, 7]
@@ -89,7 +89,7 @@ def test_a_finished_message_counts_as_started(entered: bool) -> None:
     assert (kinds(engine), committed(engine)) == ([fx.Drained], [(3, [])])
 
 
-def test_a_chain_is_cut_at_the_highest_started() -> None:
+def test_a_lane_of_a_drain_ends_at_the_highest_started_position() -> None:
     engine = new_engine(concurrency=2)
     partition = assigned(engine, floor=0)
     run = deliver_keys(engine, partition, b"aacaa")

@@ -90,12 +90,12 @@ def test_the_errors_that_the_core_knows_import_annotations_and_a_decorator() -> 
     assert imported == {"__future__", "collections", "functools", "typing"}
 
 
-def test_the_allowed_imports_are_of_the_standard_library() -> None:
+def test_the_imports_that_the_core_may_use_are_in_the_standard_library() -> None:
     assert set(sys.stdlib_module_names) >= ALLOWED
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_core_module_neither_waits_nor_does_io(module: str) -> None:
+def test_a_core_module_has_no_async_code_and_no_io(module: str) -> None:
     impure = [
         f"{module}.py:{getattr(node, 'lineno', '?')}"
         for node in ast.walk(tree_of(CORE / file_of(module)))
@@ -106,7 +106,7 @@ def test_a_core_module_neither_waits_nor_does_io(module: str) -> None:
     assert impure == []
 
 
-def test_the_package_itself_imports_nothing() -> None:
+def test_the_package_of_the_core_imports_nothing() -> None:
     # Otherwise every import of one part would load all parts.
     for package in (CORE, CORE / "cohort"):
         assert list(imports(ast.walk(tree_of(package / "__init__.py")))) == []
@@ -150,10 +150,10 @@ def test_the_code_of_engine_and_runtime_names_no_backend(file: str) -> None:
         'x = b"nats"',
     ],
 )
-def test_a_backend_is_found_wherever_code_can_name_it(line: str) -> None:
+def test_the_search_finds_the_name_of_a_backend_wherever_code_can_have_it(line: str) -> None:
     assert any(backend in word.lower() for _, word in code_words(ast.parse(line)) for backend in BACKENDS)
 
 
-def test_documentation_may_name_a_backend() -> None:
+def test_the_search_ignores_the_name_of_a_backend_in_documentation() -> None:
     documented = '"""For Kafka."""\nX = 1\n"""As NATS has it."""'
     assert not any(backend in word.lower() for _, word in code_words(ast.parse(documented)) for backend in BACKENDS)

@@ -39,7 +39,7 @@ def key_of(text: str) -> PartitionKey:
     return kinds[kind](value)
 
 
-def test_the_vectors_of_keys_hold() -> None:
+def test_the_hashes_of_known_keys_stay_the_same() -> None:
     heading, rows = table("key | digest")
     widths = [int(cell.removeprefix("of ")) for cell in heading[2:]]
     assert len(widths) == 9
@@ -53,7 +53,7 @@ def test_the_vectors_of_keys_hold() -> None:
     assert {(bytes, 0), (bytes, 1_000_000), (str, 1), (int, 1)} <= kinds
 
 
-def test_the_vectors_of_the_second_step_hold() -> None:
+def test_the_partitions_of_known_hashes_stay_the_same() -> None:
     _, rows = table("digest | partitions | partition")
     assert len(rows) == 13
     for digest, width, partition in rows:
@@ -65,11 +65,11 @@ def test_the_vectors_of_the_second_step_hold() -> None:
     ("digest", "width", "partition"),
     [(1, 1, 0), (42, 57, 43), (0xDEAD10CC, 1, 0), (0xDEAD10CC, 666, 361), (256, 1024, 520)],
 )
-def test_the_second_step_equals_that_of_other_programs(digest: int, width: int, partition: int) -> None:
+def test_the_jump_hash_equals_that_of_other_programs(digest: int, width: int, partition: int) -> None:
     assert jump(digest, width) == partition
 
 
-def test_exact_integers_would_give_other_partitions() -> None:
+def test_exact_integers_instead_of_floating_point_would_give_other_partitions() -> None:
     """Therefore the specification fixes the arithmetic."""
 
     def exact(digest: int, width: int) -> int:
@@ -86,7 +86,7 @@ def test_exact_integers_would_give_other_partitions() -> None:
 
 
 @given(key=st.binary(max_size=40))
-def test_the_digest_has_its_own_domain(key: bytes) -> None:
+def test_the_hash_of_a_queue_has_its_own_domain(key: bytes) -> None:
     assert f"\n{CONTEXT}\n" in PAGE
     whole = blake3(key, derive_key_context=CONTEXT).digest()
     assert queue_digest(key) == sum(byte << 8 * place for place, byte in enumerate(whole[:8]))
@@ -128,6 +128,6 @@ def test_keys_spread_evenly(family: list[PartitionKey], width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [0, -1])
-def test_a_width_below_one_is_refused(width: int) -> None:
+def test_a_queue_width_below_one_is_refused(width: int) -> None:
     with pytest.raises(ValueError, match=rf"^partitions={width}: .* use 1 or more$"):
         queue_partition(b"key", width)

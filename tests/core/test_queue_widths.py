@@ -52,13 +52,13 @@ def progress(runbook: Runbook) -> list[str]:
         (PartitionedQueue.of("q", ["q__p1", "q"]), (), NAMES[2:4]),
     ],
 )
-def test_the_names_are_those_up_to_twice_the_width_and_former_ones(
+def test_stranded_messages_are_looked_for_up_to_twice_the_width_and_under_former_names(
     present: PartitionedQueue, known: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     assert names_beyond(present, known) == names
 
 
-def test_the_widest_queue_has_no_computed_names_beyond() -> None:
+def test_a_queue_of_the_highest_width_has_no_computed_names_beyond_its_own() -> None:
     assert names_beyond(queue(32_767)) == ()
 
 
@@ -76,7 +76,7 @@ def test_messages_that_the_group_does_not_read_are_stranded() -> None:
     assert stranded_in(queue(2), facts, "billing") == (Stranded("q", "q__p2", 7),)
 
 
-def test_a_line_names_each_physical_queue_its_messages_and_the_remedy() -> None:
+def test_the_warning_about_stranded_messages_names_each_physical_queue_their_number_and_the_remedy() -> None:
     found = [Stranded("q", name, number) for number, name in enumerate(NAMES[2:], 1)]
     assert stranded_text(found, "group 'billing'") == (
         "queue 'q': messages wait in 'q__p2' (1), 'q__p3' (2), 'q__p4' (3), 'q__p5' (4), 'q__p6' (5) and 1 more, "
@@ -85,7 +85,7 @@ def test_a_line_names_each_physical_queue_its_messages_and_the_remedy() -> None:
     )
 
 
-def test_a_physical_queue_is_logged_at_once_and_then_every_30_seconds() -> None:
+def test_stranded_messages_are_logged_at_once_and_then_every_30_seconds() -> None:
     log, two, three = StrandedLog(), Stranded("q", "q__p2", 1), Stranded("q", "q__p3", 1)
     assert log.due([two], 0.0) == [two]
     assert log.due([two._replace(messages=9), three], 5.0) == [three]
@@ -144,7 +144,7 @@ def test_unequal_and_missing_physical_queues_are_faults() -> None:
     )
 
 
-def test_workers_that_store_the_former_number_are_due() -> None:
+def test_workers_that_still_use_the_former_number_must_be_restarted() -> None:
     facts = {"q": read(1, billing=0), "q__p1": QueueFacts(1, 0, {}, {"billing": 1})}
     found = (
         "a number of partitions is stored by group 'billing' (1); stop all its members, and run the command "

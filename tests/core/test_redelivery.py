@@ -117,7 +117,7 @@ def test_a_run_with_all_kinds_of_redelivery_counts_only_new_messages() -> None:
     assert ran(engine) == [3, 5, 6, 7]
 
 
-def test_a_forgotten_position_runs_again() -> None:
+def test_a_settled_position_that_the_ledger_has_forgotten_runs_again() -> None:
     engine = new_engine()
     partition = assigned(engine)
     assert isinstance(partition.ledger, AckLedger)

@@ -73,7 +73,7 @@ def test_the_backoff_doubles_up_to_its_bound() -> None:
     assert ceilings == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30.0])
 
 
-def test_full_jitter_reaches_zero() -> None:
+def test_the_shortest_delay_with_full_jitter_is_zero() -> None:
     policy = RetryPolicy(10, 0.2, 30.0)
     assert [policy.delay(attempt, failed(chance=0.0)) for attempt in range(1, 10)] == [0.0] * 9
     assert policy.delay(2, failed(chance=0.5)) == pytest.approx(0.2)
@@ -93,7 +93,7 @@ def test_a_delay_is_never_negative_nor_above_the_bound(
 
 
 @pytest.mark.parametrize("attempt", [61, 62, 1_025, 10**9])
-def test_huge_attempts_do_not_overflow(attempt: int) -> None:
+def test_a_huge_number_of_attempts_does_not_overflow_the_backoff(attempt: int) -> None:
     policy = RetryPolicy(10**10, 1e-3, 30.0)
     assert policy.delay(attempt, failed(chance=0.5)) == 15.0
 

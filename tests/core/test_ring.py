@@ -45,12 +45,14 @@ def chi_square_deviation(values: Iterable[int], cells: int) -> float:
 
 
 @pytest.mark.parametrize(("key", "slot_", "partition_", "lane_"), VECTORS)
-def test_known_vectors_stay_the_same(key: PartitionKey, slot_: int, partition_: int, lane_: int) -> None:
+def test_the_slots_partitions_and_lanes_of_known_keys_stay_the_same(
+    key: PartitionKey, slot_: int, partition_: int, lane_: int
+) -> None:
     assert (slot(key), partition(key, 64), lane(key, 16)) == (slot_, partition_, lane_)
 
 
 @given(key=st.binary(max_size=40), count=COUNTS)
-def test_each_hash_has_its_own_domain(key: bytes, count: int) -> None:
+def test_slot_partition_and_lane_use_hashes_of_different_domains(key: bytes, count: int) -> None:
     def derived(context: str) -> int:
         whole = blake3(key, derive_key_context=context).digest()
         return sum(byte << 8 * place for place, byte in enumerate(whole[:8])) * count // 2**64
@@ -92,7 +94,9 @@ def test_the_same_key_goes_to_the_same_place_within_its_range(key: PartitionKey,
 
 @pytest.mark.parametrize("into", INTO_A_COUNT)
 @pytest.mark.parametrize("count", [0, -1, -(2**70)])
-def test_a_count_below_one_is_refused(into: Callable[[PartitionKey, int], int], count: int) -> None:
+def test_a_number_of_partitions_or_lanes_below_one_is_refused(
+    into: Callable[[PartitionKey, int], int], count: int
+) -> None:
     with pytest.raises(ValueError, match=rf"^{into.__name__}s={count}: .* use 1 or more$"):
         into(b"key", count)
 
@@ -150,7 +154,7 @@ def test_the_keys_of_one_partition_reach_all_lanes_evenly(family: list[Partition
         assert chi_square_deviation(lanes, 4) < DEVIATIONS
 
 
-def test_the_measure_tells_an_even_spread_from_an_uneven_one() -> None:
+def test_the_chi_square_measure_tells_an_even_spread_from_an_uneven_one() -> None:
     assert chi_square_deviation((number % 4 for number in range(1_000)), 4) < 0
     assert chi_square_deviation((number % 3 for number in range(1_000)), 4) > DEVIATIONS
     assert chi_square_deviation([*range(4)] * 1_000 + [0] * 400, 4) > DEVIATIONS

@@ -56,7 +56,7 @@ def test_only_a_running_message_can_finish(state: int) -> None:
         engine.finish(message, ACK, 0.0)
 
 
-def test_each_dirty_partition_has_one_settlement() -> None:
+def test_each_partition_with_finished_messages_has_one_settlement() -> None:
     engine = new_engine()
     one, other, idle = (assigned(engine, number) for number in range(3))
     deliver(engine, idle, 0)
@@ -117,7 +117,7 @@ def in_state(partition: Partition, state: int, *positions: int) -> list[Message]
     return messages
 
 
-def test_a_partition_is_dirty_once_for_any_number_of_messages() -> None:
+def test_a_partition_with_several_finished_messages_is_listed_once_for_settlement() -> None:
     outbox, one, other = Outbox(), new_partition(0), new_partition(1)
     for message in (*in_state(one, FINISHED, 1, 2), *in_state(other, FINISHED, 3)):
         outbox.finished(message)
@@ -127,7 +127,7 @@ def test_a_partition_is_dirty_once_for_any_number_of_messages() -> None:
     assert repr(outbox) == "<Outbox 2 partitions with something to settle>"
 
 
-def test_a_collected_settlement_leaves_the_outbox() -> None:
+def test_a_settlement_leaves_the_outbox_when_it_is_collected() -> None:
     outbox, partition = Outbox(), new_partition()
     (again,) = in_state(partition, SETTLED, 0)
     finished = in_state(partition, FINISHED, 1, 2)
@@ -168,7 +168,7 @@ def test_an_unsent_settlement_makes_its_partition_dirty() -> None:
     assert [s.messages for s in outbox.collect()] == [settlements[0].messages]
 
 
-def test_a_forgotten_partition_is_clean() -> None:
+def test_a_partition_that_was_forgotten_has_nothing_to_settle() -> None:
     outbox, one, other = Outbox(), new_partition(0), new_partition(1)
     outbox.finished(*in_state(one, FINISHED, 1))
     outbox.again(*in_state(one, SETTLED, 0))

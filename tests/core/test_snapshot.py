@@ -87,7 +87,7 @@ def test_a_restored_engine_has_its_own_partitions_and_messages() -> None:
     assert (engine.flow.in_flight, restored.flow.in_flight) == (4, 0)
 
 
-def test_a_restored_engine_continues_the_work() -> None:
+def test_a_restored_engine_continues_commits_pauses_and_handlers() -> None:
     engine, _, run = busy()
     restored = again(engine)
     for one in (engine, restored):
@@ -163,7 +163,7 @@ def test_a_fenced_handler_keeps_its_key_after_its_partition_was_given_up() -> No
     assert again(engine).flow.in_flight == 0
 
 
-def test_objects_of_the_client_are_kept_by_reference() -> None:
+def test_a_snapshot_keeps_messages_and_tokens_of_the_client_by_reference() -> None:
     engine = new_engine(dead_letters=True)
     partition = assigned(engine)
     error = MessageError("no key")

@@ -34,13 +34,15 @@ MACHINES = {
 @pytest.mark.sliced
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes; a passing test takes seconds
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_restored_engine_behaves_alike(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_restored_engine_answers_any_calls_as_the_original_does(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert comparisons(monkeypatch, name, examples=runs(40)) > (500 if is_full() else 40)
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_restored_engine_behaves_alike_in_a_few_examples(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_restored_engine_answers_calls_as_the_original_does_in_a_few_examples(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     assert comparisons(monkeypatch, name, examples=4) > 20
 
 
@@ -84,7 +86,7 @@ ENGINE = (
 
 
 @pytest.mark.parametrize("kind", KNOWN)
-def test_a_snapshot_covers_every_slot(kind: type) -> None:
+def test_a_snapshot_has_every_slot_of_the_core_classes(kind: type) -> None:
     kept = [name for base in kind.__mro__[:-1] for name in base.__slots__]  # type: ignore[attr-defined]
     assert sorted(kept) == KNOWN[kind].split()
 

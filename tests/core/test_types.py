@@ -23,7 +23,7 @@ HIGHEST = 2**128 - 1
         (HIGHEST, b"\xff" * 16),
     ],
 )
-def test_a_key_is_its_bytes(key: bytes | str | int, expected: bytes) -> None:
+def test_a_key_is_converted_to_its_bytes(key: bytes | str | int, expected: bytes) -> None:
     assert key_bytes(key) == expected
 
 
@@ -54,7 +54,7 @@ def test_a_partition_id_reads_as_source_and_number() -> None:
     assert str(PartitionId("ORDERS", 3)) == "ORDERS/3"
 
 
-def test_a_message_reads_its_raw_message_when_asked() -> None:
+def test_a_message_reads_its_attributes_from_the_raw_message_on_access() -> None:
     partition = new_partition()
     message = new_message(partition, 7)
     partition.assignment = 4
@@ -103,7 +103,7 @@ def test_a_new_message_and_a_new_settlement_begin_at_zero() -> None:
     assert Settlement(message.partition, [message], 7).ordinal == 0
 
 
-def test_a_partition_has_the_facts_of_its_assignment() -> None:
+def test_a_partition_has_the_arguments_of_its_assignment() -> None:
     partition = Partition(
         PartitionId("S", 1), READER, "since May", floor=3, completed=[(5, 6)], deadline=9.0, fencing_token=7
     )

@@ -66,19 +66,21 @@ def test_a_dead_letter_has_the_broker_and_the_incarnation_of_its_origin() -> Non
 # --- ids
 
 
-def test_an_id_never_changes() -> None:
+def test_the_dead_letter_id_of_a_known_message_never_changes() -> None:
     # A literal, because other releases must recognise the dead letters of this release.
     assert dead_letter_id("ORDERS", "", 0, 1) == "b4d39d6f3843cb1024b1cc025403a643"
     assert dead_letter_id("ORDERS", "2026-01-01T00:00:00Z", 3, 2**63) == "9d434b3e3e56a0a59581b5c7354b0b3c"
 
 
-def test_an_id_does_not_depend_on_why_or_when() -> None:
+def test_a_dead_letter_id_depends_on_neither_the_error_nor_the_time() -> None:
     one, other = letter(ValueError("one")), letter(KeyError("other"))
     assert one.id == other.id == dead_letter_id("PAYMENTS", "2026-01-01T00:00:00Z", 3, 77)
 
 
 @given(one=PLACES, other=PLACES)
-def test_two_places_have_two_ids(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
+def test_messages_of_different_positions_have_different_dead_letter_ids(
+    one: tuple[str, str, int, int], other: tuple[str, str, int, int]
+) -> None:
     assert (dead_letter_id(*one) == dead_letter_id(*other)) == (one == other)
 
 
@@ -94,14 +96,16 @@ def test_two_places_have_two_ids(one: tuple[str, str, int, int], other: tuple[st
         (("", "1:a", 1, 2), ("1:a", "", 1, 2)),
     ],
 )
-def test_crafted_names_do_not_collide(one: tuple[str, str, int, int], other: tuple[str, str, int, int]) -> None:
+def test_crafted_names_of_topics_do_not_give_equal_dead_letter_ids(
+    one: tuple[str, str, int, int], other: tuple[str, str, int, int]
+) -> None:
     assert dead_letter_id(*one) != dead_letter_id(*other)
 
 
 # --- the text of an error
 
 
-def test_a_short_text_is_kept() -> None:
+def test_a_short_error_text_is_kept_whole() -> None:
     assert error_text(ValueError("no such account")) == "no such account"
     assert error_text(ValueError()) == ""
 
@@ -110,14 +114,14 @@ def test_a_short_text_is_kept() -> None:
     ("length", "kept"),
     [(ERROR_TEXT_LIMIT, ERROR_TEXT_LIMIT), (ERROR_TEXT_LIMIT + 1, ERROR_TEXT_LIMIT - 1), (10**6, 499)],
 )
-def test_a_long_text_is_cut_and_says_so(length: int, kept: int) -> None:
+def test_a_long_error_text_is_cut_and_marked(length: int, kept: int) -> None:
     text = error_text(ValueError("x" * length))
     assert len(text) <= ERROR_TEXT_LIMIT
     assert text.startswith("x" * kept)
     assert text.endswith("…") == (kept < length)
 
 
-def test_an_error_that_cannot_be_rendered_says_so() -> None:
+def test_an_exception_that_cannot_be_rendered_is_described_by_its_type() -> None:
     assert error_text(Hostile()) == "<Hostile.__str__ raised RuntimeError>"
 
 
@@ -131,7 +135,7 @@ def test_the_text_of_a_group_begins_with_its_members() -> None:
     )
 
 
-def test_a_str_that_returns_none_says_so() -> None:
+def test_an_exception_whose_str_returns_none_is_described_by_its_type() -> None:
     class Silent(Exception):
         def __str__(self) -> str:
             return None  # type: ignore[return-value]
@@ -140,7 +144,7 @@ def test_a_str_that_returns_none_says_so() -> None:
 
 
 @given(text=st.text(max_size=600))
-def test_a_text_can_be_written_in_any_dead_letter(text: str) -> None:
+def test_an_error_text_can_be_encoded_and_is_bounded(text: str) -> None:
     written = error_text(ValueError(text))
     assert len(written) <= ERROR_TEXT_LIMIT
     written.encode()
@@ -166,12 +170,12 @@ def test_a_dead_letter_has_the_message_and_the_error() -> None:
     assert made.time == 1_700_000_000.5
 
 
-def test_a_hostile_error_is_named() -> None:
+def test_an_exception_whose_str_raises_is_named_in_the_dead_letter() -> None:
     made = letter(Hostile())
     assert (made.error_type, made.error_text) == ("Hostile", "<Hostile.__str__ raised RuntimeError>")
 
 
-def test_a_repr_has_the_place_and_no_user_data() -> None:
+def test_the_repr_of_a_dead_letter_has_its_origin_and_no_user_data() -> None:
     made = letter(ValueError(SECRET))
     assert repr(made) == f"<DeadLetter {made.id} of PAYMENTS/3 position 77>"
     assert SECRET not in repr(made) + repr([made]) + f"{made}"

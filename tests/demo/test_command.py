@@ -39,7 +39,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["spark", "--help"]])
-def test_help_is_printed(demo: Command, arguments: list[str]) -> None:
+def test_the_demo_prints_its_help(demo: Command, arguments: list[str]) -> None:
     said = demo(*arguments)
     assert (said.status, said.err) == (0, "")
     assert "Usage: python -m demo" in said.out
@@ -65,7 +65,9 @@ def test_help_is_printed(demo: Command, arguments: list[str]) -> None:
         (["run", *SERVER, "--data", "/no/such/file"], 3, "/no/such/file: no such file"),
     ],
 )
-def test_a_mistake_is_one_line(demo: Command, arguments: list[str], status: int, words: str) -> None:
+def test_the_demo_prints_one_line_about_a_wrong_argument(
+    demo: Command, arguments: list[str], status: int, words: str
+) -> None:
     said = demo(*arguments)
     assert (said.status, said.out) == (status, "")
     assert said.err.startswith("lanes: ")
@@ -74,7 +76,9 @@ def test_a_mistake_is_one_line(demo: Command, arguments: list[str], status: int,
 
 
 @pytest.mark.parametrize(("missing", "extra"), [("typer", "cli"), ("nats", "cli,jetstream")])
-def test_a_missing_package_is_named(demo: Command, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str) -> None:
+def test_the_demo_names_a_missing_package(
+    demo: Command, monkeypatch: pytest.MonkeyPatch, missing: str, extra: str
+) -> None:
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
     said = demo("run", *SERVER)
     assert said.status == 3

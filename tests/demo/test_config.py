@@ -81,7 +81,7 @@ def test_members_and_broker_decide_the_number_of_processes_and_partitions() -> N
         ("jetstream", 3, None, 4, 4),
     ],
 )
-def test_each_physical_queue_has_as_many_partitions(
+def test_all_physical_queues_have_the_same_number_of_partitions(
     broker: Any, members: int, partitions: int | None, width: int, shared: int
 ) -> None:
     server = "h:9092" if broker == "kafka" else "nats://h:4222"
@@ -114,7 +114,9 @@ def test_a_worker_gets_all_settings_from_its_environment(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", '{"server": 1}'])
-def test_a_worker_started_by_hand_says_what_is_wrong(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_without_its_configuration_names_the_missing_variable(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, text)
     with pytest.raises(DemoError, match="LANES_DEMO_WORKER has no configuration of a worker"):
         WorkerConfig.load()
@@ -134,7 +136,7 @@ def test_the_folder_to_keep_must_be_empty(tmp_path: Path) -> None:
         pass
 
 
-def test_without_a_folder_to_keep_no_file_stays() -> None:
+def test_a_run_without_a_folder_to_keep_removes_its_files() -> None:
     with places(None) as where:
         (where.folder / "ledger.sqlite").touch()
     assert not where.folder.exists()

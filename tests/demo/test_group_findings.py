@@ -92,7 +92,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
-def test_overlapping_handlers_are_counted(case: Overlap) -> None:
+def test_overlapping_handlers_of_a_group_are_counted(case: Overlap) -> None:
     found = findings(known(case.first, case.second, case.looks))
     assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss)
     assert len(found.witnesses) == case.overlaps
@@ -153,7 +153,7 @@ REPEATS = {
 
 
 @pytest.mark.parametrize("case", REPEATS.values(), ids=REPEATS)
-def test_the_cause_of_a_repeated_run(case: Repeat) -> None:
+def test_each_repeated_message_has_one_cause(case: Repeat) -> None:
     found = findings(known(case.first, AGAIN, case.looks, case.faults, crashed=case.crashed))
     expected = {"kill": 0, "freeze": 0, "clean": 0} | ({} if case.cause is None else {case.cause: 1})
     assert found.duplicates == expected

@@ -60,7 +60,7 @@ async def kills_and_stops(group: Members) -> None:
     await group.handled(count)
 
 
-async def test_a_broker_that_does_not_answer_has_refused_nothing() -> None:
+async def test_a_broker_that_does_not_answer_is_named_as_the_cause() -> None:
     broker = KafkaBroker("127.0.0.1:9", "x", 1)
     broker._producer = Producer({"bootstrap.servers": "127.0.0.1:9", "message.timeout.ms": 100, "log_level": 0})
     with pytest.raises(DemoError, match=r"did not confirm case 'a' step 3: _MSG_TIMED_OUT: .*: check that"):
@@ -75,7 +75,7 @@ async def test_a_broker_that_does_not_answer_has_refused_nothing() -> None:
         (KafkaError.MSG_SIZE_TOO_LARGE, "refused"),
     ],
 )
-async def test_a_broker_that_only_timed_out_has_refused_nothing(code: int, said: str) -> None:
+async def test_a_request_that_timed_out_is_not_called_a_refusal(code: int, said: str) -> None:
     broker = KafkaBroker("127.0.0.1:9", "x", 1)
 
     class FailingProducer:
@@ -91,7 +91,7 @@ async def test_a_broker_that_only_timed_out_has_refused_nothing(code: int, said:
         broker._produce([Event("a", 3, b"{}")])
 
 
-async def test_a_group_loses_one_and_repeats_only_that(kafka: KafkaServer, tmp_path: Path) -> None:
+async def test_a_kafka_group_repeats_only_messages_of_its_killed_member(kafka: KafkaServer, tmp_path: Path) -> None:
     before = topics(kafka), groups(kafka)
     report = await run(config(kafka, latency=0.03, protocol="consumer", script=kills_and_stops, keep=tmp_path / "kept"))
     assert report.broken == []
@@ -103,7 +103,7 @@ async def test_a_group_loses_one_and_repeats_only_that(kafka: KafkaServer, tmp_p
     assert topics(kafka) <= before[0] and groups(kafka) <= before[1]
 
 
-async def test_a_group_over_several_topics_loses_one(kafka: KafkaServer) -> None:
+async def test_a_kafka_group_over_several_topics_survives_the_kill_of_a_member(kafka: KafkaServer) -> None:
     before = topics(kafka)
     report = await run(config(kafka, latency=0.03, width=4, serial_seconds=0.5, script=kills_and_stops))
     assert report.broken == []

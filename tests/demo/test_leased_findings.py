@@ -90,7 +90,7 @@ OVERLAPS = {
 
 
 @pytest.mark.parametrize("case", OVERLAPS.values(), ids=OVERLAPS)
-def test_overlapping_handlers_are_counted(case: Overlap) -> None:
+def test_overlapping_handlers_of_a_cohort_are_counted(case: Overlap) -> None:
     found = findings(known(case.first, case.second, crashed=case.crashed))
     assert (found.overlaps, found.overlaps_at_loss) == (case.overlaps, case.at_loss), found.witnesses
 
@@ -137,7 +137,9 @@ def test_the_end_of_a_session_frees_its_partitions_before_the_deadline(
     ],
     ids=["killed", "frozen", "cut off", "lost for nothing", "given back"],
 )
-def test_the_cause_of_a_repeated_message(first: Rows, crashed: bool, faults: list[FaultKind], cause: str) -> None:
+def test_each_repeated_message_of_a_cohort_has_one_cause(
+    first: Rows, crashed: bool, faults: list[FaultKind], cause: str
+) -> None:
     again = at(110.0, assigned(None), leased(120.0), delivered(0), *ran(0))
     done = [Fault(kind, "m-1", 103.0, 106.0) for kind in faults]
     found = findings(known(first, again, done, crashed=crashed))
@@ -165,7 +167,7 @@ def test_an_outage_may_excuse_lost_acknowledgements(
     assert verdict.status == ("passed" if forgotten else "violated")
 
 
-def test_the_loss_has_the_last_deadline_of_a_lease() -> None:
+def test_a_lost_partition_has_the_last_recorded_deadline_of_its_lease() -> None:
     rows = flat(RUNS, at(103.0, leased(106.0), started(0, attempt=2)), LOST)
     assert deadlines(parsed(segment(rows[:6], end=None))) == {ONE: 106.0}
     assert deadlines(parsed(segment(rows, end=None))) == {ONE: 105.0}
@@ -194,7 +196,7 @@ def test_moves_of_partitions_are_counted() -> None:
 
 
 @given(st.data())
-def test_least_moves_is_the_least_that_any_even_plan_moves(data: st.DataObject) -> None:
+def test_least_moves_is_the_smallest_number_of_moves_of_any_even_plan(data: st.DataObject) -> None:
     names = "abc"
     owners = data.draw(st.lists(st.sampled_from([*names, "gone", None]), min_size=1, max_size=6))
     members = data.draw(st.sets(st.sampled_from(names), min_size=1))
@@ -209,7 +211,7 @@ def test_least_moves_is_the_least_that_any_even_plan_moves(data: st.DataObject) 
     assert least_moves(owners, members) == fewest
 
 
-def test_handovers_are_measured() -> None:
+def test_the_report_has_the_duration_of_handovers() -> None:
     back = flat(
         at(101.0, assigned(None)),
         at(102.0, owned("revoking")),
@@ -227,7 +229,7 @@ def test_handovers_are_measured() -> None:
     assert handovers(parsed(segment(lost, end=None), segments[1])) == []
 
 
-def test_the_report_has_the_number_of_moves() -> None:
+def test_the_report_of_a_cohort_has_the_number_of_moves() -> None:
     knowledge = known(flat(RUNS, at(104.0, ended(0), ack(0))))
     found = findings(knowledge)
     assert (found.moves, found.handover) == (Moves(0, 0), None)

@@ -19,7 +19,7 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
     opened.close()
 
 
-def test_steps_in_order_are_applied(ledger: Ledger) -> None:
+def test_the_ledger_applies_steps_in_order(ledger: Ledger) -> None:
     assert ledger.apply([Apply("a", 0, 1), Apply("b", 0, 1), Apply("a", 1, 1)]) == ["applied"] * 3
     audit = ledger.audit([("a", 0), ("a", 1), ("b", 0)], [])
     assert (audit.stored, audit.repeats) == (3, 0)
@@ -27,21 +27,21 @@ def test_steps_in_order_are_applied(ledger: Ledger) -> None:
     assert ledger.stored == 3
 
 
-def test_a_stored_step_is_a_repeat(ledger: Ledger) -> None:
+def test_a_step_that_the_ledger_has_already_is_a_repeat(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1), Apply("a", 1, 1)])
     # As after a crash: both steps are delivered again, in order, under a new assignment.
     assert ledger.apply([Apply("a", 0, 2), Apply("a", 1, 2), Apply("a", 2, 2)]) == ["repeat", "repeat", "applied"]
     assert ledger.audit([("a", 0), ("a", 1), ("a", 2)], []).repeats == ledger.repeats == 2
 
 
-def test_an_overtaken_step_is_a_violation_and_lost(ledger: Ledger) -> None:
+def test_a_step_that_comes_after_its_successor_is_a_violation_and_is_lost(ledger: Ledger) -> None:
     assert ledger.apply([Apply("a", 1, 1), Apply("a", 0, 1)]) == ["applied", "violation"]
     audit = ledger.audit([("a", 0), ("a", 1)], [])
     assert (audit.violations, audit.lost) == ([("a", 0)], [("a", 0)])
     assert ledger.violations == 1
 
 
-def test_a_gap_is_no_violation(ledger: Ledger) -> None:
+def test_a_step_after_a_missing_one_is_no_violation(ledger: Ledger) -> None:
     # The step between them became a dead letter.
     assert ledger.apply([Apply("a", 0, 1), Apply("a", 2, 1)]) == ["applied", "applied"]
     assert not ledger.audit([("a", 0), ("a", 1), ("a", 2)], [("a", 1)]).lost
@@ -68,7 +68,7 @@ def test_a_stored_step_without_an_event_is_foreign(ledger: Ledger) -> None:
     assert ledger.audit([], []).foreign == [("x", 0)]
 
 
-def test_a_batch_is_one_transaction(ledger: Ledger) -> None:
+def test_the_ledger_stores_a_batch_in_one_transaction(ledger: Ledger) -> None:
     ledger.apply([Apply("a", 0, 1)])
     with sqlite3.connect(ledger.path) as other:
         assert other.execute("SELECT count(*) FROM applied").fetchone() == (1,)

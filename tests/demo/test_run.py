@@ -81,7 +81,7 @@ async def test_a_run_removes_its_files_except_those_to_keep(
 
 
 @pytest.mark.timeout(400)  # eleven starts of a process, which a busy machine makes slow
-async def test_killed_at_many_moments(nats_server: NatsServer) -> None:
+async def test_a_worker_that_is_killed_at_many_moments_loses_and_reorders_nothing(nats_server: NatsServer) -> None:
     moments = (0.001, 0.05, 0.13, 0.25, 0.33, 0.48, 0.62, 0.77, 0.9, 0.99)
     report = await run(config(nats_server, events=6_000, kill_at=moments))
     assert report.broken == []
@@ -105,7 +105,7 @@ async def test_an_idle_worker_ends_the_demo(nats_server: NatsServer) -> None:
     assert report.failure.startswith("no progress for 1 s: 2000 of 2000 events are missing")
 
 
-async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, client: Client) -> None:
+async def test_an_existing_stream_with_the_name_of_the_demo_is_named(nats_server: NatsServer, client: Client) -> None:
     stream = client.jetstream()
     await stream.add_stream(name="DECLARATIONS_taken", subjects=["taken.by.others"])
     with pytest.raises(DemoError, match=r"stream DECLARATIONS_taken .* exists already.*another --name"):
@@ -119,13 +119,13 @@ async def test_a_stream_that_is_in_the_way_is_named(nats_server: NatsServer, cli
     await stream.delete_stream("TAKEN")
 
 
-async def test_a_missing_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_cannot_be_reached_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.5)
     with pytest.raises(lanes.SourceError, match=r"no NATS server reached at nats://127\.0\.0\.1:1 "):
         await run(DemoConfig(server="nats://127.0.0.1:1", events=10))
 
 
-async def test_a_bad_log_is_refused_before_the_server_is_contacted(tmp_path: Path) -> None:
+async def test_an_invalid_event_log_is_refused_before_a_connection(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("no JSON\n")
     with pytest.raises(DemoError, match="log:1: not JSON"):
         await run(DemoConfig(server="nats://127.0.0.1:1", data=tmp_path / "log"))
@@ -183,7 +183,7 @@ async def test_the_demo_waits_for_a_server_killed_with_the_worker(fresh_nats: Ca
     assert outage.over
 
 
-async def test_a_frozen_worker_goes_on_where_it_was(nats_server: NatsServer) -> None:
+async def test_a_worker_that_was_frozen_breaks_no_promise(nats_server: NatsServer) -> None:
     frozen: list[int] = []
 
     def freeze(progress: Progress) -> None:
@@ -223,7 +223,7 @@ def read_until(process: subprocess.Popen[str], words: str) -> None:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"])
 @pytest.mark.parametrize("moment", ["publishing", "one at a time", "under lanes"])
-async def test_a_signal_stops_everything(
+async def test_a_signal_stops_all_processes_of_the_demo(
     nats_server: NatsServer, client: Client, tmp_path: Path, number: int, status: int, moment: str
 ) -> None:
     before = await streams(client)
@@ -237,7 +237,9 @@ async def test_a_signal_stops_everything(
     assert await streams(client) == before
 
 
-async def test_the_output_through_a_pipe(nats_server: NatsServer, tmp_path: Path) -> None:
+async def test_the_demo_prints_a_report_and_its_json_line_through_a_pipe(
+    nats_server: NatsServer, tmp_path: Path
+) -> None:
     with command(nats_server, tmp_path, "--sample", "0.3s", "--events", "500") as process:
         out, said = await asyncio.to_thread(process.communicate)
     assert (process.returncode, said) == (0, "")

@@ -87,7 +87,7 @@ async def test_an_approval_takes_half_to_one_and_a_half_of_the_latency(tmp_path:
         assert max(times) - min(times) > 0.2
 
 
-async def test_an_event_fails_as_often_as_it_is_meant_to(tmp_path: Path) -> None:
+async def test_an_event_fails_as_often_as_its_plan_says(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, client):
         faults = Faults(poison_every=0, fail_every=1)
         handler = Approve(client, faults)
@@ -103,7 +103,7 @@ async def test_an_event_fails_as_often_as_it_is_meant_to(tmp_path: Path) -> None
             await poison.handle(b'{"case":"a","step":1}', 1_000, 1)
 
 
-async def test_the_client_gets_a_status(tmp_path: Path) -> None:
+async def test_the_service_passes_the_status_of_a_worker_on(tmp_path: Path) -> None:
     async with world(tmp_path) as (made, client):
         client.say({"in_flight": 3})
         async with asyncio.timeout(10):

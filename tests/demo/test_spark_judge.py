@@ -53,7 +53,7 @@ def whole(**found: object) -> Judgement:
     return Judgement(**{**nothing, "repeats": 0, **found})  # type: ignore[arg-type]
 
 
-def test_a_log_that_is_stored_in_order_is_whole(tables: Tables) -> None:
+def test_a_log_whose_effects_were_stored_in_order_has_no_finding(tables: Tables) -> None:
     assert judged(tables, LOG) == whole()
 
 

@@ -64,7 +64,7 @@ def report(judged: dict[str, Any] | None = None, **changes: Any) -> SparkReport:
     return SparkReport(**{**usual, **changes})
 
 
-def test_the_last_line_has_the_figures_and_no_other() -> None:
+def test_the_last_line_of_the_spark_demo_has_exactly_its_figures() -> None:
     assert json.loads(report().json()) == {
         "rows": 1_000,
         "seconds": 20.0,
@@ -117,7 +117,7 @@ def test_broken_promises_are_named(judged: dict[str, Any], changes: dict[str, An
     assert line.startswith(words)
 
 
-def test_the_figures_count_what_broke() -> None:
+def test_the_last_line_counts_lost_and_doubled_effects_and_violations() -> None:
     judged = {"lost": [("a", 1), ("a", 2)], "doubled": [("b", 1, 2)], "violations": [("c", 1)]}
     found = json.loads(report(judged, resumed=0, audit="violated").json())
     assert (found["rows"], found["lost"], found["double_effects"], found["order_violations"]) == (998, 2, 2, 1)
@@ -172,7 +172,7 @@ def test_a_driver_without_its_environment_says_so(monkeypatch: pytest.MonkeyPatc
         ReplayConfig.load()
 
 
-def test_batches_are_told_apart_by_the_checkpoint(tmp_path: Path) -> None:
+def test_the_checkpoint_tells_begun_batches_from_finished_ones(tmp_path: Path) -> None:
     assert checkpoint.begun(tmp_path) == checkpoint.done(tmp_path) == set()
     for name in ("offsets/0", "offsets/1", "offsets/.1.crc", "offsets/.2.tmp", "commits/0", "commits/.0.crc"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -191,7 +191,7 @@ def test_batches_are_told_apart_by_the_checkpoint(tmp_path: Path) -> None:
         (["--kafka", KAFKA, "--postgres", POSTGRES, "--latency", "10"], "--latency '10': must be a number"),
     ],
 )
-def test_the_command_says_what_it_needs(
+def test_the_spark_demo_names_its_missing_options(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("POSTGRES_URL", raising=False)

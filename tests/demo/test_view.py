@@ -129,7 +129,7 @@ async def test_a_kill_is_a_line_of_its_own_in_the_plain_view(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_the_plain_view_repeats_no_line(
+async def test_the_plain_view_does_not_print_the_same_line_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("demo.view._REDRAW", 0.0)

@@ -248,7 +248,7 @@ def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
         deleted.result(SECONDS)
 
 
-def test_there_is_a_readme() -> None:
+def test_the_readme_is_one_of_the_tested_pages() -> None:
     assert README.exists(), "README.md is missing"
 
 
@@ -262,14 +262,14 @@ def asks_for_kafka(page: Path) -> bool:
 
 @pytest.mark.timeout(300)  # for a whole page; each block has a separate limit
 @pytest.mark.parametrize("page", [page for page in PAGES if not asks_for_kafka(page)], ids=name_of)
-def test_the_blocks_of_a_page_run(page: Path, urls: Urls, tmp_path: Path) -> None:
+def test_the_programs_and_commands_of_a_page_run(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("kafka_prepared")  # so that its jars are fetched before the tests
 @pytest.mark.parametrize("page", [page for page in PAGES if asks_for_kafka(page)], ids=name_of)
-def test_the_blocks_of_a_page_for_kafka_run(page: Path, urls: Urls, tmp_path: Path) -> None:
+def test_the_programs_and_commands_of_a_page_about_kafka_run(page: Path, urls: Urls, tmp_path: Path) -> None:
     check_page(page, urls, tmp_path)
 
 
@@ -297,7 +297,7 @@ def block(language: str, text: str, *words: str) -> Block:
     return Block("page.md", 1, language, words, text)
 
 
-def test_blocks_are_found_with_their_place() -> None:
+def test_each_block_is_found_with_the_line_of_its_fence() -> None:
     text = "# t\n\n```python no-run\nx = 1\n```\n\n- item\n\n  ```sh\n  make run\n    deep\n  ```\n"
     assert blocks_of("page.md", text) == [
         Block("page.md", 4, "python", ("no-run",), "x = 1\n"),
@@ -311,12 +311,12 @@ def test_a_fence_without_a_language_or_an_end_is_refused(text: str) -> None:
         blocks_of("page.md", text)
 
 
-def test_commands_of_a_shell_block() -> None:
+def test_a_shell_block_is_divided_into_its_commands() -> None:
     assert block("sh", "# why\nlanes check \\\n  x\n\nls\n").commands() == ["lanes check    x", "ls"]
     assert block("console", "$ ls\nREADME.md\n$ make run\nmake: done\n").commands() == ["ls", "make run"]
 
 
-def test_make_lines_are_compared_with_the_makefile() -> None:
+def test_a_target_or_variable_that_the_makefile_lacks_is_found_on_a_page() -> None:
     makefile = "run: environment  ## it\n\t@lanes demo $(ARGS) $(or $(SECONDS),60)\n"
     assert make_faults('make run ARGS="--latency 5ms" SECONDS=3  # fast', makefile) == []
     assert make_faults("make walk FEET=2", makefile) == [
@@ -325,7 +325,7 @@ def test_make_lines_are_compared_with_the_makefile() -> None:
     ]
 
 
-def test_pip_lines_are_compared_with_the_project() -> None:
+def test_an_extra_that_the_project_lacks_is_found_on_a_page() -> None:
     project = {"name": "lanes-runtime", "optional-dependencies": {"cli": []}}
     assert pip_faults("pip install -U 'lanes-runtime[cli]'  # both", project) == []
     assert pip_faults("pip install '.[cli]'", project) == pip_faults("pip install .", project) == []
@@ -348,19 +348,19 @@ def test_pip_lines_are_compared_with_the_project() -> None:
     ],
     ids=lambda bad: f"{bad.language}-{bad.text.split()[0]}",
 )
-def test_a_block_that_fails_is_noticed(bad: Block, urls: Urls, tmp_path: Path) -> None:
+def test_a_page_with_a_failing_program_fails_its_test(bad: Block, urls: Urls, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"page\.md:1"):
         check(bad, urls, tmp_path)
 
 
-def test_a_saved_program_is_found_by_a_command(urls: Urls, tmp_path: Path) -> None:
+def test_a_command_can_run_a_program_that_a_page_has_saved(urls: Urls, tmp_path: Path) -> None:
     check(block("python", "def ship() -> None: ...\n", "shop.py"), urls, tmp_path)
     check(block("sh", 'python -c "import shop; shop.ship()"\n', "folder"), urls, tmp_path)
     with pytest.raises(AssertionError, match=r"page\.md:1"):
         check(block("sh", 'python -c "import shop"\n'), urls, tmp_path)
 
 
-def test_a_block_that_does_not_compile_is_noticed(urls: Urls, tmp_path: Path) -> None:
+def test_a_page_with_a_syntax_error_fails_its_test(urls: Urls, tmp_path: Path) -> None:
     with pytest.raises(SyntaxError):
         check(block("python", "x = = 1\n", "no-run"), urls, tmp_path)
 
@@ -379,7 +379,7 @@ wait_until(lambda: False, "a signal")
 
 
 @pytest.mark.parametrize("server", sorted(ORDERS))
-def test_a_block_has_the_orders_it_asks_for(server: str, urls: Urls, tmp_path: Path) -> None:
+def test_a_block_gets_the_messages_that_its_fence_asks_for(server: str, urls: Urls, tmp_path: Path) -> None:
     count = {
         "nats": """
             import asyncio, os, nats
@@ -401,7 +401,7 @@ def test_a_block_has_the_orders_it_asks_for(server: str, urls: Urls, tmp_path: P
     check(block("python", textwrap.dedent(count[server]), server, "orders=sales"), urls, tmp_path)
 
 
-def test_a_block_has_the_broker_it_asks_for(clean_kafka: str, urls: Urls, tmp_path: Path) -> None:
+def test_a_block_gets_the_broker_that_its_fence_asks_for(clean_kafka: str, urls: Urls, tmp_path: Path) -> None:
     ask = """
         import os
         from confluent_kafka.admin import AdminClient, NewTopic
@@ -415,7 +415,7 @@ def test_a_block_has_the_broker_it_asks_for(clean_kafka: str, urls: Urls, tmp_pa
         check(blocks_of("page.md", f"```python kafka\n{ask}\n```")[0], urls, tmp_path)
 
 
-def test_a_block_has_the_server_it_asks_for(urls: Urls, tmp_path: Path) -> None:
+def test_a_block_gets_the_server_that_its_fence_asks_for(urls: Urls, tmp_path: Path) -> None:
     connect = """
         import asyncio, os, nats
         async def main():
@@ -438,7 +438,7 @@ OTHERS = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "exam
 
 
 @pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=name_of)
-def test_the_lines_of_a_block_fit_the_site(page: Path) -> None:
+def test_no_line_of_a_block_is_too_wide_for_the_site(page: Path) -> None:
     assert wide_lines(name_of(page), page.read_text()) == []
 
 
@@ -452,7 +452,7 @@ def wide_lines(page: str, text: str) -> list[str]:
     return [f"{place}: {len(line)} columns" for place, line in numbered if len(line) > WIDTH]
 
 
-def test_a_wide_line_is_found() -> None:
+def test_a_line_that_is_too_wide_for_the_site_is_found() -> None:
     text = f"{'x' * 90}\n\n```text\n{'x' * 88}\n{'x' * 89}\n```\n"
     assert wide_lines("page.md", text) == ["page.md:5: 89 columns"]
 

@@ -42,7 +42,7 @@ OTHERS: Final = [*(ROOT / "examples").rglob("*.md"), ROOT / "CHANGELOG.md", ROOT
 
 
 @pytest.mark.parametrize("page", [*PAGES, *sorted(OTHERS)], ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_every_link_of_a_page_leads_to_a_page_or_heading_that_exists(page: Path) -> None:
     assert broken_links(name_of(page), page.read_text()) == []
 
 

@@ -93,7 +93,7 @@ def first_tokens(how: str) -> set[str]:
     return set(re.findall(r"'([\w-]+)[.']", how.partition("]")[0]))
 
 
-def test_the_pages_can_be_followed_on_one_broker() -> None:
+def test_no_two_pages_use_the_same_topic_stream_group_or_cohort() -> None:
     texts = {name_of(page): page.read_text() for page in PAGES}
     assert conflicts(texts) == []
     found = [name for page, text in texts.items() for block in blocks_of(page, text) for name in names_in(block)]
@@ -127,11 +127,11 @@ STREAM: Final = 'js.add_stream(name="ORDERS", subjects=["orders.*"])'
         ('Cohort("c")', '{"group.id": "c"}', None),
     ],
 )
-def test_a_name_of_two_pages_is_found(one: str, two: str, fault: str | None) -> None:
+def test_a_topic_that_two_pages_use_is_found(one: str, two: str, fault: str | None) -> None:
     pages = {f"{name}.md": f"```python\n{text}\n```\n" for name, text in (("one", one), ("two", two))}
     assert conflicts(pages) == ([] if fault is None else [fault])
 
 
-def test_a_group_of_a_command_counts() -> None:
+def test_a_group_that_a_command_names_counts_as_used() -> None:
     pages = {"one.md": "```sh\nlanes doctor kafka --group a\n```\n", "two.md": '```python\n{"group.id": "a"}\n```\n'}
     assert conflicts(pages) == ["group a is used by one.md, two.md"]

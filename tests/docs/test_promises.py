@@ -90,7 +90,7 @@ def faults_of(place: str) -> list[str]:
     return []
 
 
-def test_they_are_the_promises_of_the_design() -> None:
+def test_the_page_has_the_promises_of_the_design() -> None:
     rows = re.findall(r"^\| (P\d) \| (.*?) \|", (ROOT / "docs" / "design.md").read_text(), re.MULTILINE)
     assert {name: promise.words for name, promise in PROMISES.items()} == dict(rows)
     assert list(PROMISES) == NAMES
@@ -103,7 +103,7 @@ def test_every_named_test_exists() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_command_runs_the_place(name: str) -> None:
+def test_the_command_of_a_promise_runs_the_tests_that_the_page_names(name: str) -> None:
     promise = PROMISES[name]
     file, _, test = promise.place.partition("::")
     (command,) = promise.commands
@@ -129,13 +129,13 @@ def test_named_checkers_and_planted_faults_exist_and_belong_together(name: str) 
         assert set(mutant.found_by) & set(promise.checkers), f"{fault} is found by {mutant.found_by}"
 
 
-def test_a_history_can_show_five_of_them() -> None:
+def test_a_history_can_prove_five_of_the_promises() -> None:
     assert [name for name, promise in PROMISES.items() if not promise.checkers] == ["P6", "P7"]
     assert [name for name, promise in PROMISES.items() if not promise.faults] == ["P6", "P7"]
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/design.md"])
-def test_the_page_is_linked(page: str) -> None:
+def test_the_readme_and_the_site_link_the_page_of_promises(page: str) -> None:
     assert re.search(r"\]\((docs/)?promises\.md\)", (ROOT / page).read_text())
 
 

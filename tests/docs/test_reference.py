@@ -164,7 +164,7 @@ def test_the_commands_are_shown_in_tables() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_every_public_name_on_a_page_is_there(page: Path) -> None:
+def test_every_public_name_on_a_page_exists(page: Path) -> None:
     text = re.sub(r"^( *`{3,}).*?^\1$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     named = set(re.findall(r"`((?:lanes|memsource)(?:_\w+)?(?:\.\w+)+)\b", text))
     unknown = [name for name in sorted(named - TELEMETRY - FORMATS) if not name.endswith((".py", ".md"))]
@@ -187,7 +187,7 @@ def is_there(name: str) -> bool:
     return True
 
 
-def test_an_unknown_name_is_found() -> None:
+def test_a_name_that_the_api_lacks_is_found_on_a_page() -> None:
     assert is_there("lanes.Settings.timeout")
     assert is_there("memsource.contract.leases")
     assert not is_there("lanes_kafka.read_leter")

@@ -95,6 +95,6 @@ def test_every_file_on_the_pages_of_the_design_exists(page: Path) -> None:
     assert [each for each in named if not (ROOT / each).exists() and not (ROOT / f"{each}.py").is_file()] == []
 
 
-def test_an_unknown_name_is_found() -> None:
+def test_a_name_that_the_code_lacks_is_found_on_a_page() -> None:
     engine = ROOT / "lanes" / "core" / "engine.py"
     assert unknown("`Engine.receive` and `Engine.recieve`, `+ACK`, `key=`", [engine]) == ["Engine.recieve"]

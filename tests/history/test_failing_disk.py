@@ -78,7 +78,7 @@ def test_a_failed_write_drops_and_counts_its_rows(tmp_path: Path, plan: Plan, ca
     assert "works again" in warnings[1].getMessage()
 
 
-def test_a_torn_line_is_completed_first(tmp_path: Path, plan: Plan) -> None:
+def test_a_line_that_was_written_in_part_is_completed_by_the_next_write(tmp_path: Path, plan: Plan) -> None:
     history = opened(tmp_path)
     first, second = history.started(message(1), NOW), history.started(message(2), NOW)
     plan([-30])  # the second line lacks its last 30 bytes
@@ -228,7 +228,7 @@ def started(position):
 
 
 @pytest.mark.process
-def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
+def test_rows_beyond_a_file_size_limit_are_dropped_and_counted(tmp_path: Path) -> None:
     """The kernel writes up to the limit, then fails with EFBIG until the limit is lifted."""
     child = run_child(
         PRELUDE,
@@ -264,7 +264,7 @@ def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_full_disk_until_the_process_dies(tmp_path: Path) -> None:
+def test_a_disk_that_is_full_until_the_process_dies_leaves_whole_lines(tmp_path: Path) -> None:
     child = run_child(
         PRELUDE,
         """

@@ -64,7 +64,7 @@ def both_ways(data: bytes, folder: Path) -> tuple[list[Segment] | None, list[Seg
 
 
 @pytest.mark.parametrize("data", [b"".join(real_lines()), history_of(1)[:300_000]], ids=["every row", "a world"])
-def test_lines_come_back_byte_for_byte(data: bytes) -> None:
+def test_a_history_that_becomes_a_journal_and_back_is_equal_byte_for_byte(data: bytes) -> None:
     given = data.decode().splitlines(keepends=True)
     whole = [line for line in given if line.endswith("}\n")]
     tables = row_tables()
@@ -174,7 +174,7 @@ def test_a_journal_beside_a_history_has_its_rows(tmp_path: Path) -> None:
     assert (one.member, len(one.rows), one.gaps) == ("m-9", len(written), [])
 
 
-def test_of_two_records_of_one_run_the_more_complete_one_counts(tmp_path: Path) -> None:
+def test_of_a_history_and_a_journal_of_one_run_the_more_complete_one_counts(tmp_path: Path) -> None:
     history = History(tmp_path / "history", member="m-9")
     journal, recording = opened(tmp_path / "journal", history=history, rotate_after=0.001)
     handled_now(recording, 1)
@@ -188,7 +188,7 @@ def test_of_two_records_of_one_run_the_more_complete_one_counts(tmp_path: Path) 
     ended(journal, recording)
 
 
-def test_the_journal_has_rows_that_the_history_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_only_the_journal_has_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = History(tmp_path / "history", member="m-9")
     journal, recording = opened(tmp_path / "journal", history=history)
     write, left = os.write, [2]
@@ -249,7 +249,7 @@ def damaged(directory: Path, how: str) -> Path:
         ("of another type", "no column position of type int64"),
     ],
 )
-def test_a_file_that_is_no_journal_is_one_clear_error(how: str, said: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_journal_is_refused_with_one_error(how: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "h.jsonl").write_bytes(encoded(segment(handled(1))))
     path = damaged(tmp_path, how)
     with pytest.raises(HistoryError, match=rf"^{re.escape(str(path))}: .*{said}"):

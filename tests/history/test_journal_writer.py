@@ -150,7 +150,7 @@ def test_a_failed_file_is_given_up_and_counted(
     assert "violated" not in statuses(tmp_path)
 
 
-def test_a_begin_row_is_never_given_up(tmp_path: Path, break_disk: Break) -> None:
+def test_the_begin_row_of_a_journal_is_written_again_until_it_is_stored(tmp_path: Path, break_disk: Break) -> None:
     break_disk("publish", 1)
     journal, recording = opened(tmp_path, rotate_after=0.001)
     recording.started(message(1), 2.0)
@@ -160,7 +160,7 @@ def test_a_begin_row_is_never_given_up(tmp_path: Path, break_disk: Break) -> Non
     assert_counted(made)
 
 
-def test_one_missing_row_is_a_gap(tmp_path: Path, break_disk: Break) -> None:
+def test_one_missing_row_of_a_journal_is_a_gap(tmp_path: Path, break_disk: Break) -> None:
     journal, recording = opened(tmp_path, rotate_after=0.001)
     reach(lambda: journal.files == 1)
     break_disk("add", 1)
@@ -224,7 +224,9 @@ def test_a_row_that_does_not_fit_is_dropped_in_its_place(
     assert [row["event"] for row in made[-2:]] == ["started", "end"]
 
 
-def test_the_end_always_fits(tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_journal_that_is_full_still_has_its_end_row(
+    tmp_path: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_module, "BUFFER_LIMIT_BYTES", 1_000)
     journal, recording = opened(tmp_path)
     for position in range(10):
@@ -284,7 +286,7 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_a_real_limit_of_the_file_size(tmp_path: Path) -> None:
+def test_a_journal_beyond_a_file_size_limit_counts_its_dropped_rows(tmp_path: Path) -> None:
     child = run_child(
         PRELUDE,
         """

@@ -48,7 +48,7 @@ def written(history: Recorder) -> Rows:
     return rows_of(history.path)
 
 
-def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
+def test_a_history_has_a_begin_row_and_an_end_row(tmp_path: Path) -> None:
     before = time.time()
     history = opened(tmp_path / "made" / "here")
     history.close("drained", NOW + 1)
@@ -82,7 +82,7 @@ def test_a_segment_begins_and_ends(tmp_path: Path) -> None:
     }
 
 
-def test_the_begin_row_has_the_rules(tmp_path: Path) -> None:
+def test_the_begin_row_has_the_settings_of_the_consumer(tmp_path: Path) -> None:
     history = Recorder(tmp_path, member="m-1")
     rules = Rules.of(Settings(retry=Retry(attempts=4), lanes=7), SourceTraits(name="S", settles="cumulative"), "exit")
     history.open(source="S", concurrency=4, max_in_flight=9, max_in_flight_bytes=99, now=NOW, rules=rules)
@@ -114,7 +114,7 @@ def test_a_message_row_has_everything_but_the_message(tmp_path: Path) -> None:
     }
 
 
-def test_every_event_has_its_own_fields(tmp_path: Path) -> None:
+def test_each_kind_of_row_has_its_own_fields(tmp_path: Path) -> None:
     history = opened(tmp_path)
     one, two = message(7, size=5), message(8, None, size=6)
     one.attempt = 2
@@ -216,7 +216,7 @@ def test_rows_are_only_buffered_until_they_are_flushed(tmp_path: Path) -> None:
     assert history.path.stat().st_size == size
 
 
-def test_a_flush_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flush_of_the_history_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     history = opened(tmp_path)
     calls: list[int] = []
     write = os.write
@@ -288,7 +288,7 @@ def test_hostile_names_stay_within_their_line(tmp_path: Path, name: str) -> None
     assert rows[-1]["error"] == hostile_class.__name__[:200]
 
 
-def test_a_class_that_lies_about_its_name_costs_only_the_name(tmp_path: Path) -> None:
+def test_an_exception_whose_class_has_no_usable_name_loses_only_the_name(tmp_path: Path) -> None:
     class Liar(type):
         @property
         def __name__(cls) -> str:  # type: ignore[override]
@@ -384,7 +384,7 @@ def test_the_wall_clock_of_a_row_follows_a_clock_that_is_set(tmp_path: Path, mon
 
 
 @pytest.mark.long
-def test_caches_are_bounded(tmp_path: Path) -> None:
+def test_the_caches_of_the_writer_are_bounded(tmp_path: Path) -> None:
     history = opened(tmp_path)
     for number in range(70_000):
         history.started(message(key=b"%d" % number), NOW)
@@ -399,7 +399,7 @@ def test_caches_are_bounded(tmp_path: Path) -> None:
     assert len(history._origins) <= 1_024
 
 
-def test_a_repr_shows_counts(tmp_path: Path) -> None:
+def test_the_repr_of_a_writer_shows_counts(tmp_path: Path) -> None:
     history = opened(tmp_path)
     history.started(message(), NOW)
     assert repr(history) == "<History m-1 open: 2 rows, 1 buffered, 0 dropped>"

@@ -53,7 +53,9 @@ def rows_of(value: object) -> list[dict[str, object]]:
     return value
 
 
-async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, command: Command) -> None:
+async def test_the_status_command_shows_owners_and_progress_of_a_cohort(
+    cohort_stream: CohortStream, command: Command
+) -> None:
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(keys[1])
@@ -103,7 +105,7 @@ async def test_status_shows_owners_and_progress(cohort_stream: CohortStream, com
     assert len(said.out.splitlines()) == 1 + 1 + 2 + 1 + 4
 
 
-async def test_a_member_is_drained(cohort_stream: CohortStream, command: Command) -> None:
+async def test_the_drain_command_drains_a_member(cohort_stream: CohortStream, command: Command) -> None:
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     a, b = (lanes.Consumer(stream.source(name), log.handler(name), settings=FAST) for name in "ab")
@@ -159,7 +161,9 @@ async def test_a_drain_that_outlives_its_member_can_be_withdrawn(cohort_stream: 
         assert len(owned(b)) == 2
 
 
-async def test_a_missing_cohort_is_one_line_and_creates_nothing(cohort_stream: CohortStream, command: Command) -> None:
+async def test_the_cohort_command_prints_one_line_about_a_missing_cohort_and_creates_nothing(
+    cohort_stream: CohortStream, command: Command
+) -> None:
     stream = cohort_stream
     for arguments, words in [
         (("status", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
@@ -190,7 +194,9 @@ async def test_a_missing_option_is_named_alike_in_every_command(command: Command
         )
 
 
-async def test_a_malformed_record_is_one_line(cohort_stream: CohortStream, command: Command) -> None:
+async def test_the_cohort_command_prints_one_line_about_a_malformed_record(
+    cohort_stream: CohortStream, command: Command
+) -> None:
     stream, log = cohort_stream, Log()
     a = lanes.Consumer(stream.source("a"), log.handler("a"), settings=FAST)
     async with members() as running:

@@ -130,12 +130,14 @@ async def compare(scenario: Scenario, cluster: RealCluster) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if not each.kills], ids=str)
-async def test_the_server_and_the_simulated_broker_agree(scenario: Scenario, stream: Stream) -> None:
+async def test_the_server_and_the_simulated_broker_answer_alike(scenario: Scenario, stream: Stream) -> None:
     await compare(scenario, RealCluster(stream, None))
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each.kills], ids=str)
-async def test_a_killed_server_and_the_simulated_broker_agree(scenario: Scenario, fresh_stream: FreshStream) -> None:
+async def test_a_killed_server_and_the_simulated_broker_answer_alike(
+    scenario: Scenario, fresh_stream: FreshStream
+) -> None:
     server, stream = await fresh_stream()
     await compare(scenario, RealCluster(stream, server))

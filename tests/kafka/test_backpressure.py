@@ -34,7 +34,7 @@ def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:
 # --- a stuck key
 
 
-async def test_stuck_key_does_not_stop_others(topic: MakeTopic) -> None:
+async def test_a_stuck_key_does_not_stop_other_keys(topic: MakeTopic) -> None:
     events = topic(2)
     sent = produce(events, 1_000, keys=20)
     behind = [one for one in sent if one.key == STUCK]
@@ -60,7 +60,7 @@ async def test_stuck_key_does_not_stop_others(topic: MakeTopic) -> None:
     assert members.committed() == events.ends()
 
 
-async def test_max_ahead_names_the_blocker(
+async def test_a_partition_at_max_ahead_names_the_message_that_blocks_it(
     topic: MakeTopic, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "STALLED_AFTER", 0.05)
@@ -144,7 +144,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backlog", [0, 10_000], ids=["idle", "busy"])
-async def test_pause_command_is_served_between_consumes(
+async def test_a_pause_takes_effect_between_two_calls_of_the_client(
     backlog: int, topic: MakeTopic, asked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events = topic()

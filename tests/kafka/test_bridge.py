@@ -72,7 +72,7 @@ async def test_a_call_that_is_posted_by_a_call_runs_too(loop: Loop) -> None:
     assert seen == ["first", "second"]
 
 
-async def test_the_end_of_the_loop_is_noticed_and_a_call_is_kept(loop: Loop) -> None:
+async def test_a_call_that_an_ended_event_loop_refuses_is_kept(loop: Loop) -> None:
     seen: list[int] = []
     bridge = Bridge()
     assert bridge.is_alive()
@@ -87,7 +87,7 @@ async def test_the_end_of_the_loop_is_noticed_and_a_call_is_kept(loop: Loop) -> 
     assert seen == [1, 2]
 
 
-async def test_an_answer_ends_the_wait_with_its_value_or_its_error() -> None:
+async def test_an_answer_ends_the_wait_of_its_command_with_a_value_or_an_error() -> None:
     bridge = Bridge()
     good, bad = Answer[int](bridge), Answer[int](bridge)
     good.give(7)
@@ -98,7 +98,7 @@ async def test_an_answer_ends_the_wait_with_its_value_or_its_error() -> None:
     assert not good.given_up
 
 
-async def test_the_first_answer_counts() -> None:
+async def test_only_the_first_answer_to_a_command_counts() -> None:
     bridge = Bridge()
     first, second = Answer[int](bridge), Answer[int](bridge)
     first.give(1)

@@ -27,7 +27,9 @@ OUTAGE = {"reconnect_backoff_ms": 50, "reconnect_backoff_max_ms": 200}
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-async def test_broker_restart_keeps_order(protocol: str, fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+async def test_a_restart_of_the_broker_keeps_the_order(
+    protocol: str, fresh_kafka: KafkaFactory, topic: MakeTopic
+) -> None:
     server = fresh_kafka(warm=True)
     events = topic(4, on=server)
     produce(events, 2_000, keys=50)
@@ -53,7 +55,7 @@ async def test_broker_restart_keeps_order(protocol: str, fresh_kafka: KafkaFacto
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-async def test_broker_outage_never_blocks_the_loop(
+async def test_an_outage_of_the_broker_never_blocks_the_event_loop(
     protocol: str, fresh_kafka: KafkaFactory, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due: list[Commit] = []

@@ -99,7 +99,9 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["doctor", "kafka", "--server", "127.0.0.1:9", "-X", "a"], 3, "-X number 1 is not name=value"),
     ],
 )
-def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int, words: str) -> None:
+def test_a_kafka_command_prints_one_line_about_a_wrong_argument(
+    lanes: Command, arguments: list[str], status: int, words: str
+) -> None:
     found, out, err = lanes(*arguments)
     assert (found, out) == (status, "")
     assert err.startswith("lanes: ")
@@ -109,7 +111,7 @@ def test_a_mistake_is_one_line(lanes: Command, arguments: list[str], status: int
 
 @pytest.mark.parametrize("arguments", [["kafka"], ["kafka", "--help"], ["kafka", "partition", "--help"]])
 @pytest.mark.parametrize("first", [[], ["doctor"]])
-def test_help_is_printed(lanes: Command, first: list[str], arguments: list[str]) -> None:
+def test_each_kafka_command_prints_its_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
     if first and "partition" in arguments:
         arguments = ["--help"]
     status, out, err = lanes(*first, *arguments)
@@ -118,7 +120,7 @@ def test_help_is_printed(lanes: Command, first: list[str], arguments: list[str])
 
 
 @pytest.mark.parametrize("arguments", [["kafka", "partition", "a"], ["doctor", "kafka"]])
-def test_a_missing_package_is_one_line_with_the_remedy(
+def test_a_kafka_command_names_a_missing_package_and_the_remedy(
     lanes: Command, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))

@@ -35,7 +35,7 @@ def positions(story: Story, member: str) -> list[int]:
 
 
 @pytest.mark.parametrize(("commit_metadata", "again"), [(True, [5]), (False, [5, 6, 7, 8, 9])])
-async def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(
+async def test_a_nak_of_message_5_commits_position_5_and_the_restart_begins_there(
     commit_metadata: bool, again: list[int], topic: MakeTopic
 ) -> None:
     events = topic()
@@ -57,7 +57,7 @@ async def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(
     assert members.committed() == [10]
 
 
-async def test_metadata_restores_completed_set(topic: MakeTopic) -> None:
+async def test_the_next_owner_restores_the_completed_messages_from_the_commit_metadata(topic: MakeTopic) -> None:
     events = topic()
     produce(events, 60, keys=60)
     holes = list(range(3, 60, 7))
@@ -114,7 +114,7 @@ async def test_hostile_metadata_is_ignored(topic: MakeTopic) -> None:
 # --- gaps
 
 
-async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
+async def test_a_gap_of_offsets_never_blocks_the_committed_position(topic: MakeTopic) -> None:
     events = topic()
     transactions(events, 5, -5, 5)
     story = Story()
@@ -134,7 +134,7 @@ async def test_gap_never_blocks_floor(topic: MakeTopic) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["cooperative", "848"])
-async def test_lag_reaches_zero_after_transaction_markers(protocol: str, topic: MakeTopic) -> None:
+async def test_the_lag_becomes_zero_after_transaction_markers(protocol: str, topic: MakeTopic) -> None:
     events = topic()
     transactions(events, 3, -2)
     story = Story()
@@ -260,7 +260,9 @@ async def test_a_revoke_leaves_no_lag_after_a_transaction_marker(
 
 
 @pytest.mark.slow
-async def test_gap_never_blocks_floor_in_a_compacted_log(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+async def test_a_gap_in_a_compacted_log_never_blocks_the_committed_position(
+    fresh_kafka: KafkaFactory, topic: MakeTopic
+) -> None:
     server = fresh_kafka(warm=True, properties={"log.cleaner.backoff.ms": 200})
     config = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
     events = topic(on=server, config=config)

@@ -48,7 +48,7 @@ async def test_a_partition_assigned_to_a_full_process_starts_paused(protocol: st
 
 
 @pytest.mark.parametrize("protocol", ["eager", "848"])
-async def test_pause_never_outlives_ownership(protocol: str, topic: MakeTopic) -> None:
+async def test_a_pause_ends_with_the_ownership_of_the_partition(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
     work = Work(story)
@@ -120,7 +120,7 @@ async def test_a_drain_past_its_deadline_reports_the_abandoned_messages(
 
 
 @pytest.mark.parametrize("protocol", ["eager", "848"])
-async def test_stop_drains_before_close(protocol: str, topic: MakeTopic) -> None:
+async def test_a_stop_drains_all_partitions_before_the_client_closes(protocol: str, topic: MakeTopic) -> None:
     events = topic(1)
     produce(events, 3, keys=[b"key"])
     story = Story()

@@ -324,7 +324,9 @@ async def test_without_an_answer_of_the_broker_nothing_starts(
 @pytest.mark.process
 @pytest.mark.parametrize("kind", ["async", "threads", "batch"])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_twenty_freezes_past_the_session(protocol: str, kind: str, topic: MakeTopic, tmp_path: Path) -> None:
+async def test_twenty_freezes_longer_than_the_session_break_no_promise(
+    protocol: str, kind: str, topic: MakeTopic, tmp_path: Path
+) -> None:
     zombies = []
     async with pair(topic(4), protocol, kind, tmp_path) as members:
         for _ in range(20):
@@ -336,7 +338,9 @@ async def test_twenty_freezes_past_the_session(protocol: str, kind: str, topic: 
 @pytest.mark.timeout(600)
 @pytest.mark.process
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_twenty_freezes_below_the_session(protocol: str, topic: MakeTopic, tmp_path: Path) -> None:
+async def test_twenty_freezes_shorter_than_the_session_repeat_no_message(
+    protocol: str, topic: MakeTopic, tmp_path: Path
+) -> None:
     async with pair(topic(4), protocol, "async", tmp_path) as members:
         before, since = members.done(), monotonic()
         for _ in range(20):

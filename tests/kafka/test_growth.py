@@ -48,7 +48,7 @@ def test_a_growth_may_end_the_source() -> None:
     assert not failure.retryable
 
 
-def test_another_reaction_is_refused() -> None:
+def test_an_unknown_value_of_on_growth_is_refused() -> None:
     unknown: Any = "ignore"
     with pytest.raises(ConfigError, match='on_growth=\'ignore\': must be "stop" or "alarm"'):
         KafkaSource({"bootstrap.servers": "127.0.0.1:9", "group.id": "g"}, topics="t", on_growth=unknown)

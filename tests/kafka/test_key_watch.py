@@ -74,7 +74,7 @@ def mixed(partitions: int, keys: Sequence[bytes] = KEYS) -> list[tuple[int, byte
     return [*java, *((crc32_partition(key, partitions), key) for key in keys[1::2])]
 
 
-def test_a_topic_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_mixed_producers_of_a_topic_are_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     known = {"orders": Topic("1", 8), "bills": Topic("2", 8)}
     watch = KeyWatch("kafka g")
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_a_topic_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     assert all(each.startswith("kafka g: ") for each in said(caplog))
 
 
-def test_one_kind_of_producers_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_with_one_kind_of_producers_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     known = {"orders": Topic("1", 8)}
     watch = KeyWatch("kafka g")
     watch.observe(events((murmur2_partition(key, 8), key) for key in KEYS), known)

@@ -358,7 +358,7 @@ def test_a_refused_question_for_limits_is_repeated_after_a_minute(monkeypatch: A
     assert stand.broker.asked.count("limits") == 1
 
 
-def test_odd_limits_are_no_limits(monkeypatch: Any) -> None:
+def test_retention_limits_that_cannot_be_read_are_ignored(monkeypatch: Any) -> None:
     for odd in ({}, {"retention.ms": "soon", "retention.bytes": "many"}):
         stand = Stand(monkeypatch, odd)
         stand.learn((0, 20), (0, 40))

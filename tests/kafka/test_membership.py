@@ -493,7 +493,9 @@ async def test_a_question_outlives_a_broker_that_stands_still(
         ({"session.timeout.ms": 10_000, "heartbeat.interval.ms": 500}, 8.5),
     ],
 )
-def test_the_limit_of_a_classic_client(settings: dict[str, Any], limit: float) -> None:
+def test_the_freeze_limit_of_a_classic_client_follows_from_its_intervals(
+    settings: dict[str, Any], limit: float
+) -> None:
     config = client_config(HERE | settings)
     assert session_of(config, cast(Any, None)).freeze_limit == limit
 

@@ -78,7 +78,7 @@ def test_a_producer_places_keys_as_computed(
 
 
 @given(st.binary(max_size=64), st.integers(1, 1_000))
-def test_a_partition_is_in_range(key: bytes, partitions: int) -> None:
+def test_the_partition_of_a_key_is_below_the_number_of_partitions(key: bytes, partitions: int) -> None:
     assert 0 <= murmur2_partition(key, partitions) < partitions
     assert 0 <= crc32_partition(key, partitions) < partitions
 

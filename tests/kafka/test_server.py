@@ -131,7 +131,7 @@ def test_a_first_start_finds_another_port(
     assert list(temporary.iterdir()) == [server.folder]
 
 
-def test_clients_log_in_and_may_do_what_acls_allow(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
+def test_clients_log_in_and_may_do_only_what_acls_allow(fresh_kafka: KafkaFactory, topic: MakeTopic) -> None:
     server = fresh_kafka(users={"admin": "verysecret1", "alice": "verysecret2"})
     assert "verysecret" not in repr(server)
     assert stat.S_IMODE((server.folder / "server.properties").stat().st_mode) == 0o600
@@ -163,7 +163,7 @@ def test_clients_log_in_and_may_do_what_acls_allow(fresh_kafka: KafkaFactory, to
     reader.close()
 
 
-def test_a_bad_property_shows_the_error_of_the_broker(temporary: Path) -> None:
+def test_a_broker_that_does_not_start_shows_its_error(temporary: Path) -> None:
     with pytest.raises(ComponentError, match=r"ended while starting: .*Invalid value nonsense .*log\.segment\.bytes"):
         KafkaServer(properties={"log.segment.bytes": "nonsense"}).start()
     assert list(temporary.iterdir()) == []
@@ -202,7 +202,7 @@ def test_a_broker_ends_with_its_owner(spawn: Spawn, temporary: Path) -> None:
     assert is_free(port_of(server["url"]))
 
 
-def test_a_command_gets_both_brokers(spawn: Spawn, temporary: Path, nats_server: object) -> None:
+def test_a_command_gets_the_addresses_of_both_brokers(spawn: Spawn, temporary: Path, nats_server: object) -> None:
     script = 'echo "{kafka} $KAFKA_URL {nats} $NATS_URL"'
     runner = spawn("-m", "tests.components", "run", "kafka", "nats", "--", "sh", "-c", script)
     output, errors = runner.communicate()

@@ -205,7 +205,7 @@ async def test_a_closed_source_has_ended_its_thread_and_refuses_commands(stand: 
             await call
 
 
-async def test_commands_end_with_the_thread(stand: Stand) -> None:
+async def test_commands_of_a_source_fail_once_its_thread_has_ended(stand: Stand) -> None:
     stand.thread.reply = lambda command: None
     failures: list[str] = []
 
@@ -236,7 +236,7 @@ async def test_the_first_failure_of_the_thread_is_raised(stand: Stand) -> None:
         await stand.source.settle([Settlement(stand.partitions[0], [], 6)])
 
 
-async def test_before_open_nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_source_that_is_not_open_reports_no_lag_outage_or_retention(monkeypatch: pytest.MonkeyPatch) -> None:
     stand = Stand(monkeypatch)
     source, partition = stand.source, stand.partitions[0]
     message = Message(partition, 5, None, 1, None, None)
@@ -421,7 +421,7 @@ async def test_the_thread_confirms_partitions(stand: Stand) -> None:
     assert stand.source.freeze_limit() == 3.0
 
 
-async def test_a_source_tells_what_its_thread_knows(stand: Stand) -> None:
+async def test_a_source_reports_the_lag_outage_and_retention_of_its_thread(stand: Stand) -> None:
     source, partition = stand.source, stand.partitions[0]
     stand.thread.ends = {partition: (20, 9)}
     assert source.backlog(partition) == Backlog(9, "", None)
@@ -542,7 +542,7 @@ def test_a_wrong_list_of_topics_is_refused(topics: Any, text: str) -> None:
     assert str(failed.value).startswith("topics=") and text in str(failed.value)
 
 
-def test_one_name_or_several_make_a_source() -> None:
+def test_a_source_takes_the_name_of_one_topic_or_several() -> None:
     assert KafkaSource(CONFIG, topics="t").declared().name == "kafka g/t"
     assert KafkaSource(CONFIG, topics=(name for name in "tu")).declared().name == "kafka g/t,u"  # type: ignore[arg-type]
 
@@ -567,6 +567,6 @@ def test_a_wrong_argument_is_refused(named: dict[str, Any], text: str) -> None:
     assert str(failed.value).startswith(text)
 
 
-def test_the_least_arguments_are_accepted() -> None:
+def test_the_lowest_values_of_the_arguments_are_accepted() -> None:
     source = KafkaSource(CONFIG, topics="t", rebuilds=0, consumer_target=1)
     assert source.declared().consumer_target == 1

@@ -96,7 +96,7 @@ def test_a_committed_position_in_the_log_is_the_start(committed: int) -> None:
     assert client.asked == [[T0]] and client.timeouts == [QUERY_TIMEOUT] * 3
 
 
-def test_the_committed_position_0_is_a_position() -> None:
+def test_a_committed_position_of_0_is_the_start() -> None:
     client = FakeClient({T0: 0})
     client.bounds[T0] = 0, 10
     assert starts(client, T0, start="next") == {T0: StartPosition(0, [], uncommitted=False)}

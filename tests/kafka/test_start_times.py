@@ -50,7 +50,7 @@ def first(times: Sequence[int], start: float) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-async def test_each_event_time_gives_exactly_the_suffix(protocol: str, topic: MakeTopic) -> None:
+async def test_a_start_time_delivers_exactly_the_messages_from_that_time_on(protocol: str, topic: MakeTopic) -> None:
     events = topic(len(_TIMES))
     for number, times in enumerate(_TIMES):
         produce_at(events, number, times)

@@ -18,7 +18,7 @@ def static(name: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("protocol", ["eager", pytest.param("cooperative", marks=pytest.mark.slow), "848"])
-async def test_static_member_restart_moves_nothing(protocol: str, topic: MakeTopic) -> None:
+async def test_the_restart_of_a_static_member_moves_no_partition(protocol: str, topic: MakeTopic) -> None:
     events = topic(2)
     story = Story()
     work = Work(story)

@@ -165,7 +165,7 @@ def test_a_missing_topic_counts_as_deleted_after_half_a_second(stand: Stand) -> 
 
 
 @pytest.mark.parametrize("between", ["id-A", KafkaError.LEADER_NOT_AVAILABLE])
-def test_any_sign_of_a_topic_restarts_the_half_second(between: str | int, stand: Stand) -> None:
+def test_a_topic_that_reappears_restarts_the_wait_before_it_counts_as_deleted(between: str | int, stand: Stand) -> None:
     for answer in (MISSING, between, MISSING):
         stand.admin.topics = {"t": answer, "u": "id-U"}
         stand.topics.wait(1.0)
@@ -225,7 +225,7 @@ def test_a_question_without_an_end_is_given_up_after_ten_seconds(stand: Stand) -
     assert outage is not None and outage.error == "neither an answer nor an error for 10 s"
 
 
-def test_an_answer_of_the_last_moment_counts(stand: Stand) -> None:
+def test_an_answer_that_arrives_at_the_deadline_counts(stand: Stand) -> None:
     stand.admin.topics = {"t": None, "u": None}
     stand.topics.ask()
     stand.admin.answer("id-B")

@@ -33,7 +33,7 @@ def _cases() -> list[ParameterSet]:
 
 @pytest.mark.timeout(1800)  # the first test waits for the search of all mutants
 @pytest.mark.parametrize("hidden", _cases())
-def test_a_mutant_is_found(hidden: Mutant, found: dict[str, Hunted]) -> None:
+def test_each_planted_bug_is_found_by_its_campaign(hidden: Mutant, found: dict[str, Hunted]) -> None:
     this = found[hidden.name]
     print(this.line(hidden))
     assert this.by(hidden), (

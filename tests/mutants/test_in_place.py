@@ -126,7 +126,7 @@ def test_a_module_that_is_not_imported_needs_an_import(lane: Imported) -> None:
     assert planted(lane, "total += 1", "total += 7") is None
 
 
-def test_a_part_of_a_mutant_is_never_planted(lane: Imported) -> None:
+def test_a_bug_with_several_parts_is_never_planted_in_part(lane: Imported) -> None:
     other = Mutant("fault", "mutable_lane", "LIMIT = 3", "LIMIT = 4", "", "", ())
     mutant = Mutant("fault", "mutable_lane", "total += 1", "total += 7", "", "", (), also=(other,))
     assert not lane.plant(mutant)

@@ -22,7 +22,7 @@ def test_the_old_text_of_each_mutant_occurs_once(mutant: Mutant) -> None:
     compile(source, spec.origin, "exec", dont_inherit=True)
 
 
-def test_there_are_enough_mutants() -> None:
+def test_the_table_of_kafka_has_enough_planted_bugs() -> None:
     assert len(KAFKA) >= 10
     assert all(mutant.found_by for mutant in KAFKA.values())
 
@@ -30,7 +30,7 @@ def test_there_are_enough_mutants() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", KAFKA.values(), ids=KAFKA)
-def test_a_mutant_is_found(mutant: Mutant) -> None:
+def test_each_planted_bug_of_kafka_is_found_by_its_tests(mutant: Mutant) -> None:
     failed = _hunted(mutant.name)
     # Every listed test must find the mutant, because the table names the purpose of each test.
     assert set(failed) == set(mutant.found_by), f"{mutant.breaks}: {failed}"
@@ -38,7 +38,7 @@ def test_a_mutant_is_found(mutant: Mutant) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_without_a_fault_nothing_is_found() -> None:
+def test_the_tests_of_kafka_pass_without_a_planted_bug() -> None:
     assert _hunted() == {}
 
 

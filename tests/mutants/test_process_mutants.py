@@ -24,14 +24,14 @@ def test_the_old_text_of_each_mutant_occurs_once(mutant: Mutant) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutant", PROCESSES.values(), ids=PROCESSES)
-def test_a_mutant_is_found(mutant: Mutant) -> None:
+def test_each_planted_bug_of_processes_is_found_by_its_tests(mutant: Mutant) -> None:
     failed = _hunted(mutant.name)
     assert set(failed) == set(mutant.found_by), f"{mutant.breaks}: {failed}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_without_a_fault_nothing_is_found() -> None:
+def test_the_tests_of_processes_pass_without_a_planted_bug() -> None:
     assert _hunted() == {}
 
 

@@ -124,7 +124,7 @@ def test_a_partition_that_is_given_up_is_not_silent() -> None:
     assert stand.look() == []
 
 
-def test_time_in_which_the_process_did_not_run_does_not_count() -> None:
+def test_time_in_which_the_process_was_frozen_does_not_count_as_silence() -> None:
     stand = Stand()
     stand.broker.backlogs = {0: Backlog(5)}
     stand.look(5)

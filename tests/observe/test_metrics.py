@@ -82,7 +82,9 @@ BY_PARTITION = {
 
 
 @pytest.mark.parametrize(("gauge", "values"), BY_PARTITION.items())
-def test_a_gauge_is_by_partition(sdk: Sdk, gauge: str, values: list[tuple[float, dict[str, str]]]) -> None:
+def test_a_gauge_has_a_value_for_each_partition(
+    sdk: Sdk, gauge: str, values: list[tuple[float, dict[str, str]]]
+) -> None:
     sdk.telemetry()
     assert sdk.numbers(gauge) == values
 

@@ -55,7 +55,7 @@ def test_spans_and_counters_have_the_labels_of_the_queue(sdk: Sdk) -> None:
 
 
 @pytest.mark.parametrize("source", ["ORDERS/ASIA", "orders", "orders__p1"])
-def test_a_name_is_never_parsed(sdk: Sdk, source: str) -> None:
+def test_a_topic_name_that_looks_like_a_queue_gives_no_queue_labels(sdk: Sdk, source: str) -> None:
     telemetry = sdk.telemetry(queues=[QUEUE])
     handle(telemetry, message(source=source))
     assert not EU.keys() & (sdk.span().attributes or {}).keys()

@@ -196,7 +196,7 @@ def test_the_rule_that_leaves_the_smallest_share_counts() -> None:
     assert soonest([None]) is soonest([]) is None
 
 
-def test_a_pace_covers_the_last_minute() -> None:
+def test_the_pace_of_new_messages_covers_the_last_minute() -> None:
     pace = Pace()
     assert pace.per_second() == 0.0
     pace.note(1_000.0, 10.0)

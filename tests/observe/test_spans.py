@@ -89,7 +89,7 @@ def test_a_span_names_the_message(sdk: Sdk) -> None:
     assert span.instrumentation_scope is not None and span.instrumentation_scope.name == "lanes"
 
 
-def test_a_position_has_the_name_of_its_system_too(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_span_has_the_position_under_the_name_of_its_system_too(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
     handle(sdk.telemetry(system="nats"), message(key=None))
     attributes = sdk.span().attributes or {}
     assert attributes["lanes.position"] == 77
@@ -236,7 +236,7 @@ def test_events_in_the_block_lie_within_the_span(sdk: Sdk, monkeypatch: pytest.M
     assert span.start_time <= span.events[0].timestamp <= span.end_time
 
 
-def test_only_the_first_end_ends_the_span(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_span_ends_at_the_first_end_of_its_handling(sdk: Sdk, caplog: pytest.LogCaptureFixture) -> None:
     handling = sdk.telemetry().handling(message())
     with pytest.raises(ValueError, match="no"), handling:
         raise ValueError("no")
@@ -306,7 +306,7 @@ def test_a_batch_is_one_span_with_a_link_to_each_context(sdk: Sdk) -> None:
     assert not {"lanes.position", "lanes.key.hash"} & attributes.keys()
 
 
-def test_a_batch_of_one_is_a_batch(sdk: Sdk) -> None:
+def test_a_batch_of_one_message_has_the_span_of_a_batch(sdk: Sdk) -> None:
     with sdk.telemetry().handling_batch([message([TRACEPARENT])]) as handling:
         pass
     handling.end("ack")

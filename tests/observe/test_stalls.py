@@ -61,7 +61,7 @@ def test_a_new_blocker_is_reported_after_its_own_time() -> None:
     assert not stalls.moved(14.0)
 
 
-def test_a_moving_floor_postpones_the_report() -> None:
+def test_a_moving_floor_postpones_the_report_of_a_stall() -> None:
     engine, _, run, stalls = standing(0, 1, 2, 3, 4, 5)
     engine.finish(run[1], ACK, 10.5)
     confirm(engine)

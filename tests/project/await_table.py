@@ -20,17 +20,17 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "lanes/cohort/keeper.py::LeaseKeeper.serve::idle": _ASKED_AGAIN,
     # ``_planned`` looks at the flag again.
     "lanes/cohort/membership.py::Membership._attend::stopping": Shown(
-        "tests/cohort/test_cohort_members.py::test_a_stop_during_a_join_or_an_acquisition_leaves_in_order"
+        "tests/cohort/test_cohort_members.py::test_a_member_that_stops_during_its_join_or_an_acquisition_still_leaves_in_order"
     ),
     "lanes/cohort/owned.py::OwnedPartitions.release::of": Shown(
-        "tests/cohort/test_owned_partitions.py::test_a_loss_during_a_release_raises_and_is_reported_after_it"
+        "tests/cohort/test_owned_partitions.py::test_a_loss_during_a_release_fails_the_release_and_is_reported_after_it"
     ),
     "lanes/cohort/owned.py::OwnedPartitions.release::unended": Harmless(
         "no handler of a drained partition starts, so a later value is at most better: the lease expires without need"
     ),
     # The plan is written on the condition of the revision that was read first.
     "lanes/cohort/roster.py::Roster.look::plan": Shown(
-        "tests/cohort/test_cohort_members.py::test_old_heartbeats_do_not_replace_a_newer_plan"
+        "tests/cohort/test_cohort_members.py::test_a_plan_from_old_heartbeats_does_not_replace_a_newer_plan"
     ),
     # --- lanes/ownership
     "lanes/ownership/lease_locks.py::LeaseLocks._free::deadline": _ASKED_AGAIN,

@@ -20,7 +20,7 @@ def test_every_await_point_is_in_the_table() -> None:
 
 
 @pytest.mark.parametrize("test", sorted({each.test for each in TABLE.values() if isinstance(each, Shown)}))
-def test_a_named_test_exists(test: str) -> None:
+def test_each_test_of_the_table_of_await_points_exists(test: str) -> None:
     file, _, name = test.partition("::")
     tree = ast.parse((ROOT / file).read_text())
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]

@@ -35,7 +35,9 @@ FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio":
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK + OF_PLOTS])
-def test_a_case_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_of_the_benchmark_writes_its_figures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     if name in NEEDED and not os.environ.get("CI"):
         try:
             NEEDED[name]()
@@ -96,7 +98,7 @@ def measure(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert {asked for case, asked in asked_by_plots() if case == name} <= {figure["case"] for figure in figures}
 
 
-def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_case_of_the_benchmark_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["engine", "motor"], effort=TINY, folder=tmp_path) == 2
     said = capsys.readouterr()
     assert said.err == f"bench: unknown case 'motor'; use {', '.join(CASES)}\n"
@@ -104,7 +106,7 @@ def test_an_unknown_case_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_line_says_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_prints_how_much_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[list[str], Effort]] = []
 
     def note(names: list[str], *, effort: Effort) -> int:
@@ -116,7 +118,7 @@ def test_the_command_line_says_how_much_is_done(monkeypatch: pytest.MonkeyPatch)
     assert asked == [(["engine", "runtime"], Effort(scale=0.5)), ([], Effort(repeats=2))]
 
 
-def test_a_missing_server_is_one_line(
+def test_a_benchmark_without_its_server_prints_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_server(effort: Effort) -> Any:
@@ -127,7 +129,7 @@ def test_a_missing_server_is_one_line(
     assert capsys.readouterr().err.splitlines()[1:] == ["bench: nats-server is missing: install it"]
 
 
-def test_a_cost_meets_its_goal_below_it_and_a_rate_above() -> None:
+def test_a_cost_meets_its_goal_from_below_and_a_rate_from_above() -> None:
     assert [cost("c", "µs", figure, 0.5, 0.6).holds for figure in (0.5, 0.6, 0.7)] == [True, True, False]
     assert [rate("r", "1/s", figure, 100.0, 0.8).holds for figure in (79.0, 80.0, 120.0)] == [False, True, True]
     assert (cost("c", "µs", 1.0, 0.5).holds, rate("r", "1/s", 1.0, 0.5).goal) == (None, None)

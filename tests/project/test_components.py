@@ -74,7 +74,7 @@ def test_a_stopped_server_starts_afresh(fresh_nats: NatsFactory) -> None:
     assert server.get("/healthz") == {"status": "ok"}
 
 
-def test_start_is_idempotent(fresh_nats: NatsFactory) -> None:
+def test_starting_a_server_twice_has_no_effect(fresh_nats: NatsFactory) -> None:
     server = fresh_nats()
     pid, url = server.pid, server.url
     server.start()
@@ -178,7 +178,7 @@ def test_configuration_and_arguments_reach_the_server(fresh_nats: NatsFactory) -
     assert server.get("/varz")["server_name"] == "of-this-test"
 
 
-def test_arguments_are_not_one_string() -> None:
+def test_a_single_string_of_server_arguments_is_refused() -> None:
     with pytest.raises(TypeError, match="arguments"):
         NatsServer(arguments="--debug")
 
@@ -289,7 +289,7 @@ def test_a_command_gets_the_address_and_gives_its_status(spawn: Spawn, temporary
     assert list(temporary.iterdir()) == []
 
 
-def test_a_missing_command_is_one_line(spawn: Spawn, temporary: Path) -> None:
+def test_a_missing_command_prints_one_line(spawn: Spawn, temporary: Path) -> None:
     runner = spawn("-m", "tests.components", "run", "nats", "--", "no-such-command")
     _, errors = runner.communicate()
     assert (runner.returncode, errors) == (127, "no-such-command: No such file or directory\n")
@@ -318,7 +318,7 @@ def test_ctrl_c_reaches_each_process_of_a_command_once(spawn: Spawn) -> None:
     assert (output, runner.returncode) == ("caught\n", 5)
 
 
-def test_the_third_signal_kills(spawn: Spawn, temporary: Path) -> None:
+def test_the_third_signal_kills_the_command_and_the_server(spawn: Spawn, temporary: Path) -> None:
     runner = spawn("-m", "tests.components", "run", "nats", "--", sys.executable, "-c", DEAF)
     assert first_line(runner) == "up\n"
     for _ in range(2):
@@ -338,7 +338,7 @@ def test_remaining_processes_of_a_command_are_ended(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["run", "nats", "--"], ["walk", "--", "ls"]])
-def test_wrong_usage_is_an_error(spawn: Spawn, arguments: list[str]) -> None:
+def test_wrong_arguments_of_the_components_command_are_an_error(spawn: Spawn, arguments: list[str]) -> None:
     runner = spawn("-m", "tests.components", *arguments)
     _, errors = runner.communicate()
     assert runner.returncode == 2

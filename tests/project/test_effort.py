@@ -46,7 +46,7 @@ def test_make_campaign_selects_each_test_that_makes_a_part_of_its_runs() -> None
     ("profile", "every", "least", "expected"),
     [(SLICE, 300, 1, 300 // SHARE), (SLICE, 3, 1, 1), (SLICE, 6, 2, 2), (FULL, 300, 1, 300), (FULL, 3, 5, 3)],
 )
-def test_the_profile_decides_about_the_number_of_runs(profile: str, every: int, least: int, expected: int) -> None:
+def test_the_profile_decides_the_number_of_runs(profile: str, every: int, least: int, expected: int) -> None:
     before = settings.get_current_profile_name()
     settings.load_profile(profile)
     try:

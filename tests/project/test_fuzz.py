@@ -19,7 +19,7 @@ from fuzz.targets import TARGETS
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 @pytest.mark.timeout(400)  # shrinking a failing example may take minutes
-def test_a_target_holds_for_a_moment(target: Target) -> None:
+def test_each_fuzz_target_holds_for_a_moment(target: Target) -> None:
     result = run(target, 0.0, batch=5)
     if result.failure is not None:
         raise result.failure
@@ -98,6 +98,8 @@ def test_a_finding_of_the_guided_fuzzer_is_a_failure(
         (["--seconds", "nan"], "fuzz: --seconds nan: must be a finite number, 0 or more"),
     ],
 )
-def test_a_wrong_argument_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_argument_of_the_fuzzer_prints_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(arguments) == 2
     assert capsys.readouterr().err == said + "\n"

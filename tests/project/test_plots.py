@@ -75,7 +75,7 @@ def test_each_plot_is_a_picture_with_its_labels(drawn: Path) -> None:
     assert {"Kafka, KIP-848: kill -9, session 3 s", "seconds"} <= set(shown["handover"])
 
 
-def test_a_line_goes_through_what_was_measured(sample: Path, drawn: Path) -> None:
+def test_a_line_of_a_plot_goes_through_the_measured_points(sample: Path, drawn: Path) -> None:
     measured = Measured(sample)
     points = points_of(drawn / "zone.svg", gid("Beside a plain loop", "10 keys"))
     ratios = [measured.figure("zone", zone.name(wait, 10)).ratio for wait in zone.WAITS]
@@ -88,7 +88,7 @@ def test_a_line_goes_through_what_was_measured(sample: Path, drawn: Path) -> Non
     assert scales[0] < 0
 
 
-def test_a_bar_is_as_long_as_what_was_measured(sample: Path, drawn: Path) -> None:
+def test_a_bar_of_a_plot_has_the_measured_length(sample: Path, drawn: Path) -> None:
     measured = Measured(sample)
     lengths = []
     for label, which in KAFKA.items():
@@ -178,7 +178,7 @@ def test_a_missing_measurement_is_not_drawn(how: str, tmp_path: Path, capsys: py
     assert not into.exists()
 
 
-def test_an_unknown_plot_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_plot_prints_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["plots", "zone", "zones"]) == 2
     assert capsys.readouterr().err == f"bench: unknown plot 'zones'; use {', '.join(DRAWN)}\n"
 

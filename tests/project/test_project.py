@@ -146,7 +146,7 @@ def test_each_typed_package_has_its_marker() -> None:
     assert [package for package in packages if not (ROOT / package / "py.typed").is_file()] == []
 
 
-def test_no_file_names_a_registry() -> None:
+def test_no_file_names_a_package_registry() -> None:
     assert lines_with(HOSTS) == []
 
 
@@ -154,7 +154,7 @@ def test_no_file_names_a_place_on_one_machine() -> None:
     assert lines_with(PLACES) == []
 
 
-def test_every_script_can_be_run() -> None:
+def test_every_script_is_executable() -> None:
     scripts = [path for path in project_files() if path.read_bytes()[:2] == b"#!"]
     assert ROOT / ".ci" / "run" in scripts
     assert [str(path) for path in scripts if not os.access(path, os.X_OK)] == []

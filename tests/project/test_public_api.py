@@ -43,7 +43,7 @@ SHOWN = [
 """Where a user sees imports."""
 
 
-def test_the_public_surface_is_as_it_was_decided() -> None:
+def test_the_public_api_equals_its_list() -> None:
     before, now = FILE.read_text(), surface()
     difference = "\n".join(
         difflib.unified_diff(before.split("\n"), now.split("\n"), "decided", "found", lineterm="", n=8)
@@ -127,7 +127,7 @@ def parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[tuple[str, 
     return [(one.arg, kind) for ones, kind in read_off for one in ones]
 
 
-def test_functions_have_the_parameters_that_were_read() -> None:
+def test_the_list_has_the_parameters_of_each_public_function() -> None:
     compared = 0
     for module, name, node, there in definitions():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -138,7 +138,7 @@ def test_functions_have_the_parameters_that_were_read() -> None:
     assert compared > 20
 
 
-def test_classes_have_the_methods_that_were_read() -> None:
+def test_the_list_has_the_methods_of_each_public_class() -> None:
     """A class has no further method by a base, a decorator or an assignment."""
     compared = 0
     for module, name, node, there in definitions():
@@ -222,7 +222,9 @@ def test_public_names_are_listed() -> None:
         ),
     ],
 )
-def test_a_definition_is_described(source: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_public_definition_is_described_as_in_the_source(
+    source: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = public_api.module_of("lanes.example", source)
     monkeypatch.setattr(public_api, "home_of", lambda _, name: (module, name))
     assert "\n".join(public_api.described(module, "f")) == text

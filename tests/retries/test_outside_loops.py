@@ -8,5 +8,5 @@ from tests.retries.stubs import STUBBED, StubbedLoop, stubbed_faults_of
 
 
 @pytest.mark.parametrize("kind", STUBBED, ids=lambda kind: kind.__name__)
-def test_a_retry_loop_ends_in_the_pass_of_an_event(kind: type[StubbedLoop]) -> None:
+def test_each_retry_loop_ends_in_the_pass_in_which_its_event_happens(kind: type[StubbedLoop]) -> None:
     assert stubbed_faults_of(kind) == []

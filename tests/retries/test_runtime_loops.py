@@ -8,5 +8,5 @@ from tests.retries.harness import LOOPS, RetryLoop, faults_of
 
 
 @pytest.mark.parametrize("loop", LOOPS, ids=lambda loop: loop.name)
-def test_a_retry_loop_checks_on_every_pass(loop: RetryLoop) -> None:
+def test_each_retry_loop_of_the_runtime_checks_its_conditions_on_every_pass(loop: RetryLoop) -> None:
     assert faults_of(loop) == []

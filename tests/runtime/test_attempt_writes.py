@@ -123,7 +123,7 @@ def test_a_full_call_of_drops_does_not_wait_for_failures() -> None:
     assert entries.take() == {}
 
 
-def test_an_entry_is_queued_once() -> None:
+def test_an_entry_of_the_store_of_attempts_is_queued_once() -> None:
     entries, entry = _Entries(), _Entry()
     for drop in (False, True, False, True):
         entry.drop = drop

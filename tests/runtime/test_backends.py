@@ -24,7 +24,7 @@ from tests.fakes.support import published
         ("uvloop", True, {"backend": "asyncio", "backend_options": {"use_uvloop": True}}),
     ],
 )
-def test_auto_is_uvloop_where_uvloop_is_installed(
+def test_the_event_loop_auto_is_uvloop_if_uvloop_is_installed(
     backend: str, installed: bool, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanes.loops.find_spec", lambda name: object() if installed else None)

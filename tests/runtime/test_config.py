@@ -143,7 +143,7 @@ def test_an_unknown_setting_is_named_with_a_known_one(options: Any, said: str) -
 
 @pytest.mark.parametrize("name", ["timeout", "unhealthy_after"])
 @pytest.mark.parametrize("value", [0, 0.0, -1, -0.5])
-def test_a_time_of_zero_is_refused_where_it_must_be_positive(name: str, value: float) -> None:
+def test_a_time_of_zero_is_refused_for_a_setting_that_must_be_positive(name: str, value: float) -> None:
     assert refusal(Settings, **{name: value}) == f"{name}={value!r}: must be more than 0 seconds"
 
 
@@ -290,7 +290,9 @@ def test_a_commit_waits_for_a_quarter_of_max_ahead_at_most(max_ahead: int, count
         ("exit", False, "exit"),
     ],
 )
-def test_the_poison_policy_in_force(poison: Any, has_dead_letters: bool, policy: str) -> None:
+def test_the_default_poison_policy_depends_on_the_dead_letters(
+    poison: Any, has_dead_letters: bool, policy: str
+) -> None:
     assert Settings(poison=poison).poison_policy(has_dead_letters=has_dead_letters) == policy
 
 
@@ -324,7 +326,9 @@ def test_a_policy_that_needs_dead_letters_is_refused_without_them(poison: Any) -
         (Settings(max_in_flight=300), 300, 300),
     ],
 )
-def test_the_bound_on_messages_in_flight_in_force(settings: Settings, allowed: int | None, bound: int) -> None:
+def test_the_bound_on_messages_in_flight_is_the_lower_one_of_settings_and_broker(
+    settings: Settings, allowed: int | None, bound: int
+) -> None:
     assert settings.in_flight_bound(allowed) == bound
 
 

@@ -167,7 +167,7 @@ async def test_health_names_the_error_that_stopped_the_consumer(failing: str) ->
 
 
 @pytest.mark.anyio
-async def test_status_of_a_source_that_commits() -> None:
+async def test_the_status_of_a_consumer_that_commits_has_its_positions() -> None:
     group = group_of("abcd", partitions=1)
     handler = Gated(free=[b"b"])
     consumer = consumer_of(GroupSource(group, "m"), handler, max_ahead=100, commit_interval=0.0)
@@ -186,7 +186,7 @@ async def test_status_of_a_source_that_commits() -> None:
 
 
 @pytest.mark.anyio
-async def test_status_of_a_source_that_acknowledges() -> None:
+async def test_the_status_of_a_consumer_that_acknowledges_has_its_counts() -> None:
     broker = published("a", "b")
     handler = Gated(free=[b"a"])
     consumer = consumer_of(MemorySource(broker), handler)

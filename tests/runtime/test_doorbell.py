@@ -14,7 +14,7 @@ LONG = 3_600.0
 
 
 @pytest.mark.anyio
-async def test_a_ring_ends_the_wait() -> None:
+async def test_a_ring_of_the_doorbell_ends_the_wait() -> None:
     bell = Doorbell()
     for seconds in (math.inf, LONG):
         async with anyio.create_task_group() as tasks:
@@ -26,7 +26,7 @@ async def test_a_ring_ends_the_wait() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_time_ends_the_wait() -> None:
+async def test_the_wait_for_the_doorbell_ends_at_its_time() -> None:
     bell = Doorbell()
     for seconds in (-1.0, 0.0, 0.01):
         await bell.wait(seconds)

@@ -34,7 +34,7 @@ ONE_THREAD: Final = {"run", "opened", "until_ready", "ended", "drain", "unblock"
 
 
 @pytest.mark.anyio
-async def test_opened_waits_for_the_source() -> None:
+async def test_opened_returns_once_the_source_is_open() -> None:
     source = MemorySource(published("a"))
     source.block("open")
     consumer = consumer_of(source, acknowledge)

@@ -15,7 +15,7 @@ TOKENS = 1 << 50, (1 << 50) + 7
 
 
 @pytest.mark.anyio
-async def test_an_epoch_leads_to_the_rows_of_its_assignment(tmp_path: Path, sdk: Sdk) -> None:
+async def test_the_epoch_of_a_message_identifies_the_rows_of_its_assignment(tmp_path: Path, sdk: Sdk) -> None:
     """Three assignments of two partitions; one has no fencing token."""
     broker, events, seen = MemoryBroker(2), list[GroupEvent](), list[Message]()
     source, dead_letters = MemorySource(broker, assigned=[1]), MemoryDeadLetters(broker)

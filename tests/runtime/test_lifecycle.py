@@ -135,7 +135,9 @@ async def test_an_unknown_event_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("batch", [None, 4])
-async def test_broken_must_be_a_message_error(batch: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_whose_broken_is_no_message_error_stops_the_consumer(
+    batch: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     source.finish()

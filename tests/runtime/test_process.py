@@ -296,7 +296,7 @@ def test_a_halt_prints_its_error_once_and_the_traceback_of_the_handler(job: Job)
         ("not settled", "lanes: SourceError: the connection is closed"),
     ],
 )
-def test_an_error_is_one_line(job: Job, case: str, line: str) -> None:
+def test_a_process_that_fails_prints_one_line(job: Job, case: str, line: str) -> None:
     process = job(case)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == EXIT_FAILED

@@ -206,7 +206,7 @@ async def test_no_call_happens_after_the_loop_is_closed() -> None:
 
 
 @pytest.mark.anyio
-async def test_the_first_function_is_called_by_the_thread_itself() -> None:
+async def test_a_thread_safe_call_runs_its_first_function_in_the_calling_thread() -> None:
     called: list[str] = []
     first, wake, function = (partial(called.append, name) for name in ("first", "wake", "function"))
     call = ThreadSafeCall(function, wake, first)

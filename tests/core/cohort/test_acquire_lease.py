@@ -35,7 +35,7 @@ from tests.core.cohort.world import MARGIN, TTL, World, actions, owned, until
         ("workqueue", "Read Read Write Read FindConsumers Write DeleteConsumer CreateConsumer Read Write"),
     ],
 )
-def test_an_acquisition_has_these_steps_in_order(retention: str, names: str) -> None:
+def test_an_acquisition_performs_the_actions_of_its_retention_in_order(retention: str, names: str) -> None:
     world = World(retention)
     (member, _) = world.up()
     world.tell(member)
@@ -45,7 +45,7 @@ def test_an_acquisition_has_these_steps_in_order(retention: str, names: str) -> 
     assert member.machine.deadline == world.server.now + TTL - MARGIN
 
 
-def test_an_acquisition_without_an_answer_is_read_back_and_counts_from_the_send() -> None:
+def test_an_acquisition_without_an_answer_is_read_back_and_its_deadline_counts_from_the_request() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.tell(member)
@@ -61,7 +61,7 @@ def test_an_acquisition_without_an_answer_is_read_back_and_counts_from_the_send(
     assert sent + TTL - MARGIN < member.machine.deadline  # the verification has renewed it
 
 
-def test_a_held_lease_is_read_again_after_a_while_or_at_a_hint() -> None:
+def test_a_lease_of_another_member_is_read_again_after_a_while_or_at_a_hint() -> None:
     world, _ = owned()
     other = world.members[1]
     assert other is not None
@@ -154,7 +154,7 @@ def test_a_second_acquisition_after_a_lost_bucket_waits_again(ends: str) -> None
     assert member.machine.phase == phases.SURVEYING
 
 
-def test_a_takeover_from_itself_keeps_the_token_and_gets_a_sub_number() -> None:
+def test_a_takeover_by_the_same_owner_keeps_the_token_and_gets_a_higher_number() -> None:
     world, member = owned()
     world.pull(member)
     world.pull(member, lose=True)
@@ -184,7 +184,7 @@ def test_the_highest_possible_epoch_is_refused_with_the_remedy() -> None:
     assert member.machine.events == []
 
 
-def test_a_higher_epoch_ends_a_takeover_from_itself() -> None:
+def test_a_higher_epoch_ends_a_takeover_by_the_same_owner() -> None:
     world, member = owned()
     world.clean = False
     member.machine.takeover(NOTHING, world.clock(member))
@@ -274,7 +274,7 @@ def test_lower_consumers_of_a_listing_are_deleted_and_higher_ones_not() -> None:
     assert set(world.server.durables) == {(1001, 0)}
 
 
-def test_a_listing_spares_the_own_consumer() -> None:
+def test_a_listing_leaves_the_consumer_of_the_owner() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     assert FindConsumers in actions(world, member)
@@ -296,7 +296,7 @@ def test_an_invalid_record_is_refused_with_its_key_and_read_again_later(key: str
 
 
 @pytest.mark.parametrize("empty", [b"", None])
-def test_an_empty_lease_is_free(empty: bytes | None) -> None:
+def test_a_lease_without_a_value_can_be_acquired(empty: bytes | None) -> None:
     world = World("limits")
     (member, _) = world.up()
     world.server.entries["l.0"] = empty, 7, float("inf")

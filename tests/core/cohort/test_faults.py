@@ -30,14 +30,14 @@ def test_every_fault_at_every_call_keeps_every_promise(retention: str) -> None:
 
 
 @pytest.mark.parametrize("retention", RETENTIONS)
-def test_random_orders_keep_every_promise(retention: str) -> None:
+def test_random_walks_of_members_keep_every_promise_of_a_cohort(retention: str) -> None:
     worlds = [Walk(seed, retention, members=2 + seed % 2).run() for seed in range(WALKS)]
     assert sum(world.repeats > 0 for world in worlds) > 3
     assert sum(LeaseReleased() in world.seen for world in worlds) > 50
 
 
 @pytest.mark.long
-def test_every_transition_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_walks_use_every_transition_of_the_lease_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     met = set()
 
     def following(partition: int, phase: str, event: str) -> str:
@@ -88,14 +88,14 @@ FOUND_ON = {mutants.NoServerClock: "workqueue", mutants.DeleteFirst: "interest"}
         (mutants.FloorUnread, "(h)"),
     ],
 )
-def test_a_planted_bug_is_found(mutant: type[LeaseMachine], broken: str) -> None:
+def test_random_walks_find_each_planted_bug_of_the_lease_machine(mutant: type[LeaseMachine], broken: str) -> None:
     with pytest.raises(AssertionError) as found:
         for _ in scenarios(FOUND_ON.get(mutant, "limits"), mutant):
             pass
     assert str(found.value).startswith(broken)
 
 
-def test_every_planted_bug_is_tried() -> None:
-    marks = test_a_planted_bug_is_found.pytestmark  # type: ignore[attr-defined]
+def test_each_planted_bug_of_the_table_is_tried() -> None:
+    marks = test_random_walks_find_each_planted_bug_of_the_lease_machine.pytestmark  # type: ignore[attr-defined]
     (parametrized,) = [mark for mark in marks if mark.name == "parametrize"]
     assert [mutant for mutant, _ in parametrized.args[1]] == mutants.MUTANTS

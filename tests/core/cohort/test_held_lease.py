@@ -16,7 +16,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_a_lease_follows_its_writes(steps: list[tuple[str, int]]) -> None:
+def test_a_held_lease_knows_its_revision_and_its_deadline_after_any_writes(steps: list[tuple[str, int]]) -> None:
     held = HeldLease("n", 3, 100.0, ttl=TTL, margin=MARGIN)
     revision, expires, renew_at, step = 3, 100.0 + TTL - MARGIN, 100.0 + TTL / 3, REST
     unsure: float | None = None

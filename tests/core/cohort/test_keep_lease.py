@@ -75,7 +75,7 @@ def test_a_pause_postpones_a_due_renewal() -> None:
     assert world.ask(member) == Wait(world.server.now + LOOK_SECONDS)
 
 
-def test_a_passed_deadline_is_a_loss_even_with_an_action_under_way() -> None:
+def test_a_deadline_that_passes_during_an_action_is_a_loss() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     action = world.ask(member)
@@ -166,7 +166,7 @@ def test_a_plan_that_changes_back_does_not_stop_a_handover() -> None:
     assert [type(event) for event in world.seen] == [LeaseOwned, LeaseRevoked, LeaseReleased, LeaseOwned]
 
 
-def test_the_last_checkpoint_is_written_under_the_fence() -> None:
+def test_the_newest_checkpoint_is_stored_under_the_fence_of_its_lease() -> None:
     world, member = owned()
     for done in (Done(3, (1,)), Done(4, (1,))):
         member.machine.checkpoint(done, world.clock(member))
@@ -233,7 +233,7 @@ def test_an_illegal_input_is_refused_with_phase_and_input(call: Callable[[LeaseM
     assert said in str(refused.value)
 
 
-def test_next_is_refused_before_the_result() -> None:
+def test_the_next_action_is_refused_before_the_result_of_the_last_one() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     world.ask(member)

@@ -51,7 +51,7 @@ def revoked() -> tuple[World, Member]:
     return world, member
 
 
-def test_a_new_machine_is_at_rest() -> None:
+def test_a_new_lease_machine_is_idle_and_waits() -> None:
     machine = LeaseMachine(3, "m", retention="limits", ttl=TTL, margin=MARGIN)
     assert (machine.partition, machine.member, machine.phase, machine.events) == (3, "m", phases.IDLE, [])
     assert (machine.deadline, machine.token, machine.consumer, machine.idle) == (PAST, None, None, True)
@@ -65,7 +65,7 @@ def test_a_margin_of_almost_half_a_lease_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
-def test_an_acquisition_sends_these_values(retention: str) -> None:
+def test_an_acquisition_stores_and_requests_exactly_the_expected_values(retention: str) -> None:
     world = World(retention)
     world.server.perform(Write("s.0", encode(State(7, Done(4, ()))), None))
     (member, _) = world.up()
@@ -102,7 +102,7 @@ def test_no_handler_may_start_before_the_end_of_the_acquisition() -> None:
     assert member.machine.deadline > PAST
 
 
-def test_a_survey_without_longer_leases_adds_no_wait() -> None:
+def test_a_listing_without_longer_leases_adds_no_wait() -> None:
     world = World("limits")
     (member, _) = world.up()
     world.lose_bucket()
@@ -151,7 +151,7 @@ def test_an_acquisition_that_is_read_back_too_late_is_given_up(answered: bool) -
     assert (member.machine.phase, member.machine.token) == (phases.LOOKING, None)
 
 
-def test_a_hand_over_sends_these_values() -> None:
+def test_a_handover_stores_exactly_the_expected_values() -> None:
     world, member = revoked()
     nonce, revision = lease(world)
     released = Lease("member-0", nonce, 1001, released=True)
@@ -224,7 +224,7 @@ def test_an_event_after_the_deadline_reports_the_deadline(event: str) -> None:
     assert machine.events == [LeaseLost("the lease was not renewed in time")]
 
 
-def test_the_own_consumer_ends_no_acquisition_on_a_work_queue() -> None:
+def test_the_consumer_of_the_member_itself_ends_no_acquisition_on_a_work_queue() -> None:
     world = World("workqueue")
     (member, _) = world.up()
     world.tell(member)
@@ -267,7 +267,7 @@ def test_a_refused_renewal_compares_with_the_revision_that_it_reads() -> None:
     assert values(world, member)[:2] == [Read("l.0"), Write("l.0", encode(Lease("member-0", nonce, 1001)), 77, TTL)]
 
 
-def test_a_takeover_from_itself_sends_these_actions() -> None:
+def test_a_takeover_by_the_same_owner_performs_exactly_the_expected_actions() -> None:
     world, member = owned()
     world.elapse(TTL / 3)
     until(world, member, FindConsumers)  # the renewal found no listing, so one is due
@@ -334,7 +334,7 @@ def test_an_acquisition_that_is_read_back_is_fenced_by_the_revision_that_it_read
     assert state.fence == ("l.0", revision)
 
 
-def test_a_foreign_consumer_obstructs_until_the_acquisition() -> None:
+def test_a_foreign_consumer_of_a_work_queue_is_an_obstacle_until_the_acquisition() -> None:
     world = World("workqueue")
     (member, _) = world.up()
     world.tell(member)

@@ -33,7 +33,7 @@ def test_the_union_of_ledgers_equals_the_union_of_their_sets(one: Done, other: D
 
 
 @given(dones(), st.integers(0, 70))
-def test_an_acknowledged_prefix_is_done(done: Done, floor: int) -> None:
+def test_all_sequences_up_to_an_acknowledged_floor_are_done(done: Done, floor: int) -> None:
     merged = done.union(Done(floor, ()))
     assert members(merged) == members(done) | set(range(1, floor + 1))
     assert merged.floor >= floor
@@ -41,7 +41,7 @@ def test_an_acknowledged_prefix_is_done(done: Done, floor: int) -> None:
 
 
 @given(dones())
-def test_an_encoded_ledger_is_decoded_unchanged(done: Done) -> None:
+def test_a_ledger_is_equal_after_encoding_and_decoding(done: Done) -> None:
     assert decode_done(json.loads(json.dumps(encode_done(done)))) == done
 
 
@@ -54,7 +54,7 @@ def test_an_invalid_encoding_is_refused(encoded: Any) -> None:
         decode_done(encoded)
 
 
-def test_a_refusal_is_short_for_any_value() -> None:
+def test_the_error_for_an_invalid_ledger_is_short_for_any_value() -> None:
     with pytest.raises(ValueError, match="ledger") as refused:
         decode_done("x" * 10**6)
     assert len(str(refused.value)) < 200
@@ -197,7 +197,7 @@ def test_a_sequence_that_was_never_delivered_cannot_be_settled() -> None:
         DeliveryLedger(Done(2, ())).settled(3)
 
 
-def test_a_new_ledger_has_nothing() -> None:
+def test_a_new_ledger_has_no_floor_and_no_outstanding_sequences() -> None:
     ledger = DeliveryLedger()
     assert (ledger.floor, ledger.snapshot()) == (0, NOTHING)
     assert repr(ledger) == "<DeliveryLedger floor 0, highest 0, 0 outstanding>"

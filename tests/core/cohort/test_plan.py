@@ -37,7 +37,7 @@ def test_shares_of_equal_members_differ_by_one_at_most_and_cover_everything(
 
 
 @given(owners, equals, limits)
-def test_no_plan_that_is_as_even_takes_fewer_moves(
+def test_no_other_plan_with_equal_shares_needs_fewer_moves(
     before: list[str | None], weights: dict[str, int], active_members: int | None
 ) -> None:
     planned = plan(before, weights, active_members=active_members)

@@ -119,7 +119,7 @@ def test_with_a_limit_of_active_members_no_choice_of_members_has_less_excess(
 
 
 @given(owners, members, targets, drains, limits)
-def test_the_same_plan_follows_from_the_owners_of_a_plan(
+def test_planning_again_from_the_owners_of_a_plan_gives_the_same_plan(
     before: list[str | None],
     weights: dict[str, int],
     preferred: dict[str, int],
@@ -136,7 +136,7 @@ def test_the_same_plan_follows_from_the_owners_of_a_plan(
 
 
 @given(owners, members, drains, limits)
-def test_without_targets_the_rules_do_not_differ(
+def test_without_targets_the_former_and_the_new_rules_give_equal_plans(
     before: list[str | None], weights: dict[str, int], draining: set[str], active_members: int | None
 ) -> None:
     former, new = (
@@ -147,7 +147,7 @@ def test_without_targets_the_rules_do_not_differ(
 
 
 @given(owners, members, targets, drains)
-def test_the_former_rules_ignore_targets_and_still_tell_an_excess(
+def test_the_former_rules_ignore_targets_and_still_report_members_above_their_target(
     before: list[str | None], weights: dict[str, int], preferred: dict[str, int], draining: set[str]
 ) -> None:
     former = plan(before, weights, targets=preferred, draining=draining, rules=0)

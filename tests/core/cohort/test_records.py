@@ -122,7 +122,7 @@ def test_any_content_is_decoded_or_refused(value: bytes) -> None:
             decode(kind, "k", value)
 
 
-def test_each_kind_of_record_has_its_key() -> None:
+def test_each_kind_of_record_has_its_own_key_in_the_bucket() -> None:
     assert [records.lease_key(7), records.state_key(7)] == ["l.7", "s.7"]
     assert [records.member_key("a.b-c_d=1"), records.drain_key("a")] == ["m.a.b-c_d=1", "drain.a"]
 
@@ -145,7 +145,7 @@ def test_a_record_is_compact(record: records.Record) -> None:
 
 
 @pytest.mark.parametrize("length", [*range(SHOWN - 4, SHOWN + 4), 10_000])
-def test_a_shown_value_is_cut_at_its_limit(length: int) -> None:
+def test_a_record_value_in_an_error_is_cut_at_its_limit(length: int) -> None:
     for value in ("x" * length, b"x" * length, [7] * length):
         whole = repr(value)
         assert shown(value) == (whole if len(whole) <= SHOWN else whole[:SHOWN] + "…")
@@ -155,7 +155,7 @@ def test_a_member_with_the_same_settings_may_join() -> None:
     assert records.difference(CONFIG, CONFIG) is None
 
 
-def test_another_start_does_not_count_as_a_difference() -> None:
+def test_a_member_with_another_start_may_join() -> None:
     """Only the first member uses the start. Otherwise, a deployment that computes its start could never join again."""
     assert records.difference(CONFIG, replace(CONFIG, start="2026-01-01T00:00:00+00:00")) is None
 

@@ -26,7 +26,7 @@ def test_walks_reach_every_pair_of_faults_in_every_phase() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_no_walk_of_23_thousand_breaks_a_promise() -> None:
+def test_no_walk_of_the_campaign_of_23000_breaks_a_promise() -> None:
     result = tally(range(WALKS))
     print(json.dumps({str(pair): count for pair, count in sorted(result.pairs.items())}, indent=1))
     print(json.dumps(result.figures()))
@@ -41,7 +41,7 @@ def test_a_walk_with_the_same_number_repeats() -> None:
     assert first.pairs.counts == second.pairs.counts
 
 
-def test_a_fault_counts_after_each_earlier_fault_of_its_member() -> None:
+def test_two_faults_of_one_member_count_as_a_pair_and_faults_of_two_members_do_not() -> None:
     pairs = Pairs()
     pairs.note(0.0, "a", "request lost", ["steady"])
     assert not pairs.counts

@@ -79,7 +79,7 @@ TestBacklog = BacklogMachine.TestCase
 TestBacklog.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 
 
-def test_a_drop_is_detected_by_the_next_delivery_or_answer() -> None:
+def test_dropped_messages_are_found_by_the_next_delivery_or_answer() -> None:
     for tell in (Backlog.delivered, Backlog.asked):
         backlog = Backlog()
         backlog.delivered(1, 10, 7)
@@ -96,7 +96,7 @@ def test_a_drop_is_detected_by_the_next_delivery_or_answer() -> None:
         assert (backlog.missed, backlog.reached) == (8, 8)
 
 
-def test_an_answer_may_overtake_the_deliveries_it_counts() -> None:
+def test_an_answer_may_arrive_before_the_deliveries_that_it_counts() -> None:
     backlog = Backlog()
     backlog.delivered(1, 5, 1)
     backlog.asked(3, 6, 1)  # Two more deliveries are on their way, and three messages were published after them.
@@ -108,7 +108,7 @@ def test_an_answer_may_overtake_the_deliveries_it_counts() -> None:
     assert (backlog.missed, backlog.left) == (0, 5)
 
 
-def test_an_answer_of_a_stale_copy_is_no_loss() -> None:
+def test_an_answer_from_a_replica_that_lags_is_no_loss() -> None:
     backlog = Backlog()
     backlog.delivered(1, 100, 1)
     backlog.asked(1, 80, 1)  # Twenty more deliveries are not counted yet.

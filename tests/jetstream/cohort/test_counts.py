@@ -28,7 +28,7 @@ async def idle(side: StubInbox, last: int) -> None:
 # --- runs
 
 
-async def test_a_run_has_the_size_of_its_messages_alone() -> None:
+async def test_the_average_size_counts_only_the_messages_that_are_delivered() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0], Done(4, ()))
     before = side.pulls[0]._average_size
@@ -46,7 +46,7 @@ async def test_a_run_has_the_size_of_its_messages_alone() -> None:
     assert of.take(None, None) is None
 
 
-async def test_a_take_returns_at_most_the_requested_number_of_messages() -> None:
+async def test_a_partition_returns_at_most_the_requested_number_of_messages() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     for number in (1, 2, 3):
@@ -57,7 +57,7 @@ async def test_a_take_returns_at_most_the_requested_number_of_messages() -> None
     assert positions(of) == [3]
 
 
-async def test_a_partition_that_rests_delivers_nothing_and_ignores_arrivals() -> None:
+async def test_a_partition_that_is_not_served_delivers_nothing_and_ignores_arrivals() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     await deliver(side, 1, 1, 0)
@@ -122,7 +122,7 @@ async def test_an_idle_durable_has_no_waiting_message() -> None:
     assert counts(of)[0] == 5, "no request is open, so the last report counts"
 
 
-async def test_messages_that_arrived_for_a_paused_partition_are_behind() -> None:
+async def test_messages_that_arrived_for_a_paused_partition_count_in_the_lag() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     await idle(side, 0)
@@ -161,7 +161,7 @@ async def test_a_heartbeat_before_the_arrivals_are_taken_shows_no_loss() -> None
     assert (side.pulls[0].check(), of.missing) == (None, 0)
 
 
-async def test_a_known_interruption_is_kept() -> None:
+async def test_a_known_interruption_is_not_replaced_by_a_missing_delivery() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     await idle(side, 3)
@@ -201,7 +201,7 @@ def test_an_answer_that_reports_too_few_messages_is_doubted_until_a_second_one()
     assert (backlog.doubted, backlog.left) == (False, 12)
 
 
-def test_a_delivery_settles_a_doubt() -> None:
+def test_a_delivery_ends_the_doubt_about_an_answer() -> None:
     backlog = Backlog()
     backlog.delivered(1, 10, 7)
     backlog.asked(1, 9, 7)
@@ -223,7 +223,7 @@ def test_an_answer_is_newer_than_a_delivery_with_its_number() -> None:
     assert (backlog.left, backlog.delivery) == (8, 2), "an older answer counts for nothing"
 
 
-def test_the_first_loss_names_the_place_to_check() -> None:
+def test_the_first_loss_names_the_sequence_to_check_from() -> None:
     backlog = Backlog()
     backlog.delivered(1, 10, 100)
     backlog.delivered(2, 9, 101)
@@ -242,7 +242,7 @@ def test_new_messages_are_no_loss_and_hide_none_that_is_later() -> None:
     assert backlog.missed == 1
 
 
-def test_a_partition_is_made_without_pulls() -> None:
+def test_a_new_partition_has_no_pull_requests() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     fresh = PulledPartition(3, of.partition, Done(0, ()))

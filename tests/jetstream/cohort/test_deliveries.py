@@ -130,7 +130,7 @@ async def test_a_key_in_two_partitions_stops_the_source() -> None:
         of.take(subject_token(1), watch)
 
 
-async def test_a_status_of_a_consumer_has_a_kind() -> None:
+async def test_a_status_of_a_consumer_is_a_kind_of_interruption() -> None:
     side = StubInbox(["c", "d"])
     first, second = side.pulls
     await side.say(first, Status="503")
@@ -162,7 +162,7 @@ async def test_a_partition_pulls_from_its_newest_consumer() -> None:
     assert consumer_of(of) is None
 
 
-async def test_a_busy_server_makes_a_listing_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listing_that_a_busy_server_refuses_has_an_unknown_result(monkeypatch: pytest.MonkeyPatch) -> None:
     async def api(subject: str, body: object = None) -> dict[str, Any]:
         raise ApiError(10023, "insufficient resources", 503)
 

@@ -159,7 +159,7 @@ async def pull(client: Client, stream: str, durable: str, count: int) -> list[An
 
 @pytest.mark.parametrize("retention", get_args(Retention))
 @pytest.mark.parametrize("check", EPOCH_CHECKS, ids=lambda check: check.__name__)
-async def test_the_durables_keep_the_contract(
+async def test_durables_of_a_cohort_on_a_server_keep_the_contract(
     nats_server: NatsServer, names: Names, check: EpochCheck, retention: Retention
 ) -> None:
     clients = [await connect(nats_server.url) for _ in range(3)]

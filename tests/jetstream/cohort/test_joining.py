@@ -87,7 +87,7 @@ async def test_a_cohort_without_a_name_is_called_default(cohort_stream: CohortSt
     assert config is not None and config["cohort"] == "default"
 
 
-async def test_the_lease_time_changes_by_the_steps_of_the_error(cohort_stream: CohortStream) -> None:
+async def test_the_lease_time_can_be_changed_as_the_error_says(cohort_stream: CohortStream) -> None:
     """Finished messages stay written down, even above unfinished ones."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()

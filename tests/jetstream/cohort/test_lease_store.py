@@ -74,7 +74,9 @@ class Harness:
 
 
 @pytest.mark.parametrize("check", LEASE_CHECKS, ids=lambda check: check.__name__)
-async def test_the_bucket_keeps_the_contract(nats_server: NatsServer, bucket: str, check: LeaseCheck) -> None:
+async def test_a_bucket_on_a_server_keeps_the_contract_of_a_lease_store(
+    nats_server: NatsServer, bucket: str, check: LeaseCheck
+) -> None:
     clients = [await connect(nats_server.url) for _ in range(4)]
     try:
         await opened(clients[0], bucket)

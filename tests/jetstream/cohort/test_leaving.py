@@ -18,7 +18,7 @@ from tests.jetstream.cohort_workload import CohortStream
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_unread_loss_does_not_stop_a_member_from_leaving() -> None:
+async def test_a_loss_that_the_consumer_has_not_read_does_not_keep_a_member_from_leaving() -> None:
     held = Held()
     held.tell((3, taken_over(7)))
     held.partitions.next_events()

@@ -129,7 +129,7 @@ async def test_a_durable_records_the_lease_and_an_impossible_epoch_is_ignored(
         None,
     ],
 )
-def test_a_foreign_durable_name_is_not_parsed(name: object) -> None:
+def test_the_name_of_a_foreign_durable_is_not_parsed(name: object) -> None:
     assert EpochName.parse("lanes", name) is None
 
 

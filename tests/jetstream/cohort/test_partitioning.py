@@ -131,7 +131,7 @@ async def test_an_existing_stream_is_not_changed(client: Client, names: Names) -
     assert (await names.request(f"STREAM.INFO.{stream}", {}))["config"] == before
 
 
-def test_a_transform_is_read() -> None:
+def test_the_partitioning_is_read_from_the_transform_of_a_stream() -> None:
     found = read_partitioning("S", GOOD)
     assert (found.choice, found.partitions, found.filters(3)) == ("transform", 64, ["3.>"])
     assert found.rules[0].hashed == (2,)
@@ -141,7 +141,7 @@ def test_a_transform_is_read() -> None:
     assert found.check_key(None, refines=False) is False
 
 
-def test_the_partition_may_be_any_token() -> None:
+def test_the_number_of_the_partition_may_be_any_token_of_the_subject() -> None:
     found = read_partitioning("S", transform("o.*", "p.{{wildcard(1)}}.{{partition(4,1)}}"))
     assert found.filters(3) == ["p.*.3"]
     found = read_partitioning("S", transform("o.*.>", "p.$1.{{partition(4,1)}}.>"))
@@ -272,7 +272,7 @@ def test_an_invalid_cohort_stream_is_refused(arguments: dict[str, Any]) -> None:
 
 
 @given(st.lists(_TOKENS, min_size=1, max_size=4), st.integers(1, 256))
-def test_a_partition_is_below_the_count(tokens: list[str], partitions: int) -> None:
+def test_the_partition_of_a_subject_is_below_the_number_of_partitions(tokens: list[str], partitions: int) -> None:
     assert 0 <= partition_of(tokens, partitions) < partitions
 
 

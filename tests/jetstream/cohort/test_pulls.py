@@ -75,7 +75,7 @@ class Clocked(StubInbox):
 @given(
     st.integers(1, 3_000), st.integers(1, 64), st.integers(0, 64), st.lists(st.integers(0, 63), max_size=64), st.data()
 )
-def test_all_requests_fit_into_the_room(
+def test_the_requests_of_all_partitions_fit_into_the_room(
     messages: int, owned: int, elsewhere: int, busy: list[int], data: st.DataObject
 ) -> None:
     side = StubInbox([f"c{number}" for number in range(owned)])

@@ -44,7 +44,7 @@ class Letters:
         """Do nothing: a test has no connection."""
 
 
-async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortStream) -> None:
+async def test_with_order_serial_only_one_of_two_members_gets_messages(make_cohort_stream: MakeCohortStream) -> None:
     """One message at a time in the whole stream: one cohort partition, whose lease is the reservation."""
     stream, log = await make_cohort_stream(partitions=1), Log()
     settings = lanes.Settings(order="serial", poison="exit")
@@ -68,7 +68,7 @@ async def test_only_one_of_two_members_gets_work(make_cohort_stream: MakeCohortS
     assert [run.position for run in log.runs] == list(range(1, 46))
 
 
-async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
+async def test_with_order_serial_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeCohortStream) -> None:
     """By default, a message that exhausts its retries is not skipped, and the next owner begins with this message."""
     stream, log = await make_cohort_stream(partitions=1), Log()
     with pytest.raises(lanes.ConfigError, match='order="serial" with poison="skip"'):
@@ -93,7 +93,9 @@ async def test_a_policy_that_skips_messages_is_refused(make_cohort_stream: MakeC
     assert log.violations == []
 
 
-async def test_a_dead_letter_stops_the_line_over_a_handover(make_cohort_stream: MakeCohortStream) -> None:
+async def test_with_order_serial_a_dead_letter_still_blocks_the_partition_after_a_handover(
+    make_cohort_stream: MakeCohortStream,
+) -> None:
     """With a store of attempts the next owner neither runs the message again nor writes a second dead letter."""
     stream, log, store = await make_cohort_stream(partitions=1), Log(), MemoryAttempts()
     await stream.publish(*(stream.key(0, number) for number in range(4)))
@@ -126,7 +128,7 @@ async def test_a_dead_letter_stops_the_line_over_a_handover(make_cohort_stream: 
     assert log.violations == []
 
 
-async def test_more_than_one_partition_is_refused(cohort_stream: CohortStream) -> None:
+async def test_order_serial_over_several_partitions_is_refused(cohort_stream: CohortStream) -> None:
     consumer = lanes.Consumer(cohort_stream.source("a"), never_called, settings=lanes.Settings(order="serial"))
     with pytest.raises(lanes.ConfigError, match=r"serial.*partition"):
         await consumer.run()

@@ -113,7 +113,7 @@ async def test_a_stream_that_drops_single_messages_is_not_checked(
     assert caplog.text == ""
 
 
-async def test_only_a_silent_durable_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_a_durable_that_is_silent_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = Checked(monkeypatch)
     backlog, pulls = looked.owned.backlog, looked.owned.pulls
     assert pulls is not None

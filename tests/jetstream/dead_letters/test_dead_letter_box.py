@@ -281,7 +281,7 @@ CHAINS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-async def test_a_chain_of_transforms_is_undone(fresh_nats: NatsFactory, chain: str) -> None:
+async def test_the_transforms_of_several_streams_are_undone_for_a_replay(fresh_nats: NatsFactory, chain: str) -> None:
     server = fresh_nats()
     client = await nats.connect(server.url)
     jetstream = client.jetstream()

@@ -123,7 +123,7 @@ async def test_a_second_process_beside_a_busy_one_is_refused(stream: Stream, slo
     assert (recorder.repeats, recorder.violations) == (0, [])
 
 
-async def test_of_processes_that_start_together_one_remains(stream: Stream) -> None:
+async def test_only_one_of_several_processes_that_start_together_remains(stream: Stream) -> None:
     await stream.add_consumer(max_ack_pending=1_000, metadata={"lanes-managed": "1"})
     await stream.publish(300)
     recorder = Recorder(lambda message: 0.01)
@@ -235,7 +235,7 @@ async def test_a_foreign_pull_on_an_idle_durable_is_detected(stream: Stream, mon
     await subscription.unsubscribe()
 
 
-async def test_messages_that_wait_for_the_consumer_show_no_second_process(stream: Stream) -> None:
+async def test_waiting_messages_are_no_sign_of_a_second_process(stream: Stream) -> None:
     """The server counts deliveries that the source has received, and that the busy consumer has not requested yet."""
     source = stream.source()
     await source.open()

@@ -69,7 +69,7 @@ async def test_a_start_takes_nothing_over_from_other_processes(stream: Stream) -
 
 
 @pytest.mark.parametrize("order", ["key", "partition", "serial"])
-async def test_an_order_is_refused(stream: Stream, order: Any) -> None:
+async def test_a_shared_durable_refuses_every_order_but_none(stream: Stream, order: Any) -> None:
     with pytest.raises(
         lanes.ConfigError, match=rf'order="{order}": several processes .* no order can be kept; use order="none"'
     ):

@@ -208,7 +208,7 @@ async def test_a_stream_without_a_leader_is_waited_for_only_at_a_start(
 
 
 @pytest.mark.parametrize("contradictions", [1, 3, None])
-async def test_a_stream_whose_name_is_taken_is_looked_for_again(
+async def test_a_stream_whose_name_is_taken_is_read_until_the_server_finds_it(
     contradictions: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cluster may refuse a name as taken before it finds the stream of that name."""

@@ -141,7 +141,7 @@ async def test_a_websocket_without_its_package_is_refused_at_once(monkeypatch: p
         await lanes.run(JetStreamSource("ws://127.0.0.1:9", stream="S", durable="d", key=None), never_called)
 
 
-async def test_a_server_that_is_away_gives_one_line_and_a_count(
+async def test_a_server_that_is_not_reached_is_logged_once_and_then_counted(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 3.0)
@@ -216,7 +216,7 @@ async def test_an_old_server_is_refused(stream: Stream, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("where", ["", 42, None])
-async def test_an_argument_that_is_no_connection_is_refused(where: Any) -> None:
+async def test_a_source_refuses_an_argument_that_is_no_nats_connection(where: Any) -> None:
     with pytest.raises(lanes.ConfigError, match="no NATS connection"):
         JetStreamSource(where, stream="S", durable="d", key=None)
 
@@ -261,7 +261,7 @@ async def test_a_connection_closes_while_its_client_reconnects(fresh_nats: Calla
     assert client.is_closed
 
 
-async def test_a_client_that_loses_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_ignores_its_cancellation_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.1)
 
     async def select(client: Client) -> None:

@@ -34,7 +34,7 @@ SERVER = "nats://127.0.0.1:1"
         (whole_subject, ["ord.eu", "ord.eu"], "run one at a time; use header(name), or another function; or pass"),
     ],
 )
-def test_one_key_for_every_subject_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
+def test_a_key_that_is_equal_for_every_subject_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         check_varies(key, patterns, "S")
 
@@ -64,11 +64,11 @@ def test_one_key_for_every_subject_is_refused(key: KeyFunction, patterns: list[s
         (None, ["ord"]),
     ],
 )
-def test_a_key_that_may_vary_is_accepted(key: KeyFunction | None, patterns: list[str]) -> None:
+def test_a_key_that_differs_between_subjects_is_accepted(key: KeyFunction | None, patterns: list[str]) -> None:
     check_varies(key, patterns, "S")
 
 
-def test_an_error_names_ten_patterns() -> None:
+def test_the_error_for_one_key_names_at_most_ten_patterns() -> None:
     with pytest.raises(ConfigError, match=r"\(a\.0, a\.1, .*, a\.9, …\)"):
         check_varies(subject_token(0), [f"a.{number}" for number in range(11)], "S")
     with pytest.raises(ConfigError, match=r"\(a\.0, a\.1, .*, a\.9\)"):
@@ -88,7 +88,7 @@ def test_an_error_names_ten_patterns() -> None:
         ("ord", "ord", "ord"),
     ],
 )
-def test_the_subjects_of_two_patterns(one: str, other: str, both: str) -> None:
+def test_two_patterns_are_narrowed_to_their_common_subjects(one: str, other: str, both: str) -> None:
     assert (narrowed(one, other), narrowed(other, one)) == (both, both)
     texts = ("ord", "eu", "paid")
     subjects = [
@@ -115,7 +115,9 @@ def test_the_subjects_of_two_patterns(one: str, other: str, both: str) -> None:
         ({"sources": [{"name": "T", "filter_subject": "ord.eu.*"}]}, ["ord.>"], ["ord.eu.*"]),
     ],
 )
-def test_the_stored_subjects_that_filters_select(config: dict[str, Any], filters: list[str], within: list[str]) -> None:
+def test_filters_are_narrowed_to_the_subjects_that_a_stream_stores(
+    config: dict[str, Any], filters: list[str], within: list[str]
+) -> None:
     assert Intake.of({"name": "S", **config}).within(filters) == within
 
 
@@ -174,7 +176,7 @@ def test_only_the_transforms_that_a_filter_selects_count() -> None:
     assert (intake.made([">"]), intake.made(["b.*"]), intake.made(["c.*"])) == ([a, b], [b], [])
 
 
-def test_a_filter_alone_can_decide_the_key() -> None:
+def test_a_filter_whose_subjects_all_have_one_key_is_refused() -> None:
     arguments: dict[str, Any] = {"stream": "S", "durable": "d", "filter_subject": "ord.*"}
     with pytest.raises(ConfigError, match=re.escape("is 'ord' for every subject of filter_subject='ord.*'")):
         JetStreamSource(SERVER, key=subject_token(0), **arguments)

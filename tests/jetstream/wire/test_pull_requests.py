@@ -91,7 +91,7 @@ def test_a_lost_connection_has_a_kind_of_interruption(monkeypatch: pytest.Monkey
     assert kind(requests) == "silence"
 
 
-def test_a_message_behind_waiting_ones_is_a_sign_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_waits_to_be_read_is_a_sign_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     requests, _ = started()
     now = 100.0
     monkeypatch.setattr("lanes_jetstream.wire.pull_requests.monotonic", lambda: now)

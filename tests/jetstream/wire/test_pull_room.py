@@ -112,7 +112,7 @@ async def test_the_average_size_bounds_a_request(room: Room, batch: int | None, 
     assert [(each["batch"], each["max_bytes"]) for each in wire.asked] == ([] if batch is None else [(batch, most)])
 
 
-async def test_a_full_room_requests_nothing() -> None:
+async def test_no_message_is_requested_while_the_room_is_full() -> None:
     requests, wire = made()
     for _ in range(2):
         await requests.pull(Room(1, 10_000))
@@ -164,7 +164,7 @@ async def test_a_brief_request_has_no_heartbeats(expires: float, beats: bool) ->
 # --- counts
 
 
-async def test_statuses_and_messages_keep_the_counts() -> None:
+async def test_each_status_and_message_changes_the_counts_of_open_requests() -> None:
     requests, _ = made()
     await requests.request_exactly(4)
     await requests.request_exactly(6)
@@ -181,7 +181,7 @@ async def test_statuses_and_messages_keep_the_counts() -> None:
     assert (requests.outstanding, requests.open_requests) == (1, 1)
 
 
-async def test_a_request_after_filled_requests_is_the_only_open_one() -> None:
+async def test_a_request_whose_messages_have_all_arrived_is_not_open() -> None:
     requests, _ = made()
     await requests.request_exactly(1)
     arrive(requests)
@@ -207,7 +207,7 @@ async def test_a_restart_forgets_earlier_requests() -> None:
     assert (wire.batches[-1], wire.asked[-1]["max_bytes"]) == (10, 10_000)
 
 
-async def test_requests_that_were_never_started_say_so() -> None:
+async def test_requests_that_were_never_started_report_this_as_an_interruption() -> None:
     wire: Any = Wire()
     requests = PullRequests(wire, "NEXT", "source", wake=asyncio.Event())
     assert (requests.inbox, requests.reserved, requests.open_requests) == ("", 0, 0)
@@ -266,7 +266,7 @@ async def test_a_refused_request_names_its_remedy(status: str, text: str, remedy
     assert requests.check() is None
 
 
-async def test_an_ended_request_says_why_and_a_later_reason_replaces_it() -> None:
+async def test_an_ended_request_has_a_reason_that_a_later_reason_replaces() -> None:
     requests, _ = made()
     say(requests, "409", "Server Shutdown")
     assert requests.check() == ("ended", "409 Server Shutdown")
@@ -288,7 +288,7 @@ async def test_a_status_without_headers_ends_a_request_alone() -> None:
 # --- signs of life
 
 
-async def test_silence_counts_from_the_request_or_the_last_sign(clock: Clock) -> None:
+async def test_the_silence_of_a_server_counts_from_the_request_or_its_last_sign(clock: Clock) -> None:
     requests, _ = made()
 
     def pass_time(seconds: float) -> str | None:
@@ -310,7 +310,7 @@ async def test_silence_counts_from_the_request_or_the_last_sign(clock: Clock) ->
     assert (requests.interruption or ("",))[0] == "silence"
 
 
-async def test_a_second_request_is_no_sign_of_the_server(clock: Clock) -> None:
+async def test_a_second_request_does_not_end_the_silence_of_a_server(clock: Clock) -> None:
     requests, _ = made()
     await requests.request_exactly(3)
     requests.check()

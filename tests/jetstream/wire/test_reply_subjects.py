@@ -13,7 +13,7 @@ from tests.jetstream.cohort.stubs import StubInbox, owned_partition, positions
 pytestmark = pytest.mark.anyio
 
 
-def test_both_forms_have_the_sequences() -> None:
+def test_both_forms_of_a_reply_subject_have_the_sequences() -> None:
     assert sequences("$JS.ACK.S.c.1.42.43.1795230450408747835.0") == (42, 43)
     assert sequences("$JS.ACK._.hash.S.c.1.42.43.1795230450408747835.0") == (42, 43)
     assert sequences("$JS.ACK.domain.hash.S.c.1.42.43.1795230450408747835.0.token") == (42, 43)
@@ -29,12 +29,12 @@ def test_both_forms_have_the_sequences() -> None:
         ("", None),
     ],
 )
-def test_a_dead_letter_gets_the_time_of_publishing(reply: str, published: float | None) -> None:
+def test_a_dead_letter_has_the_time_at_which_its_message_was_published(reply: str, published: float | None) -> None:
     client: Any = None
     assert READER.details(Msg(client, "0.k", reply, b"")).timestamp == published
 
 
-async def test_a_member_reads_both_forms_and_ignores_others() -> None:
+async def test_a_member_reads_both_forms_of_a_reply_subject_and_ignores_others() -> None:
     side = StubInbox()
     of = owned_partition(side.pulls[0])
     await side.deliver("c", 4, 1)

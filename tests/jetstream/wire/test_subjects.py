@@ -54,11 +54,13 @@ def test_an_invalid_subject_is_refused(subject: object) -> None:
         ({}, "S", "dead", False),
     ],
 )
-def test_the_subjects_that_a_stream_stores(config: dict[str, Any], stream: str, subject: str, stored: bool) -> None:
+def test_a_stream_stores_exactly_the_subjects_of_its_configuration(
+    config: dict[str, Any], stream: str, subject: str, stored: bool
+) -> None:
     assert Intake.of({"name": "S", **config}).stores(stream, subject) is stored
 
 
-def test_whether_a_stream_changes_subjects() -> None:
+def test_a_stream_with_a_transform_changes_subjects() -> None:
     assert not Intake.of({"name": "S", "subjects": ["a.>"], "sources": [{"name": "T"}]}).transforms
     assert Intake.of({"name": "S", "subject_transform": {"src": "a.*", "dest": "b.*"}}).transforms
     for destination, changes in (("b", True), ("", False)):
@@ -81,7 +83,7 @@ def test_whether_a_stream_changes_subjects() -> None:
         ("a.>", "b.>", False),
     ],
 )
-def test_whether_two_patterns_match_one_subject(one: str, other: str, overlapping: bool) -> None:
+def test_two_patterns_overlap_exactly_if_one_subject_matches_both(one: str, other: str, overlapping: bool) -> None:
     assert overlap(one, other) is overlapping
     assert overlap(other, one) is overlapping
 
@@ -106,5 +108,7 @@ def test_whether_two_patterns_match_one_subject(one: str, other: str, overlappin
         ({"sources": [{"name": "T", "subject_transforms": [{"src": "a.*", "dest": ""}]}]}, "a.1", True),
     ],
 )
-def test_whether_a_stored_subject_may_match_a_filter(config: dict[str, Any], pattern: str, stored: bool) -> None:
+def test_a_stream_may_store_the_subjects_that_a_filter_selects(
+    config: dict[str, Any], pattern: str, stored: bool
+) -> None:
     assert Intake.of({"name": "S", **config}).may_store(pattern) is stored

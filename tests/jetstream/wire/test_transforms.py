@@ -39,7 +39,9 @@ DOCUMENTED = ("orders.*", "orders.{{partition(64,1)}}.{{wildcard(1)}}")
         ("a.b", ("*", "{{split(1,-)}}"), None),
     ],
 )
-def test_a_transform_is_undone(stored: str, transform: tuple[str, str], published: str | None) -> None:
+def test_the_published_subject_follows_from_the_stored_one(
+    stored: str, transform: tuple[str, str], published: str | None
+) -> None:
     assert published_subject(stored, *transform) == published
 
 

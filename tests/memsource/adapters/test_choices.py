@@ -21,12 +21,12 @@ def faults(choices: list[Choice]) -> list[Choice]:
     return [choice for choice in choices if choice is not DELIVER]
 
 
-def test_a_seed_draws_the_same_choices() -> None:
+def test_a_seed_always_draws_the_same_faults() -> None:
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
 
 
-def test_a_boundary_gets_only_faults_that_it_offers() -> None:
+def test_a_boundary_draws_only_the_faults_that_it_offers() -> None:
     offers: frozenset[Kind] = frozenset({"crash", "delay"})
     for seed in range(50):
         assert {choice.kind for choice in faults(drawn(seed, place=COMMIT._replace(offers=offers)))} <= offers
@@ -58,7 +58,7 @@ def test_a_fault_is_followed_by_the_same_fault_on_the_retry() -> None:
     assert repeated > 30
 
 
-def test_a_fault_is_followed_by_one_until_about_a_deadline() -> None:
+def test_a_fault_may_last_until_about_a_deadline_of_the_client() -> None:
     amounts = {choice.amount for seed in range(300) for choice in faults(drawn(seed))}
     assert {6.0 * 0.9, 6.0 * 1.1} <= amounts
 
@@ -81,7 +81,7 @@ def test_some_faults_of_a_process_happen_between_two_boundaries() -> None:
     assert {choice.later for choice in choices if choice.kind in OF_REQUESTS} == {0.0}
 
 
-def test_a_chooser_is_over_after_its_last_fault() -> None:
+def test_a_drawn_plan_ends_after_its_last_fault() -> None:
     for seed in range(100):
         chooser = Drawn(f"{seed}", ALL, ())
         # A fault that is aimed at a phase, or at another member, waits for it.
@@ -92,7 +92,7 @@ def test_a_chooser_is_over_after_its_last_fault() -> None:
         assert chooser.choose(20_000, COMMIT) is DELIVER
 
 
-def test_given_decisions_are_repeated() -> None:
+def test_a_recorded_list_of_decisions_is_repeated() -> None:
     crash, delay = Choice("crash", 1.0), Choice("delay", 0.5)
     chooser = Given([Decision(1, crash), Decision(3, delay)])
     assert [chooser.choose(number, COMMIT) for number in range(3)] == [DELIVER, crash, DELIVER]

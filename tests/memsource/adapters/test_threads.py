@@ -42,7 +42,7 @@ def test_a_thread_sleeps_in_virtual_time() -> None:
     assert times == [2.0]
 
 
-def test_steps_of_a_thread_alternate_with_tasks() -> None:
+def test_the_steps_of_a_thread_and_of_tasks_take_turns() -> None:
     seen: list[str] = []
 
     async def main() -> None:
@@ -61,7 +61,7 @@ def test_steps_of_a_thread_alternate_with_tasks() -> None:
     assert seen.index("thread 0") < seen.index("task 2") < seen.index("thread 2")
 
 
-def test_a_queue_wakes_its_thread() -> None:
+def test_a_queue_wakes_the_thread_that_waits_for_it() -> None:
     got: list[object] = []
 
     async def main() -> None:
@@ -165,7 +165,7 @@ def test_an_error_of_a_thread_ends_the_run() -> None:
         run(main, chooser=Fifo())
 
 
-def test_replaced_attributes_come_back() -> None:
+def test_replaced_attributes_are_restored_after_the_run() -> None:
     class Module:
         one, two = 1, 2
 

@@ -46,7 +46,7 @@ PAST = {"NoCommitPastUnfinished", "NoSettleBeforeEnd"}
 
 
 class TestNoCommitPastUnfinished:
-    def test_the_message_at_the_floor_is_not_settled(self) -> None:
+    def test_the_message_at_the_committed_position_is_not_settled(self) -> None:
         run = [assigned(), *handled(3), delivered(4)]
         assert not violated(segment(*run, sent(4)))
         assert violated(segment(*run, sent(5))) == {"AtLeastOnce", *PAST}
@@ -96,14 +96,14 @@ class TestNoCommitPastUnfinished:
         assert not violated(first, second)
         assert {verdict.status for verdict in check(parsed(first, second), PROMISES)} == {"passed"}
 
-    def test_a_late_result_does_not_count(self) -> None:
+    def test_a_result_after_the_loss_of_the_partition_does_not_count(self) -> None:
         run = segment(assigned(), delivered(1), started(1), owned("drained"), ended(1), sent(2), owned("revoked"))
         assert violated(run) == {"AtLeastOnce", *PAST}
 
     @pytest.mark.parametrize(
         "falls", [[sent(3), sent(2)], [sent(1)], [sent(3), sent(3), sent(4), sent(3)], [sent(5), sent(3), sent(4)]]
     )
-    def test_floors_never_fall(self, falls: Rows) -> None:
+    def test_a_falling_committed_position_is_a_violation(self, falls: Rows) -> None:
         verdict = verdicts(segment(assigned(2), falls))["CommitsRise"]
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert "the floor fell from" in verdict.witnesses[0]
@@ -113,14 +113,14 @@ class TestNoCommitPastUnfinished:
         assert not violated(segment(first, assigned(5, assignment=2), sent(6, assignment=2)))
 
     @pytest.mark.parametrize("over", ["lost", "revoked"])
-    def test_no_commit_is_legal_after_the_revocation(self, over: str) -> None:
+    def test_a_commit_after_the_revocation_is_a_violation(self, over: str) -> None:
         run = segment(assigned(), handled(1), owned("drained"), sent(2), owned(over), owned("commit_ok", floor=2))
         assert not violated(run)
         late = segment(assigned(), handled(1), owned("drained"), owned(over), sent(2))
         assert violated(late) == {"NoCommitAfterRevoke"}
         assert verdicts(late)["NoCommitAfterRevoke"].witnesses[0].endswith(f"assignment was {over}")
 
-    def test_any_message_may_have_finished_in_a_gap(self) -> None:
+    def test_any_message_may_have_finished_in_a_gap_of_the_history(self) -> None:
         run = segment(assigned(), delivered(1), started(1), ended(1), sent(2))
         del run[4]
         assert not violated(run)
@@ -159,7 +159,7 @@ class TestAtLeastOnce:
         run = segment(assigned(), delivered(1), redelivered(1, "settled"))
         assert violated(run) == {"AtLeastOnce"}
 
-    def test_a_gap_may_hide_the_end(self) -> None:
+    def test_a_gap_in_a_history_may_hide_the_end_of_a_handler(self) -> None:
         producer = segment(produced(1), produced(2), member="producer")
         run = segment(assigned(), handled(1), handled(2), sent(3), start=200.0)
         del run[4]
@@ -183,7 +183,7 @@ class TestBoundedInFlight:
             [redelivered(1, "settled")],
         ],
     )
-    def test_a_finished_message_makes_room(self, leaves: Rows) -> None:
+    def test_a_finished_message_leaves_room_for_another_one(self, leaves: Rows) -> None:
         before = [assigned(), delivered(1)]
         assert "BoundedInFlight" not in violated(segment(before, leaves, *self.LATER, max_in_flight=1))
         assert "BoundedInFlight" in violated(segment(before, *self.LATER, leaves, max_in_flight=1))

@@ -55,7 +55,7 @@ class TestPerKeyOrder:
         ).replace("5cb51da2a8bf2d14", delivered(1)["key"])
         assert "started after position 2 of its key (m-1 pid 1 row 4)" in verdict.witnesses[1]
 
-    def test_a_failed_message_has_not_ended(self) -> None:
+    def test_a_failed_message_must_end_before_the_next_one_of_its_key(self) -> None:
         run = segment(delivered(1), delivered(2), failed(1), started(2), ended(2), started(1), ended(1))
         assert violated(run) == {"PerKeyOrder"}
 
@@ -143,14 +143,14 @@ class TestPerKeyOrder:
         assert unproven(run) >= {"PerKeyOrder", "NoOverlap"}
         assert not violated(run)
 
-    def test_a_violation_before_a_gap_stands(self) -> None:
+    def test_a_gap_does_not_excuse_a_violation_before_it(self) -> None:
         run = segment(delivered(1), delivered(2), started(2), ended(2), ack(2), handled(3, "other"))
         del run[-2]
         verdict = verdicts(run)["PerKeyOrder"]
         assert verdict.status == "violated"
         assert verdict.reasons == ("gap in the history: history:10: rows 10…10 are missing",)
 
-    def test_a_violation_after_a_gap_stands(self) -> None:
+    def test_a_gap_does_not_excuse_a_violation_after_it(self) -> None:
         run = segment(
             delivered(9, "x"), delivered(8, "x"), delivered(1), delivered(2), started(2), ended(2), started(1)
         )
@@ -230,11 +230,11 @@ class TestAtLeastOnce:
         assert (verdict.status, verdict.violations) == ("violated", 1)
         assert "S/0 position 2" in verdict.witnesses[0]
 
-    def test_an_end_that_came_too_late_does_not_count(self) -> None:
+    def test_a_handler_that_ends_after_the_loss_of_its_partition_does_not_count(self) -> None:
         run = segment(delivered(1), started(1), owned("lost"), ended(1))
         assert "AtLeastOnce" in unproven(run)
 
-    def test_a_gap_may_hide_the_end(self) -> None:
+    def test_a_gap_in_a_history_may_hide_the_end_of_a_handler(self) -> None:
         run = segment(delivered(1), started(1), ended(1), ack(1))
         del run[3]
         verdict = verdicts(run)["AtLeastOnce"]
@@ -248,13 +248,13 @@ class TestBoundedInFlight:
         verdict = verdicts(run)["BoundedInFlight"]
         assert (verdict.status, verdict.note) == ("passed", "peak 5 of 5")
 
-    def test_a_crossing_is_one_violation(self) -> None:
+    def test_exceeding_max_in_flight_several_messages_long_is_one_violation(self) -> None:
         run = segment([delivered(position, str(position)) for position in range(8)], max_in_flight=5)
         verdict = verdicts(run)["BoundedInFlight"]
         assert (verdict.status, verdict.violations, verdict.note) == ("violated", 1, "peak 8 of 5")
         assert "8 in flight, max_in_flight is 5" in verdict.witnesses[0]
 
-    def test_a_redelivery_is_not_counted_twice(self) -> None:
+    def test_a_redelivered_message_counts_once_in_flight(self) -> None:
         held = [delivered(1), delivered(2, "b"), redelivered(1, "held"), redelivered(2, "held", "b")]
         run = segment(handled(3, "c"), delivered(1), delivered(2, "b"), held, max_in_flight=2)
         assert not violated(run)
@@ -288,12 +288,12 @@ class TestBoundedInFlight:
             [owned("revoked")],
         ],
     )
-    def test_a_message_that_leaves_frees_its_place(self, leaves: Rows) -> None:
+    def test_a_message_that_is_settled_or_lost_leaves_room_in_flight(self, leaves: Rows) -> None:
         later = delivered(2, "b", partition="S/1")
         assert not violated(segment(delivered(1), leaves, later, max_in_flight=1))
         assert violated(segment(delivered(1), later, leaves, max_in_flight=1)) == {"BoundedInFlight"}
 
-    def test_a_failure_stays_in_flight(self) -> None:
+    def test_a_failed_message_stays_in_flight_until_its_retry(self) -> None:
         run = segment(delivered(1), failed(1), message("retry", 1, delay=1), delivered(2, "b"), max_in_flight=1)
         assert violated(run) == {"BoundedInFlight"}
 
@@ -317,7 +317,7 @@ class TestSettlement:
         assert violated(early) == {"DeadLetterBeforeSettle"}
         assert not violated(segment(sent, message("dlq_sent", 1), message("dlq_confirmed", 1), ack(1)))
 
-    def test_an_archived_message_is_not_finished(self) -> None:
+    def test_a_message_that_waits_for_unblock_is_not_finished(self) -> None:
         archived = [delivered(1), *failed(1), message("dlq_sent", 1), message("archived", 1)]
         assert violated(segment(archived, ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
         # The message was unblocked and has ended.
@@ -332,12 +332,12 @@ class TestSettlement:
         assert not violated(run)
         assert "DeadLetterBeforeSettle" in unproven(run)
 
-    def test_the_end_must_be_of_the_same_assignment(self) -> None:
+    def test_a_message_must_end_in_the_assignment_that_settles_it(self) -> None:
         first = [delivered(1), started(1), ended(1), owned("revoked")]
         run = segment(first, delivered(1, assignment=2), ack(1, assignment=2))
         assert violated(run) == {"NoSettleBeforeEnd"}
 
-    def test_settling_again_needs_no_new_end(self) -> None:
+    def test_a_message_that_is_redelivered_and_settled_again_needs_no_second_run(self) -> None:
         run = segment(handled(1), delivered(1), redelivered(1, "settled"), ack(1), ack(1))
         assert {verdict.status for verdict in check(parsed(run))} == {"passed"}
 
@@ -348,7 +348,7 @@ class TestSettlement:
     def test_a_settlement_of_an_undelivered_message_is_a_violation(self) -> None:
         assert violated(segment(ack(1))) == {"AtLeastOnce", "NoSettleBeforeEnd"}
 
-    def test_a_late_result_settles_nothing(self) -> None:
+    def test_a_result_after_the_loss_of_the_partition_settles_nothing(self) -> None:
         run = segment(delivered(1), started(1), owned("lost"), ended(1), message("zombie", 1), ack(1))
         assert violated(run) == {"AtLeastOnce", "NoSettleBeforeEnd"}
 
@@ -396,7 +396,7 @@ class TestAcrossSegments:
         second = segment(handled(2), started(1), boot="b", start=10.0, wall=8990.001, pid=2)
         assert violated(first, second) == {"PerKeyOrder"}
 
-    def test_other_partitions_and_producers_do_not_matter(self) -> None:
+    def test_other_partitions_and_producers_do_not_affect_the_order_of_segments(self) -> None:
         first = segment(handled(1, partition="S/1"), boot="a", start=9000.0, wall=0.0)
         second = segment(handled(1), boot="b", start=10.0, wall=8990.001, pid=2)
         producer = segment(produced(1), boot="c", start=10.0, wall=8990.001, pid=3)

@@ -31,7 +31,7 @@ def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
 
 
 @pytest.mark.long
-def test_the_runs_reach_every_kind_of_row() -> None:
+def test_the_simulated_runs_of_a_log_write_every_kind_of_row() -> None:
     events: Counter[str] = Counter()
     redeliveries: Counter[str] = Counter()
     full = 0
@@ -65,7 +65,7 @@ def test_a_planted_fault_is_found_by_the_right_checkers(fault: Fault) -> None:
 
 @pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
-def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
+def test_a_history_of_a_log_with_missing_rows_proves_nothing(seed: int, damage: int) -> None:
     """Without some rows of a legal history, no checker claims a violation, and none passes."""
     segments = segments_of(seed)
     lose_rows(segments, damage)

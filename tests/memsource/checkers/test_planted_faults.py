@@ -33,7 +33,7 @@ def test_a_run_that_keeps_every_promise_passes(seed: int) -> None:
 
 
 @pytest.mark.long
-def test_the_runs_reach_every_kind_of_row() -> None:
+def test_the_simulated_runs_write_every_kind_of_row() -> None:
     events: Counter[str] = Counter()
     redeliveries: Counter[str] = Counter()
     crashed = full = 0
@@ -74,7 +74,7 @@ def test_every_checker_has_two_faults_to_find() -> None:
 
 @pytest.mark.long
 @given(st.integers(0, 2**32), st.integers(0, 2**32))
-def test_missing_rows_prove_nothing(seed: int, damage: int) -> None:
+def test_a_history_with_missing_rows_proves_nothing(seed: int, damage: int) -> None:
     """Without some rows of a legal history, no checker claims a violation, and none passes."""
     segments = segments_of(seed)
     lose_rows(segments, damage)

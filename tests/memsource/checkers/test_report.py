@@ -79,7 +79,7 @@ def test_a_report_counts_messages_assignments_and_repeats() -> None:
     assert figures.events["started"] == 4
 
 
-def test_a_history_that_keeps_every_promise(tmp_path: Path) -> None:
+def test_the_report_of_a_history_that_keeps_every_promise_has_status_0(tmp_path: Path) -> None:
     verdicts, text, status = check_files([write(tmp_path, encoded(segment(handled(1))))])
     assert status == 0
     assert {verdict.status for verdict in verdicts} == {"passed"}
@@ -121,7 +121,7 @@ def test_gaps_are_listed_up_to_a_bound(tmp_path: Path) -> None:
     assert any("and 35 more of these" in verdict.reasons for verdict in verdicts)
 
 
-def test_names_from_a_history_cannot_draw_on_the_terminal(tmp_path: Path) -> None:
+def test_names_from_a_history_cannot_control_the_terminal(tmp_path: Path) -> None:
     hostile = "\x1b[2J\n\u202e" + "x" * 500
     rows = segment(delivered(1, partition=hostile), ack(1, partition=hostile))
     _, text, status = check_files([write(tmp_path, encoded(rows))])

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("check", ATTEMPTS_CHECKS, ids=lambda check: check.__name__)
-async def test_the_store_in_memory_keeps_the_contract(check: AttemptsCheck) -> None:
+async def test_the_store_of_attempts_in_memory_keeps_the_contract(check: AttemptsCheck) -> None:
     store: Attempts = MemoryAttempts()
     await check(lambda: store)
 
@@ -96,7 +96,7 @@ WRONG: Final[Mapping[type[MemoryAttempts], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__.lstrip("_"))
-async def test_the_contract_finds_a_store_that_breaks_it(wrong: type[MemoryAttempts]) -> None:
+async def test_the_contract_finds_a_store_of_attempts_that_breaks_it(wrong: type[MemoryAttempts]) -> None:
     (check,) = [check for check in ATTEMPTS_CHECKS if check.__name__ == WRONG[wrong]]
     store = wrong()
     with pytest.raises(ContractBroken):

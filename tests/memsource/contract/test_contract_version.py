@@ -173,7 +173,7 @@ async def test_a_source_with_an_extend_interval_needs_the_ability_ack_wait() -> 
         await check(harness)
 
 
-def test_every_trait_has_a_check_or_a_reason_without_one() -> None:
+def test_every_trait_of_a_source_has_a_check_or_a_reason_why_it_has_none() -> None:
     read = {
         node.attr
         for module in (

@@ -116,7 +116,7 @@ async def test_dead_letters_in_memory_keep_the_contract(check: DeadLetterCheck) 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("check", dead_letter_checks(PlaceHarness.can), ids=name_of)
-async def test_the_simplest_place_keeps_the_contract(check: DeadLetterCheck) -> None:
+async def test_the_simplest_writer_of_dead_letters_keeps_the_contract(check: DeadLetterCheck) -> None:
     kept: DeadLetterHarness = PlaceHarness()
     await check(kept)
 

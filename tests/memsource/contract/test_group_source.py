@@ -197,7 +197,7 @@ class AnnouncesProgressBelow(Broken):
         (AnnouncesProgressBelow, "delivers_everything_in_order"),
     ],
 )
-async def test_the_suite_finds_a_broken_source(
+async def test_the_contract_finds_each_source_of_a_group_that_breaks_it(
     broken: type[Broken], finder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
@@ -271,7 +271,7 @@ async def test_a_commit_with_a_lost_answer_was_made() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_commit_may_take_its_time() -> None:
+async def test_other_calls_continue_during_a_slow_commit() -> None:
     group = published(1)
     source, partition = await opened(group, "m-1")
     source.block("settle")
@@ -379,7 +379,7 @@ def test_invalid_settings_are_refused() -> None:
         GroupSource(Group(), "m-1", batch=0)
 
 
-def test_reprs_show_counts() -> None:
+def test_the_repr_of_a_group_shows_counts() -> None:
     group = published(3, 2)
     assert repr(GroupSource(group, "m-1")) == "<GroupSource m-1 of memory: 0 partitions>"
     group.join("m-1")

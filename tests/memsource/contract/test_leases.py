@@ -155,7 +155,7 @@ WRONG: Final[Mapping[type[_Wrong], str]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__.lstrip("_"))
-async def test_the_contract_finds_a_store_that_breaks_it(wrong: type[_Wrong]) -> None:
+async def test_the_contract_finds_a_lease_store_that_breaks_it(wrong: type[_Wrong]) -> None:
     (check,) = [check for check in LEASE_CHECKS if check.__name__ == WRONG[wrong]]
     with pytest.raises(ContractBroken):
         await check(MemoryHarness(Bucket(), wrong))

@@ -173,7 +173,7 @@ class ForgetsWhoOwnedIt(Broken):
         (ForgetsWhoOwnedIt, "assigns_before_it_delivers"),
     ],
 )
-async def test_the_suite_finds_a_broken_source(
+async def test_the_contract_finds_each_source_in_memory_that_breaks_it(
     broken: type[Broken], finder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("memsource.contract.harness.TIMEOUT", 0.05)
@@ -186,7 +186,7 @@ async def test_the_suite_finds_a_broken_source(
     assert finder in found
 
 
-def test_a_broken_promise_is_an_assertion_of_its_own() -> None:
+def test_a_source_that_breaks_the_contract_fails_with_an_error_of_its_own() -> None:
     assert issubclass(ContractBroken, AssertionError)
 
 

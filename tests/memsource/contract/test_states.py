@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("check", STATE_CHECKS, ids=lambda check: check.__name__)
-async def test_the_store_in_memory_keeps_the_contract(check: StateCheck) -> None:
+async def test_the_store_of_positions_in_memory_keeps_the_contract(check: StateCheck) -> None:
     store: StateStore = MemoryStates()
     await check(lambda: store)
 
@@ -150,7 +150,7 @@ WRONG: Final[Mapping[type[MemoryStates], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__.lstrip("_"))
-async def test_the_contract_finds_a_store_that_breaks_it(wrong: type[MemoryStates]) -> None:
+async def test_the_contract_finds_a_store_of_positions_that_breaks_it(wrong: type[MemoryStates]) -> None:
     (check,) = [check for check in STATE_CHECKS if check.__name__ == WRONG[wrong]]
     store = wrong()
     with pytest.raises(ContractBroken):

@@ -74,6 +74,6 @@ def test_with_either_form_of_drain_a_clean_rebalance_repeats_nothing(form: str) 
 
 
 @pytest.mark.parametrize("scope", SOAK.values(), ids=SOAK)
-def test_the_scopes_of_the_soak_start_without_a_violation(scope: Scope) -> None:
+def test_the_scopes_of_the_soak_begin_without_a_violation(scope: Scope) -> None:
     exploration = search(GroupWorld(scope), max_states=500)
     assert (exploration.violation, exploration.complete) == (None, False)

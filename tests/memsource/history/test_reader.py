@@ -291,7 +291,7 @@ def test_any_damage_is_read_or_refused(data: st.DataObject) -> None:
     counts(found)
 
 
-def test_files_and_directories(tmp_path: Path) -> None:
+def test_a_history_is_read_from_files_and_directories(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_bytes(encoded(segment(delivered(2), pid=2)))
     (tmp_path / "a.jsonl").write_bytes(encoded(segment(delivered(1), pid=1)))
     (tmp_path / "ignored.txt").write_bytes(b"no history")

@@ -63,7 +63,7 @@ def _read(data: bytes) -> list[object]:
         return [str(error)]
 
 
-def test_most_lines_are_usual() -> None:
+def test_most_lines_of_a_history_take_the_short_way_of_the_parser() -> None:
     parser = RowParser()
     lines = WRITTEN.decode().splitlines(keepends=True)
     short = [
@@ -77,7 +77,7 @@ def test_most_lines_are_usual() -> None:
 
 
 @given(st.data())
-def test_damaged_lines_read_the_same(data: st.DataObject) -> None:
+def test_both_ways_of_the_parser_read_damaged_lines_alike(data: st.DataObject) -> None:
     damaged = bytearray(WRITTEN)
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(damaged) - 1))
@@ -86,7 +86,7 @@ def test_damaged_lines_read_the_same(data: st.DataObject) -> None:
     assert short == parsed
 
 
-def test_lines_after_the_end_read_the_same() -> None:
+def test_both_ways_of_the_parser_read_lines_after_the_end_alike() -> None:
     lines = WRITTEN.decode().splitlines(keepends=True)
     last, started = len(lines), next(line for line in lines if '"started"' in line)
     behind = re.sub('"n":[0-9]+', f'"n":{last + 1}', started)
@@ -97,7 +97,7 @@ def test_lines_after_the_end_read_the_same() -> None:
 
 
 @given(st.lists(st.integers(0, WRITTEN.count(b"\n") - 1), max_size=12))
-def test_reordered_lines_read_the_same(order: list[int]) -> None:
+def test_both_ways_of_the_parser_read_reordered_lines_alike(order: list[int]) -> None:
     lines = WRITTEN.splitlines(keepends=True)
     short, parsed = read_either_way(b"".join(lines[number] for number in order))
     assert short == parsed
@@ -110,7 +110,9 @@ _TEXTS: Final = st.sampled_from(("m-1", "", "a b", "\\u0041", "ä", "\\", '\\"',
 
 @pytest.mark.long
 @given(_NUMBERS, _TIMES, _TEXTS, _TEXTS, _NUMBERS, st.sampled_from(("started", "ended", "delivered", "ack", "end")))
-def test_odd_values_read_the_same(number: str, time: str, text: str, key: str, more: str, event: str) -> None:
+def test_both_ways_of_the_parser_read_unusual_values_alike(
+    number: str, time: str, text: str, key: str, more: str, event: str
+) -> None:
     begin = WRITTEN.splitlines(keepends=True)[0].decode()
     for values in (
         {"n": number},

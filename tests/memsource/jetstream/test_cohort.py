@@ -138,7 +138,7 @@ def test_a_slot_released_early_goes_to_another_member_or_none() -> None:
     assert made.owner(0) == "b"
 
 
-def test_a_release_is_of_one_assignment_and_counts_once() -> None:
+def test_a_release_counts_once_and_only_for_its_assignment() -> None:
     made = cohort(1, "a")
     made.lose(0, 1.0)
     made.advance(1.0 + LEASE / 3)
@@ -153,7 +153,7 @@ def test_a_release_is_of_one_assignment_and_counts_once() -> None:
     assert made.owner(1) == "b"
 
 
-def test_every_rebalance_moves_a_slot() -> None:
+def test_every_rebalance_moves_a_partition() -> None:
     made = cohort(3, "a")
     made.poll("a")
     assert made.rebalance(1.0)
@@ -172,7 +172,7 @@ def test_every_rebalance_moves_a_slot() -> None:
     assert not cohort(1).rebalance(0.0)
 
 
-def test_bad_use_is_refused() -> None:
+def test_a_simulated_cohort_refuses_impossible_arguments() -> None:
     for name in ("lease", "revoke_timeout"):
         settings: dict[str, Any] = {"lease": 1.0, "revoke_timeout": 1.0, name: 0.0}
         with pytest.raises(ValueError, match=f"{name}=0.0: must be more than 0 seconds"):

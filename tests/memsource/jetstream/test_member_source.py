@@ -292,7 +292,7 @@ async def test_a_crashed_member_changes_nothing() -> None:
 
 
 @pytest.mark.anyio
-async def test_redeliver_brings_acknowledged_and_unacknowledged_messages_again() -> None:
+async def test_redeliver_delivers_acknowledged_and_unacknowledged_messages_again() -> None:
     bench = Bench(3)
     assert not bench.broker.redeliver(0, 0.0)
     a, partition = await bench.owner("a")
@@ -359,7 +359,7 @@ async def test_partitions_share_the_sequences_of_one_stream() -> None:
 
 
 @pytest.mark.anyio
-async def test_exhausted_follows_all_messages_of_the_source() -> None:
+async def test_a_finite_source_is_exhausted_after_all_its_messages() -> None:
     bench = Bench(3)
     a, partition = await bench.owner("a")
     await came(a)
@@ -376,7 +376,7 @@ async def test_exhausted_follows_all_messages_of_the_source() -> None:
     assert await came(b) == []
 
 
-def test_the_broker_is_a_personality() -> None:
+def test_the_simulated_jetstream_has_the_interface_of_a_personality() -> None:
     personality: Personality = JetStreamPersonality(2)
     assert personality.name == "jetstream"
     assert personality.next_at() == math.inf

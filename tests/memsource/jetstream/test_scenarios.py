@@ -9,7 +9,7 @@ from tests.memsource.jetstream.scenarios import SCENARIOS, ModelCluster, Scenari
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=str)
-async def test_the_personality_behaves_as_the_server_was_measured(scenario: Scenario) -> None:
+async def test_the_simulated_jetstream_behaves_as_the_measured_server(scenario: Scenario) -> None:
     assert await scenario.play(ModelCluster(scenario.settings)) == scenario.expected
 
 

@@ -14,7 +14,7 @@ PROTOCOLS = ("eager", "cooperative", "848")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_neither_owner_nor_direction_nor_the_end_of_the_log_is_checked(protocol: str) -> None:
+def test_a_commit_is_accepted_without_a_check_of_owner_direction_and_end_of_the_log(protocol: str) -> None:
     stand = Stand(2, 5, protocol=protocol)
     one, two = stand.client("one"), stand.client("two")
     stand.to(1.0)
@@ -25,7 +25,7 @@ def test_neither_owner_nor_direction_nor_the_end_of_the_log_is_checked(protocol:
     assert stand.broker.committed(1) is None
 
 
-def test_outsiders_and_former_members_are_refused() -> None:
+def test_a_commit_of_a_former_or_unknown_member_is_refused() -> None:
     stand = Stand(1, 5)
     one = stand.client("one")
     stand.commit(one, 2)
@@ -61,7 +61,7 @@ def test_an_invalid_commit_is_not_sent() -> None:
     assert stand.broker.committed(0) is None
 
 
-def test_one_bad_partition_spoils_the_report_and_not_the_others() -> None:
+def test_a_commit_with_one_refused_partition_fails_but_commits_the_others() -> None:
     stand = Stand(3, 5)
     one = stand.client("one")
     commits = {0: Commit(1), 1: Commit(2, "x" * 4096), 2: Commit(3)}

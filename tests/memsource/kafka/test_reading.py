@@ -21,7 +21,7 @@ def taken_and_given_back(stand: Stand) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_pause_outlives_ownership(protocol: str) -> None:
+def test_a_pause_in_the_client_outlives_the_ownership(protocol: str) -> None:
     stand = Stand(1, 5, protocol=protocol)
     one = stand.client("one")
     stand.poll(one)
@@ -68,7 +68,7 @@ def test_prefetched_messages_are_not_delivered_in_the_next_assignment() -> None:
     assert stand.fetch(one, messages=2) == [1, 2]
 
 
-def test_positions_pass_markers_and_gaps() -> None:
+def test_positions_continue_after_markers_and_gaps() -> None:
     stand = Stand(1, 2)
     stand.broker.skip(3)
     stand.publish(1)

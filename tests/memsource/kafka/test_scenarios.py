@@ -11,7 +11,7 @@ from tests.memsource.kafka.virtual import VirtualCluster
 
 
 @pytest.mark.parametrize(("scenario", "protocol"), CASES, ids=str)
-def test_the_personality_behaves_as_the_broker_was_measured(scenario: Scenario, protocol: RebalanceProtocol) -> None:
+def test_the_simulated_kafka_behaves_as_the_measured_broker(scenario: Scenario, protocol: RebalanceProtocol) -> None:
     assert scenario.play(VirtualCluster(protocol, scenario.settings)) == scenario.expected[protocol]
 
 

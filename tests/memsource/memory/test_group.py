@@ -37,7 +37,7 @@ def test_a_member_reads_from_the_commit_at_the_time_it_learns_of_its_assignment(
     assert fetched(group, "a") == []
 
 
-def test_gaps_are_skipped() -> None:
+def test_gaps_in_a_log_are_skipped() -> None:
     group = Group()
     group.skip(3)
     group.publish(b"12345")

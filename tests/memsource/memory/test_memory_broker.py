@@ -31,7 +31,7 @@ def positions(deliveries: list[Delivery]) -> list[int]:
     return [delivery.record.position for delivery in deliveries]
 
 
-def test_positions_rise_and_have_gaps() -> None:
+def test_positions_in_memory_rise_and_may_have_gaps() -> None:
     broker = MemoryBroker()
     broker.skip(5)
     broker.publish()
@@ -209,7 +209,7 @@ async def test_partitions_are_assigned_once_and_read_in_turns() -> None:
     assert runs == [(1, 4), (0, 4)]
 
 
-def test_reprs_show_counts() -> None:
+def test_the_repr_of_a_broker_shows_counts() -> None:
     broker = filled(3, partitions=2)
     assert repr(broker) == "<MemoryBroker memory: 2 partitions, 3 messages>"
     assert repr(MemorySource(broker)) == "<MemorySource memory: 0 of 2 partitions>"

@@ -91,7 +91,9 @@ def is_valid(value: object, valid: tuple[Any, ...]) -> bool:
     ("kind", "others", "name", "valid"),
     [pytest.param(*each, id=f"{each[0].__name__}-{each[2]}") for each in ARGUMENTS],
 )
-def test_a_wrong_kind_is_refused(kind: Any, others: dict[str, Any], name: str, valid: tuple[Any, ...]) -> None:
+def test_every_class_of_memsource_refuses_arguments_of_a_wrong_type(
+    kind: Any, others: dict[str, Any], name: str, valid: tuple[Any, ...]
+) -> None:
     for value in WRONG:
         if is_valid(value, valid):
             kind(**{**others, name: value})
@@ -101,7 +103,7 @@ def test_a_wrong_kind_is_refused(kind: Any, others: dict[str, Any], name: str, v
 
 
 @pytest.mark.parametrize(("name", "valid"), OPTIONS)
-def test_a_wrong_option_of_simulate_is_refused(name: str, valid: tuple[Any, ...]) -> None:
+def test_simulate_refuses_an_option_of_a_wrong_type(name: str, valid: tuple[Any, ...]) -> None:
     async def job(world: Any) -> None:
         """Do nothing."""
 
@@ -115,6 +117,6 @@ def test_a_wrong_option_of_simulate_is_refused(name: str, valid: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("reason", [None, 5, ValueError("card 4711"), b"no such card"])
-def test_a_reason_that_is_no_text_is_refused(reason: Any) -> None:
+def test_a_reason_of_a_loss_that_is_no_text_is_refused(reason: Any) -> None:
     with pytest.raises(TypeError, match="the reason must be a str"):
         Term(reason)

@@ -42,7 +42,7 @@ def test_a_recorded_schedule_gives_the_same_answers(seed: int, asked: list[list[
     assert len(recording.schedule) == sum(index > 0 for _, index in first) + sum(jump for jump, _ in first)
 
 
-def test_first_in_first_out_records_no_deviation() -> None:
+def test_a_run_that_takes_tasks_first_in_first_out_records_no_deviation() -> None:
     recording = Recording(Fifo())
     assert answers(recording, [[4, 2], [2, 9]]) == [(False, 0)] * 2
     assert recording.schedule == Schedule()
@@ -70,7 +70,7 @@ def test_a_change_gives_the_winner_the_lowest_priority() -> None:
 
 
 @pytest.mark.parametrize(("changes", "span", "mix"), [(-1, 10, 0.1), (11, 10, 0.1), (0, 0, 0.1), (1, 10, 1.5)])
-def test_numbers_out_of_range_are_named(changes: int, span: int, mix: float) -> None:
+def test_a_chooser_with_a_number_out_of_range_is_refused_by_name(changes: int, span: int, mix: float) -> None:
     with pytest.raises(ValueError, match=f"changes={changes}, span={span}, mix={mix}"):
         Priorities(1, changes, span=span, mix=mix)
 

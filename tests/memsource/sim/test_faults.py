@@ -30,7 +30,7 @@ def test_drawn_faults_keep_to_their_budget(
     assert all(fault.at < boundaries and fault.amount in AMOUNTS[fault.kind] for fault in found)
 
 
-def test_every_kind_is_drawn_in_full_and_in_part_and_everywhere() -> None:
+def test_every_kind_of_fault_is_drawn_with_any_size_and_at_any_boundary() -> None:
     budget = FaultBudget(**dict.fromkeys(FAULT_KINDS, 2))
     drawn = [draw(budget, "jetstream", 5, random.Random(seed)) for seed in range(300)]
     for kind in FAULT_KINDS:
@@ -41,7 +41,7 @@ def test_every_kind_is_drawn_in_full_and_in_part_and_everywhere() -> None:
     assert 0 < full < 300
 
 
-def test_some_faults_are_drawn_close_together() -> None:
+def test_some_faults_of_a_plan_are_close_together() -> None:
     drawn = [draw(faults(crash=1, freeze=1), "kafka", 100_000, random.Random(seed)) for seed in range(300)]
     near = sum(found[1].at - found[0].at <= 3 for found in drawn if len(found) == 2)
     assert 10 < near < 150
@@ -56,7 +56,7 @@ def test_a_fault_that_a_broker_never_has_is_not_drawn() -> None:
     assert drawn == {"crash"}
 
 
-def test_without_a_boundary_there_is_no_fault() -> None:
+def test_a_run_without_boundaries_has_no_fault() -> None:
     assert draw(faults(crash=5), "kafka", 0, random.Random(1)) == ()
 
 
@@ -99,5 +99,5 @@ def test_an_impossible_budget_is_refused_by_name(wrong: Callable[[], object], sa
     assert said in str(caught.value)
 
 
-def test_every_fault_happens_somewhere() -> None:
+def test_every_kind_of_fault_is_possible_at_a_broker() -> None:
     assert all(any(kind not in IMPOSSIBLE_FAULTS[name] for name in PERSONALITIES) for kind in FAULT_KINDS)

@@ -32,7 +32,9 @@ MANY = dict.fromkeys(range(100), 1)
         ({"a": [1]}, {"a": (1,)}, "'a' is [1], expected (1,)"),
     ],
 )
-def test_the_first_difference_is_named_with_its_path(found: object, expected: object, said: str) -> None:
+def test_the_first_difference_between_two_states_is_named_with_its_path(
+    found: object, expected: object, said: str
+) -> None:
     assert found != expected
     assert apart(found, expected) == said
 

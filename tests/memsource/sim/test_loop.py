@@ -92,7 +92,7 @@ def test_a_chooser_outside_of_its_range_is_named() -> None:
     assert wrong.asked == 1
 
 
-def test_a_scheduled_method_of_a_task_is_no_step_of_the_task() -> None:
+def test_a_callback_that_schedules_a_task_is_no_step_of_the_task() -> None:
     class Asked(Fifo):
         def choose(self, turn: int, tasks: Any) -> int:
             assert len(set(tasks)) == len(tasks)
@@ -204,7 +204,7 @@ def test_callbacks_that_schedule_each_other_do_not_stop_time() -> None:
 # --- groups
 
 
-def test_a_frozen_group_takes_no_step_and_its_timers_are_due_afterwards() -> None:
+def test_a_frozen_process_takes_no_step_and_its_timers_are_due_afterwards() -> None:
     log: list[tuple[str, float]] = []
 
     async def works(name: str) -> None:

@@ -110,7 +110,7 @@ async def swallows() -> None:
 
 
 @pytest.mark.parametrize("handler", [spins, swallows])
-def test_a_step_that_does_not_end_is_interrupted(handler: Callable[[], Any]) -> None:
+def test_a_step_of_a_task_that_does_not_end_is_interrupted(handler: Callable[[], Any]) -> None:
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(handler, name="handler")
@@ -214,7 +214,7 @@ def test_a_run_leaves_everything_as_it_was() -> None:
         current()
 
 
-def test_a_run_in_a_run_is_refused() -> None:
+def test_a_simulation_within_a_simulation_is_refused() -> None:
     async def main() -> None:
         run(programs.scopes, chooser=Fifo())
 

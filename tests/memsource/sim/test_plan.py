@@ -14,7 +14,7 @@ CRASH = Fault(3, "crash")
 FREEZE = Fault(7, "freeze", 1, 5.0)
 
 
-def test_plans_are_compared_by_value() -> None:
+def test_fault_plans_are_compared_by_value() -> None:
     assert Plan(faults=(CRASH, FREEZE)) == Plan(faults=(Fault(3, "crash"), FREEZE))
     assert len({Plan(), Plan(), Plan(seed=1), Plan(schedule=Schedule(jumps=(1,)))}) == 3
 

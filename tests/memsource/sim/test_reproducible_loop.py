@@ -24,7 +24,7 @@ PROGRAMS = [programs.with_anyio, programs.with_asyncio, programs.scopes]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_seed_has_one_run(program: Callable[[], Any]) -> None:
+def test_a_seed_always_gives_the_same_run(program: Callable[[], Any]) -> None:
     littered: list[object] = []
     runs = set()
     for number in range(200):
@@ -37,7 +37,7 @@ def test_a_seed_has_one_run(program: Callable[[], Any]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("make", [RandomWalk, mixed])
-def test_seeds_differ(make: Callable[[int], Chooser]) -> None:
+def test_different_seeds_give_different_runs(make: Callable[[int], Chooser]) -> None:
     outcomes = [run(programs.everything, chooser=make(seed)) for seed in range(200)]
     assert len({tuple(outcome.result) for outcome in outcomes}) > 150
     assert len({outcome.digest for outcome in outcomes}) > 150

@@ -87,14 +87,14 @@ def test_an_error_outside_of_the_test_reaches_the_caller(
 
 
 @pytest.mark.parametrize("where", [behind_a_crash, in_a_handler])
-def test_a_pytest_failure_is_a_finding(where: Callable[[Callable[[], Any]], Run]) -> None:
+def test_a_failure_raised_by_pytest_is_a_finding(where: Callable[[Callable[[], Any]], Run]) -> None:
     run = where(lambda: pytest.fail("the total is wrong"))
     assert run.findings["Failed"].endswith(": the total is wrong")
     assert any(isinstance(cause, pytest.fail.Exception) for cause in run.causes)
 
 
 @pytest.mark.long
-def test_a_pytest_failure_is_shrunk() -> None:
+def test_a_failure_raised_by_pytest_is_shrunk() -> None:
     @simulate(runs=40, faults=faults(crash=2, rebalance=1))
     async def test(world: World) -> None:
         async def handle(message: Message) -> None:
@@ -127,7 +127,7 @@ def test_an_exception_group_of_a_test_is_searched() -> None:
         run_plan(Plan(), Conditions(test=test))
 
 
-def test_a_cancellation_of_the_tests_own_is_a_finding() -> None:
+def test_a_cancellation_that_the_test_itself_raises_is_a_finding() -> None:
     async def test(world: World) -> None:
         task = asyncio.create_task(asyncio.sleep(5.0))
         await asyncio.sleep(0)

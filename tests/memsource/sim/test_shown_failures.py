@@ -23,7 +23,7 @@ TOKEN: Final = re.compile(r"lanes1-[A-Za-z0-9_-]+")
         ("guides/testing.md", "tests/test_totals.py", "test_totals"),
     ],
 )
-def test_the_shown_failure_is_printed_today(page: str, file: str, name: str) -> None:
+def test_the_failure_that_a_page_shows_is_printed_by_this_version(page: str, file: str, name: str) -> None:
     text = (DOCS / page).read_text()
     source = re.findall(rf"```python\n((?:(?!```).)*?async def {name}.*?)```", text, re.DOTALL)[0]
     (shown,) = re.findall(r"```text\n(findings on .*?)\n```", text, re.DOTALL)

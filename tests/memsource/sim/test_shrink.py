@@ -196,12 +196,12 @@ def test_a_plan_that_does_not_fail_is_refused() -> None:
         shrink(Plan(), lambda plan: False)
 
 
-def test_no_attempts_are_refused() -> None:
+def test_shrinking_without_attempts_is_refused() -> None:
     with pytest.raises(ValueError, match="attempts=0: must be 1 or more"):
         shrink(Plan(), lambda plan: True, attempts=0)
 
 
-def test_an_error_of_a_run_goes_through() -> None:
+def test_an_error_of_a_run_ends_the_shrinking() -> None:
     def fails(plan: Plan) -> bool:
         raise KeyboardInterrupt
 

@@ -220,7 +220,7 @@ def test_fixtures_are_passed_to_the_test() -> None:
     assert str(test.__signature__) == "(name: 'str')"  # type: ignore[attr-defined]
 
 
-def test_bad_use_is_refused() -> None:
+def test_simulate_refuses_impossible_arguments() -> None:
     async def test(world: World) -> None:
         pass
 

@@ -98,7 +98,7 @@ def test_the_share_of_messages_after_a_gap_is_kept() -> None:
     assert not any(item.gap for item in drawn(1, 1_000, 10))
 
 
-def test_traffic_may_be_empty() -> None:
+def test_a_traffic_of_zero_messages_is_empty() -> None:
     assert drawn(1, 0, 10) == []
 
 

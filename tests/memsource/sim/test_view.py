@@ -223,7 +223,7 @@ def test_the_view_fits_its_width(lanes: int, messages: int, width: int, named: l
     merged=st.booleans(),
     data=st.data(),
 )
-def test_a_grid_shows_every_cell_once_and_in_order(
+def test_the_grid_of_a_view_shows_every_cell_once_and_in_order(
     times: list[float], width: int, merged: bool, data: st.DataObject
 ) -> None:
     texts = [chr(0x100 + column) for column in range(len(times))]

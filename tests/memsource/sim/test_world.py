@@ -62,7 +62,7 @@ def world_of(*faults: Fault, personality: PersonalityName, seed: int = 0, n: int
 
 
 @both
-def test_everything_is_handled_and_the_promises_are_kept(personality: PersonalityName) -> None:
+def test_a_world_without_faults_handles_every_message_and_keeps_the_promises(personality: PersonalityName) -> None:
     run = world_of(personality=personality)
     assert run.findings == {}
     assert run.happened["delivered"] == run.happened["ended"] == 40
@@ -72,7 +72,7 @@ def test_everything_is_handled_and_the_promises_are_kept(personality: Personalit
 
 
 @both
-def test_a_plan_is_one_run(personality: PersonalityName) -> None:
+def test_a_plan_always_gives_the_same_run(personality: PersonalityName) -> None:
     faults = (Fault(30, "crash", 0, 1.0), Fault(60, "rebalance"))
     assert len({world_of(*faults, personality=personality).digest for _ in range(5)}) == 1
 
@@ -145,7 +145,7 @@ def test_other_faults_lose_nothing(personality: PersonalityName, kind: Any, at: 
 
 
 @both
-def test_io_fails_as_planned(personality: PersonalityName) -> None:
+def test_a_simulated_io_call_fails_as_planned(personality: PersonalityName) -> None:
     failed: list[str] = []
 
     async def test(world: World) -> None:
@@ -255,7 +255,7 @@ def test_a_halted_worker_is_a_finding(personality: PersonalityName) -> None:
     assert "ValueError: no" in run.findings["HandlerHalted"]
 
 
-def test_a_limit_bounds_each_produce() -> None:
+def test_the_limit_of_a_plan_bounds_each_call_of_produce() -> None:
     async def test(world: World) -> None:
         first = world.produce("orders", 10, keys=3)
         assert len(first) == len(world.broker.records) == 4
@@ -276,7 +276,7 @@ def test_fewer_messages_are_the_beginning_of_more() -> None:
     assert found[0][:7] == found[1]
 
 
-def test_bad_use_is_refused() -> None:
+def test_a_world_refuses_impossible_arguments() -> None:
     def plain(message: Message) -> None:
         pass
 
