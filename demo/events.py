@@ -63,7 +63,7 @@ class Event(NamedTuple):
 
 
 def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
-    """Return the first ``limit`` events of a file, or a generated log of ``limit`` events. None = all events.
+    """Return the first ``limit`` events of a file, or a generated log of ``limit`` events; None = all events.
 
     Blocks. Raises ``DemoError`` for an unreadable or empty log, and for a wrong line, which the error names.
     """

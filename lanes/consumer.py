@@ -175,8 +175,8 @@ class Consumer:
         A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
         asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
         ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation
-        stops at once: async handlers are cancelled, handlers in threads get ``grace``, finished messages are settled,
-        and all other messages are redelivered later.
+        stops at once. Then async handlers are cancelled, handlers in threads get ``grace``, and finished messages are
+        settled. All other messages are redelivered later.
 
         An error that ends the run is also logged, because an application may lose the exception of a task. Only the
         thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.

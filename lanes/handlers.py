@@ -208,7 +208,7 @@ def _method_without_instance(function: Callable[..., object], signature: inspect
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the signature of a function itself, not of a function that it wraps. None = unknown to Python."""
+    """Return the signature of a function itself, not of a function that it wraps; None = unknown to Python."""
     try:
         return inspect.signature(function, follow_wrapped=False, **_ANNOTATIONS_AS_TEXT)
     except (TypeError, ValueError):
@@ -265,7 +265,7 @@ def _excludes_message(annotation: object) -> bool:
 
 
 def _takes(annotation: object) -> Literal["message", "list"] | None:
-    """Return the kind of argument that an annotation asks for. None = any argument, or an unknown annotation."""
+    """Return the kind of argument that an annotation asks for; None = any argument, or an unknown annotation."""
     if isinstance(annotation, str):
         text = annotation.replace(" ", "")
         return "message" if _MESSAGE.fullmatch(text) else "list" if _LIST.fullmatch(text) else None

@@ -249,7 +249,7 @@ class StreamQueues:
     async def _left(self, consumer: Mapping[str, Any], name: str, messages: int) -> int | None:
         """Return the number of messages of a physical queue that a consumer of further subjects may have to finish.
 
-        None = the consumer delivers no message of the physical queue, or no messages of others.
+        The result is None if the consumer delivers no message of the physical queue, or no messages of others.
         """
         config = consumer.get("config") or {}
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]

@@ -77,7 +77,7 @@ class JetStreamSource:
             partition n the durable ``DURABLE__pn``. In a cohort, each partition of the queue is one cohort partition.
             The queue replaces ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the cohort.
         ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
-            created. None = 30 s, or 300 s in a cohort.
+            created; None = 30 s, or 300 s in a cohort.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort the
             limit applies to each partition.
         start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware

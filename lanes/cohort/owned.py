@@ -354,7 +354,7 @@ class OwnedPartitions(Generic[T]):
             settlement: Messages of one partition.
 
         Returns:
-            The ownership whose messages the source may acknowledge now. None = the lease does not hold, nothing is
+            The ownership whose messages the source may acknowledge now; None = no lease. Without a lease, nothing is
             recorded, and the source must acknowledge no message.
         """
         owned = self.leased(settlement.partition)

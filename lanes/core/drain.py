@@ -1,8 +1,8 @@
 """The drain of a partition: the order of the steps, and the time limit of each step.
 
-Most phases of a drain are a task for the runtime: let handlers end, cancel handlers, settle finished messages, write
-the store of attempts, let the source release the partition. The runtime performs the task and reports the result to the
-drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and forget the
+Most phases of a drain are a task for the runtime. The tasks let handlers end, cancel handlers, settle finished
+messages, write the store of attempts, and let the source release the partition. The runtime reports the result of each
+task to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and forget the
 partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With

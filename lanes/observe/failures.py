@@ -147,7 +147,7 @@ def shown(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> BaseException | None:
-    """Return an exception whose traceback a line needs. None = the handler decided by ``Nak`` or ``Term``."""
+    """Return an exception whose traceback a line needs; None = the handler decided by ``Nak`` or ``Term``."""
     return None if isinstance(error, Nak | Term) else error
 
 
@@ -168,7 +168,7 @@ def _shown_unread(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> ExcInfo | None:
     """Return an exception for a line of the log, without the calls in ``lanes`` that led to the user's function.
 
-    None = the handler decided by ``Nak`` or ``Term``.
+    The result is None if the handler decided by ``Nak`` or ``Term``.
     """
     if traceback_of(error) is None:
         return None

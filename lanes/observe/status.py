@@ -190,7 +190,7 @@ class Status:
         partitions: Status of each partition, by its source and number.
         oldest: The oldest unfinished message of all partitions; None = every message is finished.
         outage: Seconds since the last answer of a broker, once requests stay unanswered; 0.0 = a broker answers; None =
-            unknown, because the source does not report it, or is not open.
+            unknown. The outage is unknown if the source does not report it, or is not open.
         queues: Status of each partitioned queue that the source reads, by its logical name.
     """
 

@@ -89,7 +89,7 @@ def check_settings(settings: object) -> None:
 def check_options(
     *, dead_letters: object, attempts: object, history: object, journal: object, on_event: object, clock: object
 ) -> None:
-    """Raise ``ConfigError`` for an option of a wrong type. None = the option was omitted."""
+    """Raise ``ConfigError`` for an option of a wrong type; None = the option was omitted."""
     if dead_letters is not None:
         _check_methods("dead_letters", dead_letters, _DEAD_LETTERS, DEAD_LETTER_TARGET)
     if attempts is not None:

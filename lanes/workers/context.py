@@ -94,5 +94,5 @@ class Workers(Protocol):
     def message_in(self, frame: FrameType) -> Message | None:
         """Return the message whose handler a frame of these workers calls on the event loop.
 
-        None = the frame calls no handler. Any thread may call the method.
+        The result is None if the frame calls no handler. Any thread may call the method.
         """

@@ -111,7 +111,7 @@ class LoopWatch:
         remedy: Text for the log that tells what to do about a handler that holds the loop.
         clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
         lost: Called by the thread with the seconds of each hold.
-        pulse: Called by the thread with the time, at least every ``PULSE`` seconds. None = not called.
+        pulse: Called by the thread with the time, at least every ``PULSE`` seconds; None = not called.
 
     Attributes:
         seconds: Seconds for which the loop was held since the start, in pieces of 0.1 s or longer.
@@ -364,7 +364,7 @@ class LoopWatch:
         return self._remedy if in_handler else "await the slow call, or run it in a thread"
 
     def _holder(self) -> _Holder | None:
-        """Find the function that holds the loop. None = another consumer reports its handler, or the loop is idle."""
+        """Find the function that holds the loop; None = another consumer reports its handler, or the loop is idle."""
         frame = sys._current_frames().get(self._loop_thread)
         innermost = frame
         inside: FrameType | None = None

@@ -69,7 +69,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         markers: Whether the expiry of a key uses up a revision; see ``Bucket``.
         seed: Seed of the delays of expiries and of all nonces.
         in_flight: Number of finished messages above the floor after which a member writes its state.
-        before: Function that decides the faults of requests; see ``Before``. None = no faults.
+        before: Function that decides the faults of requests; see ``Before``; None = no faults.
 
     Attributes:
         members: All sources so far.

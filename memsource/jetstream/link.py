@@ -48,7 +48,7 @@ class Link:
         later: Function that schedules an action of the server.
         timeout: Seconds that the client waits for an answer.
         before: Async function that the link awaits before each request and after each answer, with True for a request
-            that writes. The result before a request is the fault of the request. None = no faults.
+            that writes. The result before a request is the fault of the request; None = no fault.
         latency: Seconds that each request takes.
         cut: Whether all requests are lost. A late write of an earlier request still takes effect.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.

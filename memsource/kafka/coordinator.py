@@ -39,7 +39,7 @@ class KafkaSettings:
         backlogs: Whether sources report their backlog, so that consumers watch their intake.
         confirms: Whether sources confirm their partitions, so that consumers start nothing after a long freeze before.
         retention_bytes: Bytes of each partition that the broker keeps, above 0; it deletes the oldest messages while
-            the newer ones have as many bytes. Sources then report the retention of their messages. None = no limit.
+            the newer ones have as many bytes. Sources then report the retention of their messages; None = no limit.
         deaf: Seconds for which no request of a client arrives after the client was removed during a freeze, as over a
             connection that a router has dropped. The list of members, which another client asks for, is answered.
     """

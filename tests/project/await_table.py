@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.project.await_points import Harmless, Shown
 
-_KAFKA: Final = Shown("tests/simulated/test_kafka.py::test_no_schedule_breaks_a_promise")
+_KAFKA: Final = Shown("tests/simulated/test_kafka.py::test_no_schedule_of_the_kafka_adapter_breaks_a_promise")
 _ASKED_AGAIN: Final = Harmless("each pass of the loop looks again")
 _SENT_OR_NOT: Final = Harmless(
     "a connection may end at any time, so the client reports the failure of each send; the check saves sends only"

@@ -22,7 +22,7 @@ def test_without_figures(record_property):
 
 @pytest.mark.process
 @pytest.mark.parametrize("processes", [0, 2])
-def test_the_last_line_has_the_sums_of_passed_and_failed_tests(tmp_path: Path, processes: int) -> None:
+def test_the_last_line_has_the_sums_over_passed_and_failed_campaigns(tmp_path: Path, processes: int) -> None:
     path = tmp_path / "test_campaign.py"
     path.write_text(_TESTS)
     command = [

@@ -27,7 +27,7 @@ def adapter() -> JetStreamAdapter:
 
 @pytest.mark.timeout(300)
 @pytest.mark.process
-def test_no_schedule_breaks_a_promise() -> None:
+def test_no_schedule_of_the_jetstream_adapter_breaks_a_promise() -> None:
     report = tally("jetstream", range(SCHEDULES))
     assert report.violations == []
     assert report.schedules == SCHEDULES
@@ -36,7 +36,9 @@ def test_no_schedule_breaks_a_promise() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)  # minutes on two free cores
-def test_no_schedule_of_the_campaign_breaks_a_promise(record_property: Callable[[str, object], None]) -> None:
+def test_no_schedule_of_the_campaign_of_the_jetstream_adapter_breaks_a_promise(
+    record_property: Callable[[str, object], None],
+) -> None:
     report = tally("jetstream", range(CAMPAIGN))
     record_property("campaign", figures_of("jetstream", report))
     assert report.violations == []
@@ -80,7 +82,7 @@ def test_several_processes_share_a_durable_or_compete_for_it_in_some_runs(adapte
 
 
 @pytest.mark.parametrize("seed", [9, 11])
-def test_a_seed_makes_the_same_run_again(adapter: JetStreamAdapter, seed: int) -> None:
+def test_a_seed_repeats_a_run_of_the_jetstream_adapter(adapter: JetStreamAdapter, seed: int) -> None:
     schedule = AdapterSchedule("jetstream", seed)
     first, second = run_schedule(schedule, adapter), run_schedule(schedule, adapter)
     assert first.schedule.decisions
@@ -88,7 +90,7 @@ def test_a_seed_makes_the_same_run_again(adapter: JetStreamAdapter, seed: int) -
     assert first.schedule == second.schedule
 
 
-def test_a_token_makes_the_same_run_again(adapter: JetStreamAdapter) -> None:
+def test_a_token_repeats_a_run_of_the_jetstream_adapter(adapter: JetStreamAdapter) -> None:
     first = run_schedule(AdapterSchedule("jetstream", 9), adapter)
     second = run_schedule(schedule_of(first.schedule.token()), adapter)
     assert first.run.digest == second.run.digest

@@ -25,7 +25,7 @@ def adapter() -> KafkaAdapter:
 
 @pytest.mark.timeout(300)
 @pytest.mark.process
-def test_no_schedule_breaks_a_promise() -> None:
+def test_no_schedule_of_the_kafka_adapter_breaks_a_promise() -> None:
     report = tally("kafka", range(SCHEDULES))
     assert report.violations == []
     assert report.schedules == SCHEDULES
@@ -34,7 +34,9 @@ def test_no_schedule_breaks_a_promise() -> None:
 
 @pytest.mark.campaign
 @pytest.mark.timeout(3600)  # minutes on two free cores
-def test_no_schedule_of_the_campaign_breaks_a_promise(record_property: Callable[[str, object], None]) -> None:
+def test_no_schedule_of_the_campaign_of_the_kafka_adapter_breaks_a_promise(
+    record_property: Callable[[str, object], None],
+) -> None:
     report = tally("kafka", range(CAMPAIGN))
     record_property("campaign", figures_of("kafka", report))
     assert report.violations == []
@@ -85,7 +87,7 @@ def test_confirmed_dead_letters_are_in_their_topic(adapter: KafkaAdapter) -> Non
     assert all(confirmed <= stored for confirmed, stored in counts[:2]) and counts[0][0] and counts[2][1] == 0
 
 
-def test_a_seed_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
+def test_a_seed_repeats_a_run_of_the_kafka_adapter(adapter: KafkaAdapter) -> None:
     schedule = AdapterSchedule("kafka", 3)
     first, second = run_schedule(schedule, adapter), run_schedule(schedule, adapter)
     assert first.schedule.decisions
@@ -93,7 +95,7 @@ def test_a_seed_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
     assert first.schedule == second.schedule
 
 
-def test_a_token_makes_the_same_run_again(adapter: KafkaAdapter) -> None:
+def test_a_token_repeats_a_run_of_the_kafka_adapter(adapter: KafkaAdapter) -> None:
     first = run_schedule(AdapterSchedule("kafka", 3), adapter)
     second = run_schedule(schedule_of(first.schedule.token()), adapter)
     assert first.run.digest == second.run.digest

@@ -147,7 +147,7 @@ def test_after_a_killed_replay_the_next_one_may_use_its_checkpoint(tmp_path: Pat
     held.release()
 
 
-def test_on_a_store_without_locks_no_lock_is_taken(tmp_path: Path) -> None:
+def test_a_checkpoint_on_a_store_without_locks_is_not_locked(tmp_path: Path) -> None:
     assert take("s3a://lake/checkpoint") is None
     assert take("strange://lake/checkpoint") is None
     assert take(tmp_path / "none", jvm=False) is None

@@ -83,7 +83,7 @@ def everything() -> list[tuple[int, int]]:
     return sorted((one["partition"], one["offset"]) for one in rows(COUNT))
 
 
-def test_settings_that_are_not_refused_keep_order_and_lose_nothing(spark: Any, tmp_path: Path) -> None:
+def test_each_accepted_setting_of_spark_keeps_the_order_and_loses_nothing(spark: Any, tmp_path: Path) -> None:
     table = write_table(tmp_path / "table", scattered(rows(COUNT)))
     journal = tmp_path / "journal"
     more: dict[str, Any] = {"results": RESULTS, "results_to": str(tmp_path / "results")}
@@ -133,7 +133,9 @@ def test_two_replays_at_once_on_one_checkpoint_are_refused(spark: Any, tmp_path:
 
 
 @pytest.mark.parametrize("restartable", [False, True], ids=["whole", "checkpoint"])
-def test_an_error_of_a_task_keeps_its_text_and_whether_it_passes(restartable: bool, spark: Any, tmp_path: Path) -> None:
+def test_an_error_of_a_task_keeps_its_text_and_whether_a_retry_helps(
+    restartable: bool, spark: Any, tmp_path: Path
+) -> None:
     table = write_table(tmp_path / "table", scattered(rows(COUNT)))
     checkpoint = str(tmp_path / "checkpoint") if restartable else None
     said = 'no "broker":\nit is \\ away, 100% é'
@@ -214,7 +216,7 @@ def test_a_checkpoint_without_a_topic_id_names_the_remedy(spark: Any, tmp_path: 
     assert not (tmp_path / "nothing").exists()
 
 
-def test_two_replays_never_own_one_folder_of_results(
+def test_two_replays_never_write_one_folder_of_results(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def begun(name: str) -> str:

@@ -30,7 +30,7 @@ def run(of: Any, start: dict[str, Any]) -> list[list[tuple[int, int, int]]]:
     return batches
 
 
-def test_batches_follow_each_other_and_name_the_position_of_each_partition() -> None:
+def test_each_batch_begins_where_the_last_one_ended_in_each_partition() -> None:
     of = reader({0: (10, 150), 1: (0, 60), 2: (7, 7)})
     batches = run(of, of.initialOffset())
     assert [sum(stop - first for _, first, stop in batch) for batch in batches] == [100, 100]

@@ -168,7 +168,7 @@ def test_a_socket_that_cannot_be_made_is_an_error_with_the_remedy(
     assert list(folder.iterdir()) == []
 
 
-def test_a_removed_socket_fails_the_question_and_delays_no_close() -> None:
+def test_a_removed_socket_fails_the_request_for_positions_and_delays_no_close() -> None:
     ends = OffsetServer(lambda at: {})
     ends.start()
     Path(ends.path).unlink()

@@ -34,7 +34,7 @@ from lanes_spark.cli.machine import cores_of, memory_limit, size, worker_environ
         ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712"}, 8 * 1024**3, "this machine"),
     ],
 )
-def test_the_memory_is_that_of_the_machine_or_its_container(
+def test_the_memory_limit_is_that_of_the_machine_or_its_container(
     tmp_path: Path, files: dict[str, str], limit: int, bound: str
 ) -> None:
     for name, text in ({"proc/meminfo": "MemTotal:        8388608 kB\nMemFree: 1 kB\n"} | files).items():

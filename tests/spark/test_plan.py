@@ -36,7 +36,7 @@ def test_the_rows_of_a_key_are_in_one_task_sorted_by_position() -> None:
     assert "sorted by position, and not by key" in str(made)
 
 
-def test_there_is_no_shuffle_where_a_task_reads_whole_partitions() -> None:
+def test_a_task_that_reads_whole_partitions_needs_no_shuffle() -> None:
     made = plan(aligned=True)
     assert (made.kind, made.tasks, made.bucket, made.sort) == ("aligned", None, None, ())
     assert "neither a shuffle nor a sort" in str(made)
@@ -51,7 +51,7 @@ def test_the_plan_names_the_reason_for_the_number_of_tasks() -> None:
     assert "12 tasks: the number of selected partitions" in str(plan(order="partition", tasks=50))
 
 
-def test_each_order_has_its_plan() -> None:
+def test_each_order_setting_has_its_own_plan() -> None:
     assert (plan(order="partition").bucket, plan(order="partition").tasks) == ("partition", 12)
     assert (plan(order="serial", partitions=1).bucket, plan(order="serial", partitions=1).tasks) == ("partition", 1)
     assert (plan(order="none").kind, plan(order="none").bucket) == ("as read", None)
@@ -61,7 +61,7 @@ def test_each_order_has_its_plan() -> None:
     assert plan(tasks=5).tasks == 5
 
 
-def test_eras_are_sorted_first() -> None:
+def test_the_rows_of_a_task_are_sorted_by_era_first() -> None:
     made = plan(eras=[{0: 5}])
     assert made.sort == ("era", "offset", "partition")
     assert "2 eras" in str(made)
@@ -122,7 +122,9 @@ def some_eras(draw: st.DrawFn) -> list[dict[int, int]]:
 
 
 @given(some_eras(), st.integers(0, 7), st.integers(0, 40))
-def test_the_sql_and_the_eras_give_a_row_the_same_era(eras: Eras, partition: int, position: int) -> None:
+def test_the_sql_expression_and_the_python_function_give_a_row_the_same_era(
+    eras: Eras, partition: int, position: int
+) -> None:
     column = era_column(eras)
     if column is None:
         assert list(eras) == []
@@ -167,12 +169,12 @@ def test_batches_cover_everything_once_in_order_and_below_the_cap(
 
 
 @given(SPANS)
-def test_without_a_cap_everything_is_one_batch(spans: Mapping[int, Span]) -> None:
+def test_a_replay_without_a_limit_of_rows_is_one_batch(spans: Mapping[int, Span]) -> None:
     ends = {partition: end for partition, (_, end) in spans.items()}
     assert next_positions({}, spans, None) == ends
 
 
-def test_partitions_end_at_about_the_same_time() -> None:
+def test_a_batch_takes_from_each_partition_a_share_of_its_rows() -> None:
     first = next_positions({}, {0: (0, 900), 1: (0, 100)}, 100)
     assert first == {0: 90, 1: 10}
 
@@ -228,7 +230,7 @@ def test_a_selection_narrows_the_ranges_of_the_source() -> None:
     assert Selection.of(slots=[1, 2]).digest() == Selection.of(slots=range(1, 3)).digest()
 
 
-def test_keys_are_not_shown() -> None:
+def test_the_repr_of_a_plan_shows_no_key() -> None:
     assert "customer" not in repr(Selection.of(keys=["customer-42"]))
 
 

@@ -72,7 +72,7 @@ def test_the_reports_of_a_batch_are_added_up() -> None:
         assert reports.running().delivered == 0
 
 
-def test_datagrams_that_are_no_reports_are_ignored() -> None:
+def test_a_datagram_that_is_no_progress_report_is_ignored() -> None:
     with hearing() as reports:
         reports.begin(0)
         assert reports.address is not None
@@ -95,7 +95,7 @@ def test_datagrams_that_are_no_reports_are_ignored() -> None:
         assert reports.running().tasks == 1
 
 
-def test_a_closed_socket_fails_no_task() -> None:
+def test_a_task_goes_on_if_the_progress_socket_is_closed() -> None:
     with hearing() as reports:
         heard = reports._socket
         assert heard is not None
@@ -109,7 +109,7 @@ def test_a_closed_socket_fails_no_task() -> None:
         assert not reports._thread.is_alive()
 
 
-def test_a_close_waits_for_the_end_of_the_thread() -> None:
+def test_a_close_waits_for_the_end_of_the_progress_thread() -> None:
     for _ in range(50):
         with hearing() as reports:
             assert reports._thread.is_alive()

@@ -49,7 +49,7 @@ async def look(message):
     ("text", "found"),
     [("", None), ("7", [7]), ("0-3,9", [0, 1, 2, 3, 9]), ("5-5", [5])],
 )
-def test_numbers_and_ranges_are_parsed(text: str, found: list[int] | None) -> None:
+def test_options_take_numbers_and_ranges(text: str, found: list[int] | None) -> None:
     assert numbers("--slots", text) == found
 
 
@@ -68,12 +68,12 @@ def test_a_text_that_is_no_number_is_refused(text: str) -> None:
         ("2024-05-01T00:00:00+00:00", datetime(2024, 5, 1, tzinfo=UTC)),
     ],
 )
-def test_a_bound_is_a_position_positions_or_a_time(text: str, found: Bound | None) -> None:
+def test_a_bound_of_a_replay_is_one_position_several_positions_or_a_time(text: str, found: Bound | None) -> None:
     assert bound("--from", text) == found
 
 
 @pytest.mark.parametrize("text", ["x", "0=", "0=1,1", "=3", "-5", "0=a"])
-def test_a_text_that_is_no_bound_is_refused(text: str) -> None:
+def test_a_bound_that_is_no_position_and_no_time_is_refused(text: str) -> None:
     with pytest.raises(lanes.ConfigError, match=r"--from .*write a position"):
         bound("--from", text)
 
@@ -162,7 +162,9 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     return ended.value.code, capsys.readouterr().err
 
 
-def test_a_mistake_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spark_command_prints_one_line_about_a_wrong_argument(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     status, said = command(capsys, monkeypatch, *NEEDED, "--handler", "nothing", "--table", "t")
     assert (status, said.count("\n")) == (3, 1)
     assert "--handler 'nothing': write MODULE:NAME" in said
@@ -215,7 +217,7 @@ def test_a_session_that_cannot_be_stopped_hides_no_error(monkeypatch: pytest.Mon
         raise lanes.SourceError("the JVM is gone")
 
 
-def test_without_spark_the_command_names_the_package(
+def test_the_command_without_pyspark_names_the_package(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = importlib.util.find_spec

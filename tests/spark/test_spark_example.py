@@ -36,7 +36,7 @@ def run(example: str, folder: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_example_runs(tmp_path: Path) -> None:
+def test_the_example_of_a_replay_runs(tmp_path: Path) -> None:
     assert "as in a plain loop" in run("replay_table.py", tmp_path)
 
 

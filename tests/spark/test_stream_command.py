@@ -82,7 +82,7 @@ def test_possibly_missing_messages_are_printed() -> None:
     ]
 
 
-def test_progress_is_one_line_that_cannot_steer_a_terminal() -> None:
+def test_the_progress_is_one_line_that_cannot_control_the_terminal() -> None:
     oldest = OldestMessage(partition="or\x1b[2Jders/1", position=77, attempt=2, age=3.14, key="00ab")
     reached: dict[str, Any] = {"batches": 2, "finished": 900, "positions": 9_000, "left": 8_100, "seconds": 2.0}
     text = described(Progress(**reached, delivered=1_000, dead_lettered=3, running=4, oldest=oldest))

@@ -66,7 +66,7 @@ def test_every_message_is_handled_once_and_in_order_within_a_key(kind: str) -> N
     assert summary(out) == {"delivered": COUNT, "finished": COUNT, "dead_lettered": 0}
 
 
-def test_a_task_without_rows_says_so() -> None:
+def test_a_task_without_rows_reports_zero_messages() -> None:
     out = list(run_task(batches(rows(3)[:0]), job(lambda message: None)))
     assert summary(out) == {"delivered": 0, "finished": 0, "dead_lettered": 0}
     assert summary(list(run_task([next(batches(rows(1))).slice(0, 0)], job(lambda message: None))))["delivered"] == 0
@@ -181,7 +181,7 @@ def test_only_counted_results_of_a_batch_become_rows() -> None:
     assert [letter.position for letter in broker.dead_letters] == [4, 6, 8]
 
 
-def test_a_dead_letter_has_no_row() -> None:
+def test_a_message_with_a_dead_letter_has_no_row_of_results() -> None:
     broker = MemoryBroker()
 
     async def handler(message: lanes.Message) -> dict[str, object]:
@@ -379,7 +379,7 @@ def test_settings_that_cannot_work_in_a_task_are_refused(wrong: dict[str, Any], 
         job(**{"handler": acknowledge, **wrong})
 
 
-def test_a_task_needs_no_spark() -> None:
+def test_a_task_runs_without_spark() -> None:
     script = (
         "import sys, lanes_spark, lanes_spark.driver.replay, lanes_spark.plan\n"
         "assert not [name for name in sys.modules if name.split('.')[0] in ('pyspark', 'pandas')]"

@@ -107,7 +107,7 @@ def test_a_task_waits_for_its_journal(tmp_path: Path, monkeypatch: pytest.Monkey
     assert passed(tmp_path)
 
 
-def test_a_journal_that_is_never_written_holds_a_task_up_once(
+def test_a_journal_that_is_never_written_delays_its_task_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import anyio
@@ -144,7 +144,7 @@ def test_a_journal_path_without_a_folder_is_refused(wrong: object, named: str) -
         job(lambda message: None, journal=wrong)
 
 
-def test_a_journal_object_is_of_one_run(tmp_path: Path) -> None:
+def test_a_journal_object_serves_one_run_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="every attempt of a task writes its own journal"):
         job(lambda message: None, journal=lanes.Journal(tmp_path))
 

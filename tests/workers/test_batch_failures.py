@@ -38,7 +38,7 @@ async def test_a_message_that_its_source_cannot_read_fails_alone(monkeypatch: py
 
 
 @pytest.mark.anyio
-async def test_a_call_over_its_timeout_is_cancelled_and_fails() -> None:
+async def test_a_batch_over_its_timeout_is_cancelled_and_fails() -> None:
     broker = published(*"ab")
     handler = Batches(gated=True)
     consumer = batching(MemorySource(broker), handler, timeout=0.01, retry=AT_ONCE)
@@ -51,7 +51,7 @@ async def test_a_call_over_its_timeout_is_cancelled_and_fails() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_revoke_waits_for_the_whole_call() -> None:
+async def test_a_revoke_waits_for_the_whole_batch() -> None:
     broker = MemoryBroker(2)
     for partition in (0, 1):
         broker.publish(key=f"k{partition}", partition=partition)
@@ -70,7 +70,7 @@ async def test_a_revoke_waits_for_the_whole_call() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_is_cancelled_at_the_deadline_of_a_revoke(tmp_path: Path) -> None:
+async def test_a_batch_is_cancelled_at_the_deadline_of_a_revoke(tmp_path: Path) -> None:
     broker = MemoryBroker(2)
     for partition in (0, 1):
         for _ in range(2):
@@ -93,7 +93,7 @@ async def test_a_call_is_cancelled_at_the_deadline_of_a_revoke(tmp_path: Path) -
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_run_cancels_the_calls() -> None:
+async def test_a_cancelled_run_cancels_the_batch_handlers() -> None:
     broker = published(*"ab")
     handler = Batches(gated=True)
     async with started(batching(MemorySource(broker), handler)) as run:
@@ -108,7 +108,7 @@ async def test_a_cancelled_run_cancels_the_calls() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_is_one_span(sdk: Sdk) -> None:
+async def test_a_call_of_a_batch_handler_is_one_span(sdk: Sdk) -> None:
     broker = published(*"abc")
     await batching(finite(broker), Batches()).run()
     spans = [span for span in sdk.spans() if span.attributes and "messaging.batch.message_count" in span.attributes]
@@ -128,7 +128,7 @@ async def test_a_call_is_one_span(sdk: Sdk) -> None:
     failing=st.integers(0, 40),
     commits=st.booleans(),
 )
-async def test_failures_keep_the_order_within_a_key(
+async def test_failed_messages_of_batches_keep_the_order_of_their_key(
     seed: int,
     keys: list[str],
     size: int,

@@ -45,7 +45,7 @@ def pairing(source: MemorySource, handler: Any, **arguments: Any) -> Consumer:
 
 
 @pytest.mark.anyio
-async def test_calls_run_concurrently_in_threads(tmp_path: Path) -> None:
+async def test_batches_run_concurrently_in_threads(tmp_path: Path) -> None:
     before = living()
     broker = published(*"aabbccdd")
     handler = Calls()
@@ -66,7 +66,7 @@ async def test_calls_run_concurrently_in_threads(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_inline_calls_run_on_the_event_loop() -> None:
+async def test_an_inline_batch_handler_runs_on_the_event_loop() -> None:
     source = MemorySource(published(*"aabb"))
     source.finish()
     handler = Calls(gated=False)
@@ -106,7 +106,7 @@ async def test_messages_are_decoded_in_the_thread_of_their_handler() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("where", ["threads", "inline"])
-async def test_results_and_exceptions_of_a_call_count(where: str) -> None:
+async def test_results_and_exceptions_of_a_batch_in_a_thread_count(where: str) -> None:
     broker = published(*"abc")
     source = MemorySource(broker)
     source.finish()
@@ -154,7 +154,9 @@ async def test_an_exception_that_is_no_attempt_stops_the_consumer(error: type[Ba
 
 
 @pytest.mark.anyio
-async def test_a_call_over_its_timeout_is_reported_and_keeps_its_lane(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_batch_in_a_thread_over_its_timeout_is_reported_and_keeps_its_lanes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = HandClock()
     broker = published("a", "a", "a")
     handler = Calls()
@@ -179,7 +181,7 @@ async def test_a_call_over_its_timeout_is_reported_and_keeps_its_lane(caplog: py
 
 
 @pytest.mark.anyio
-async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path) -> None:
+async def test_a_batch_in_a_thread_that_outlives_its_partition_does_not_count(tmp_path: Path) -> None:
     broker = published("a", "b")
     source = MemorySource(broker)
     handler = Calls()
@@ -202,7 +204,7 @@ async def test_a_call_that_outlives_its_partition_does_not_count(tmp_path: Path)
 
 
 @pytest.mark.anyio
-async def test_a_call_that_ends_within_the_grace_counts() -> None:
+async def test_a_batch_in_a_thread_that_ends_within_the_grace_counts() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Calls()
@@ -217,7 +219,7 @@ async def test_a_call_that_ends_within_the_grace_counts() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_call_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_batch_in_a_thread_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixture) -> None:
     broker = published("a", "a", "b")
     source = MemorySource(broker)
     handler = Calls()
@@ -235,7 +237,7 @@ async def test_a_call_that_never_ends_is_abandoned(caplog: pytest.LogCaptureFixt
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_run_waits_for_calls_within_the_grace() -> None:
+async def test_a_cancelled_run_waits_for_batches_in_threads_within_the_grace() -> None:
     broker = published("a")
     source = MemorySource(broker)
     handler = Calls()
@@ -259,7 +261,7 @@ class Late(threading.Thread):
 
 
 @pytest.mark.anyio
-async def test_a_queued_call_is_not_made_after_the_run_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queued_batch_does_not_start_after_the_end_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Late] = []
 
     def late(**arguments: Any) -> Late:
@@ -280,7 +282,7 @@ async def test_a_queued_call_is_not_made_after_the_run_has_ended(monkeypatch: py
 
 
 @pytest.mark.anyio
-async def test_a_refused_thread_stops_the_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_that_the_system_refuses_stops_the_consumer_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -293,7 +295,7 @@ async def test_a_refused_thread_stops_the_consumer(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.anyio
-async def test_a_failing_call_stops_in_order() -> None:
+async def test_a_batch_in_a_thread_that_fails_under_exit_stops_the_consumer_in_order() -> None:
     broker = MemoryBroker()
     for key in "aab":
         broker.publish(key=key)

@@ -20,7 +20,7 @@ from tests.fakes.threaded import assert_kept
 
 
 @pytest.mark.anyio
-async def test_a_batch_is_bounded_and_has_runs_of_lanes() -> None:
+async def test_a_batch_has_at_most_the_set_number_of_messages_in_the_order_of_their_lanes() -> None:
     broker = published(*"aabbaacbbb")
     handler = Batches()
     await batching(finite(broker), handler, concurrency=1).run()
@@ -31,7 +31,7 @@ async def test_a_batch_is_bounded_and_has_runs_of_lanes() -> None:
 
 
 @pytest.mark.anyio
-async def test_calls_run_concurrently_but_never_two_of_one_lane() -> None:
+async def test_batches_run_concurrently_but_never_two_with_the_same_lane() -> None:
     broker = published(*"aaaabbbbaabb")
     handler = Batches(gated=True)
     async with started(batching(MemorySource(broker), handler, concurrency=5)) as run:
@@ -97,7 +97,7 @@ async def test_a_lingering_batch_starts_after_linger() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("returned", [None, [None] * 4, (None,) * 4])
-async def test_a_result_of_none_acknowledges_the_whole_batch(returned: object) -> None:
+async def test_a_batch_handler_that_returns_none_acknowledges_the_whole_batch(returned: object) -> None:
     broker = published(*"abcd")
     handler = Batches()
     handler.returns = returned
@@ -125,7 +125,7 @@ async def test_a_result_of_none_acknowledges_the_whole_batch(returned: object) -
         ([None, None, None, MemoryError()], "a list with a MemoryError at index 3"),
     ],
 )
-async def test_an_invalid_result_fails_the_whole_batch(returned: object, fault: str) -> None:
+async def test_an_invalid_result_of_a_batch_handler_fails_the_whole_batch(returned: object, fault: str) -> None:
     broker = published(*"abcd")
     dead_letters = MemoryDeadLetters(broker)
     handler = Batches()
@@ -182,7 +182,7 @@ async def test_no_outcome_counts_after_a_failure_in_its_lane() -> None:
 
 
 @pytest.mark.anyio
-async def test_an_exception_fails_the_whole_batch() -> None:
+async def test_an_exception_of_a_batch_handler_fails_the_whole_batch() -> None:
     broker = published(*"abcc")
     attempts: dict[int, int] = defaultdict(int)
 
@@ -256,7 +256,7 @@ async def test_unreadable_messages_do_not_reach_the_handler() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_batch_of_unreadable_messages_is_no_call(tmp_path: Path) -> None:
+async def test_a_batch_of_unreadable_messages_calls_no_handler(tmp_path: Path) -> None:
     broker = published(*"ab")
     handler = Batches()
 

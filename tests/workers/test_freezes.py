@@ -132,7 +132,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", KINDS)
-async def test_nothing_starts_before_the_partitions_are_confirmed(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_after_a_freeze_no_handler_starts_before_the_partitions_are_confirmed(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     broker, work = published(*"abcdef"), Work()
     source = ConfirmingSource(broker)

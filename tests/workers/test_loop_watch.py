@@ -112,7 +112,7 @@ async def test_a_handler_that_holds_the_loop_is_named(caplog: pytest.LogCaptureF
         pytest.param({"sync_handlers": "inline"}, 'leave out sync_handlers="inline"', id="inline"),
     ],
 )
-async def test_other_handlers_on_the_loop_are_named(
+async def test_each_handler_that_holds_the_loop_is_named(
     caplog: pytest.LogCaptureFixture, options: dict[str, Any], remedy: str
 ) -> None:
     def book(message: Message) -> None:
@@ -132,7 +132,7 @@ async def test_other_handlers_on_the_loop_are_named(
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_freeze")
-async def test_warnings_are_limited_and_count_the_rest(
+async def test_the_warnings_about_a_held_loop_are_limited_and_count_the_rest(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop_watch, "WARNED_EVERY", 3600.0)
@@ -273,7 +273,7 @@ anyio.run(main)
 
 
 @pytest.mark.process
-def test_a_frozen_process_is_not_accused() -> None:
+def test_a_frozen_process_is_not_reported_as_a_held_loop() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", FROZEN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -287,7 +287,7 @@ def test_a_frozen_process_is_not_accused() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("no_freeze")
-async def test_a_function_of_the_program_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_function_of_the_program_that_holds_the_loop_is_named_too(caplog: pytest.LogCaptureFixture) -> None:
     def report() -> None:
         time.sleep(HELD)
         while not (Watched.watch._since and Watched.watch._by):
@@ -304,7 +304,7 @@ async def test_a_function_of_the_program_is_named_too(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_awaits_is_not_accused(
+async def test_a_handler_that_awaits_is_not_reported_as_holding_the_loop(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # In real time, a process that gets no processor for a moment would hold its own loop.

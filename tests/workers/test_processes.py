@@ -61,7 +61,7 @@ class _Reader:
         return "orders.eu"
 
 
-def test_a_message_crosses_with_all_that_a_handler_reads() -> None:
+def test_a_message_reaches_the_process_with_all_that_a_handler_reads() -> None:
     partition = Partition(PartitionId("orders", 3), _Reader(), "made", fencing_token=17)
     first = Message(partition, 5, b"key", 9, object(), object())
     second = Message(partition, 6, None, 9, object(), object())
@@ -77,7 +77,7 @@ def test_a_message_crosses_with_all_that_a_handler_reads() -> None:
         one.raw.timestamp()  # type: ignore[attr-defined]
 
 
-def test_an_epoch_without_a_fencing_token_crosses() -> None:
+def test_an_epoch_without_a_fencing_token_reaches_the_process() -> None:
     partition = Partition(PartitionId("orders", 0), _Reader())
     partition.assignment = 8
     (message,), _ = unpack(pack([Message(partition, 0, None, 0, None, None)], {}))
@@ -96,7 +96,7 @@ def crossed(error: BaseException) -> BaseException:
     return caught.value
 
 
-def test_an_exception_crosses_with_its_attributes_and_its_traceback() -> None:
+def test_an_exception_returns_from_the_process_with_its_attributes_and_its_traceback() -> None:
     nak = crossed(Nak(delay=3.0))
     assert isinstance(nak, Nak)
     assert (nak.delay, nak.reason) == (3.0, "")
@@ -124,7 +124,7 @@ class _Signal(BaseException):
         super().__init__(code)
 
 
-def test_an_exception_that_cannot_cross_is_replaced_by_one_with_the_same_effect() -> None:
+def test_an_exception_that_cannot_be_pickled_is_replaced_by_one_with_the_same_effect() -> None:
     late = crossed(_LateNak(code=7))
     assert (type(late), getattr(late, "delay", None)) == (Nak, 7.0)
     assert type(crossed(_OwnTerm())) is Term
@@ -137,14 +137,14 @@ def test_an_exception_that_cannot_cross_is_replaced_by_one_with_the_same_effect(
     assert "which cannot be sent" in str(crossed(handlers.Unsendable()))
 
 
-def test_the_outcomes_of_a_batch_cross_one_by_one() -> None:
+def test_the_outcomes_of_a_batch_return_from_the_process_one_by_one() -> None:
     results = result_of(pack_outcomes([None, ValueError("poison"), handlers.Unsendable(), Skipped]))
     assert results is not None
     assert [type(one) for one in results[1:3]] == [ValueError, HandlerProcessError]
     assert (results[0], results[3]) == (None, Skipped)
 
 
-def test_a_large_frame_crosses_in_parts() -> None:
+def test_a_large_message_is_sent_to_the_process_in_parts() -> None:
     here, there = socket.socketpair()
     frame = os.urandom(3 << 20)
     sender = threading.Thread(target=send, args=(here, frame))
@@ -157,7 +157,7 @@ def test_a_large_frame_crosses_in_parts() -> None:
     there.close()
 
 
-def test_the_trace_context_crosses(sdk: Sdk) -> None:
+def test_the_trace_context_reaches_the_process(sdk: Sdk) -> None:
     assert carrier() == {}
     with sdk.tracers.get_tracer("test").start_as_current_span("outer") as outer:
         found = carrier()
@@ -185,7 +185,7 @@ def _local_class() -> Any:
     return Order
 
 
-def test_a_handler_that_cannot_cross_is_refused_at_the_start() -> None:
+def test_a_handler_that_cannot_be_pickled_is_refused_at_the_start() -> None:
     source, settings = MemorySource(MemoryBroker()), in_processes()
     with pytest.raises(ConfigError) as local:
         Consumer(source, lambda message: None, settings=settings)
@@ -225,7 +225,7 @@ def test_async_functions_are_refused() -> None:
         Consumer(source, handlers.record, settings=in_processes(process_setup=_async_set_up))
 
 
-def test_another_system_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_processes_are_refused_on_an_unsupported_system(monkeypatch: pytest.MonkeyPatch) -> None:
     source = MemorySource(MemoryBroker())
     monkeypatch.setattr("lanes.handlers.os", type("os", (), {"name": "nt"}))
     with pytest.raises(ConfigError, match='sync_handlers="processes" needs Linux or macOS'):

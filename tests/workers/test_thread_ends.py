@@ -177,7 +177,7 @@ async def test_a_partition_cancelled_during_the_end_keeps_no_thread(
 
 
 @pytest.mark.anyio
-async def test_the_last_result_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_result_of_the_last_handler_counts_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published("a", "b")
     handler = Gates()
     after = Run.after
@@ -351,7 +351,7 @@ async def test_a_message_taken_by_a_thread_during_the_end_is_not_begun(tmp_path:
 
 @pytest.mark.parametrize("refused", [0, 1])
 @pytest.mark.anyio
-async def test_a_refused_thread_stops_in_order(late: type[Late], refused: int) -> None:
+async def test_a_thread_that_the_system_refuses_stops_the_consumer_in_order(late: type[Late], refused: int) -> None:
     late.refused = refused
     broker = published(*"abc")
     handler = Order()

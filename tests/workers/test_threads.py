@@ -141,7 +141,7 @@ async def test_keys_run_concurrently_and_each_in_order() -> None:
 
 
 @pytest.mark.anyio
-async def test_many_messages_are_handled_once_and_in_order() -> None:
+async def test_threads_handle_many_messages_once_and_in_order() -> None:
     broker = published(*[number % 13 for number in range(1_000)], partitions=2)
     source = MemorySource(broker)
     source.finish()
@@ -188,7 +188,7 @@ async def test_concurrency_bounds_the_threads_and_threads_start_on_demand() -> N
 
 
 @pytest.mark.anyio
-async def test_the_loop_sleeps_while_all_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_sleeps_while_all_threads_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = published(*range(5))
     handler = Gates()
     calls: list[int] = []

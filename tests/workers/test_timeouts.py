@@ -206,7 +206,7 @@ async def test_a_cancellation_by_a_drain_is_no_failure(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_timer_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_timer_of_timeouts_does_not_wake_up_without_need(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     broker = published("a")
     handler = Gated()
@@ -329,7 +329,9 @@ class Stubborn:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("batch", [None, 2])
-async def test_a_handler_that_swallows_its_cancellations_in_a_loop_uses_no_whole_processor(batch: int | None) -> None:
+async def test_a_handler_that_swallows_its_cancellations_in_a_loop_is_cancelled_ever_more_rarely(
+    batch: int | None,
+) -> None:
     broker = published("a")
     handler = Stubborn()
     consumer = limited(MemorySource(broker), handler, batch=batch)

@@ -54,7 +54,7 @@ def test_a_worker_is_woken_for_each_ready_lane_while_all_handlers_suspend() -> N
     assert limit(KEYS) >= SURE * KEYS
 
 
-def test_the_limit_follows_the_share_of_handlers_that_suspend() -> None:
+def test_the_limit_of_woken_workers_follows_the_share_of_handlers_that_suspend() -> None:
     limit = WakeLimit(KEYS, grouped=True)
     for _ in range(200):
         limit.suspended()
@@ -64,7 +64,7 @@ def test_the_limit_follows_the_share_of_handlers_that_suspend() -> None:
     assert (limit.share, limit(KEYS)) == (0.0, FEW)
 
 
-def test_the_limit_is_what_fits_into_a_slice() -> None:
+def test_the_limit_of_woken_workers_is_what_fits_into_a_slice() -> None:
     limit = WakeLimit(KEYS, grouped=True)
     assert limit(KEYS) == KEYS
     limit.started(KEYS, TIME_SLICE * KEYS / 300)

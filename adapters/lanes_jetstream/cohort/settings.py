@@ -29,8 +29,8 @@ class CohortStream:
 
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
-        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``. None
-            selects by the whole subject, which needs nats-server 2.12 or newer if the subject ends with ``>``.
+        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``. Without
+            indices, the whole subject selects, which needs nats-server 2.12 or newer if the subject ends with ``>``.
         origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
@@ -130,7 +130,7 @@ class Cohort:
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream holds one cohort. Cohorts in different namespaces
             each read all messages.
-        partitions: Number of cohort partitions, 1 or more. None = 64 for a new stream, and the number of an existing
+        partitions: Number of cohort partitions, 1 or more; None = 64 for a new stream, and the number of an existing
             stream. More than 256 partitions need ``many_partitions=True``.
         many_partitions: Permits more than 256 partitions.
         create: The stream that the member creates if no stream of the name exists; None = the stream must exist.

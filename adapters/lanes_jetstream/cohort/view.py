@@ -125,8 +125,8 @@ class CohortStatus:
         too_few_members: Whether the number of live members that do not drain is below ``active_members``, by the
             current plan.
         under_provisioned: Whether the current plan gives a member more partitions than its target.
-        plan_rules: Version of the rules of the current plan, the lowest version that a live member knows. Version 0
-            ignores targets. None = no plan yet.
+        plan_rules: Version of the rules of the current plan, the lowest version that a live member knows; None = no
+            plan yet. Version 0 ignores targets.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """

@@ -127,8 +127,8 @@ def published_subject(stored: str, source: str, destination: str) -> str | None:
         destination: Pattern of the stored subjects.
 
     Returns:
-        The subject as published. None means that the transform cannot make ``stored``, that ``destination`` omits a
-        wildcard of ``source``, or that ``destination`` has a function other than ``wildcard`` and ``partition``.
+        The subject as published; None if the transform cannot make ``stored``, or if ``destination`` omits a
+        wildcard of ``source`` or has a function other than ``wildcard`` and ``partition``.
     """
     pattern, found = destination_tokens(destination), stored.split(".")
     rest: list[str] = []

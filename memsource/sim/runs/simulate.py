@@ -49,8 +49,8 @@ class Simulation(Protocol):
 
     Attributes:
         lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
-        report: Figures of the last campaign, also after a failure. A call and ``campaign`` both set the figures. None =
-            no campaign began, or the last call ran the run of ``--lanes-replay``.
+        report: Figures of the last campaign, also after a failure; None = no campaign began, or the last call ran the run
+            of ``--lanes-replay``. A call and ``campaign`` both set the figures.
     """
 
     lanes_simulation: bool
@@ -133,9 +133,9 @@ def simulate(
     The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
     on.
 
-    A run fails by an exception of the test or a worker, a finding of a checker, an unfinished message, a deadlock, a
-    livelock, or a test beyond ``time_limit``. A run also fails if a worker does not stop, or if a state
-    (``World.check``) differs from the state of the run without faults. Ctrl-C and ``pytest.skip`` end the test as
+    A run fails by an exception of the test or a worker, a finding of a checker, or an unfinished message. A deadlock, a
+    livelock, a test beyond ``time_limit`` and a worker that does not stop fail the run too. So does a state
+    (``World.check``) that differs from the state of the run without faults. Ctrl-C and ``pytest.skip`` end the test as
     usual. A call of the test shrinks the first failing run, and raises ``SimulationFailed`` with a picture and the
     token of the smallest failing run.
 

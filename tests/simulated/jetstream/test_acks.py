@@ -64,7 +64,7 @@ def bodies(stage: Stage) -> list[bytes]:
 
 
 @pytest.mark.parametrize("shortcut", [True, False])
-def test_a_body_reaches_all_subjects_in_order_and_is_counted(shortcut: bool) -> None:
+def test_acknowledgements_are_sent_to_all_reply_subjects_in_order_and_counted(shortcut: bool) -> None:
     async def scene(stage: Stage) -> None:
         client: Any = stage.client
         if not shortcut:
@@ -96,7 +96,7 @@ def test_a_body_reaches_all_subjects_in_order_and_is_counted(shortcut: bool) -> 
 
 
 @pytest.mark.parametrize("state", ["connected", "draining"])
-def test_a_client_that_is_not_simply_connected_publishes_itself(state: str) -> None:
+def test_a_client_whose_connection_is_not_plain_sends_acknowledgements_itself(state: str) -> None:
     """While it reconnects, its own buffer bounds the unsent data. A draining client refuses further messages."""
 
     async def scene(stage: Stage) -> None:
@@ -331,7 +331,7 @@ def test_acknowledgements_that_were_not_sent_are_repeated_too() -> None:
 
 
 @pytest.mark.parametrize("mode", ["confirmed", "confirmed-at-drain"])
-def test_the_end_waits_until_the_server_has_acted_on_the_last_acknowledgement(mode: Any) -> None:
+def test_the_end_waits_until_the_server_has_processed_the_last_acknowledgement(mode: Any) -> None:
     async def scene(stage: Stage) -> None:
         tokens = await delivered(stage, 2)
         acks = acks_of(stage, mode)

@@ -149,7 +149,7 @@ def test_a_refused_creation_is_temporary_or_a_fault_of_the_setting(
     played(scene)
 
 
-def test_a_refused_look_is_no_reason_to_create_a_consumer() -> None:
+def test_a_consumer_whose_state_cannot_be_read_is_not_created() -> None:
     async def scene(stage: Stage) -> None:
         await stage.stream("S")
         stage.answer(INFO, refusal(503, 10_008, "no leader"))
@@ -187,7 +187,7 @@ def test_a_consumer_with_one_fault_is_refused_for_this_fault_alone(config: dict[
     played(scene)
 
 
-def test_faults_are_listed_and_each_has_its_limit() -> None:
+def test_all_faults_of_a_consumer_are_listed_with_their_limits() -> None:
     async def scene(stage: Stage) -> None:
         made = consumer_of(stage)
         assert made.misfits({"ack_policy": "explicit", "ack_wait": SECOND}) == "", "1 s is enough"
@@ -365,7 +365,7 @@ def test_the_state_of_a_consumer_counts_deliveries_and_acknowledgements() -> Non
     played(scene)
 
 
-def test_a_look_changes_nothing_and_shows_a_takeover_of_another_process() -> None:
+def test_reading_the_consumer_changes_nothing_and_shows_a_takeover_of_another_process() -> None:
     async def scene(stage: Stage) -> None:
         made = await found(stage)
         before = made.config

@@ -94,7 +94,7 @@ class Harness:
 
 @pytest.mark.parametrize("retention", get_args(Retention))
 @pytest.mark.parametrize("check", EPOCH_CHECKS, ids=lambda check: check.__name__)
-def test_the_durables_keep_the_contract(check: EpochCheck, retention: Retention) -> None:
+def test_the_durables_of_a_simulated_server_keep_the_contract(check: EpochCheck, retention: Retention) -> None:
     async def scene(stage: Stage) -> None:
         await stage.stream(STREAM, retention=retention)
         clients = [await stage.connect() for _ in range(3)]

@@ -57,7 +57,7 @@ class Harness:
 
 
 @pytest.mark.parametrize("check", LEASE_CHECKS, ids=lambda check: check.__name__)
-def test_the_bucket_keeps_the_contract(check: LeaseCheck) -> None:
+def test_a_bucket_of_a_simulated_server_keeps_the_contract_of_a_lease_store(check: LeaseCheck) -> None:
     async def scene(stage: Stage) -> None:
         await opened(stage)
         clients = [await stage.connect() for _ in range(4)]

@@ -57,7 +57,7 @@ async def real(script: Script, url: str) -> Seen:
         await client.close()
 
 
-def test_both_servers_deny_alike(fresh_nats: Callable[..., RealServer]) -> None:
+def test_the_simulated_and_the_real_server_refuse_alike(fresh_nats: Callable[..., RealServer]) -> None:
     script = a_denied_message_has_no_effect_and_is_an_error_of_the_client
     server = fresh_nats(config=USERS.format(denied=json.dumps(DENIED)[1:-1]))
     url = server.url.replace("nats://", "nats://app:app@")
@@ -65,5 +65,5 @@ def test_both_servers_deny_alike(fresh_nats: Callable[..., RealServer]) -> None:
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
-def test_both_servers_answer_alike(script: Script, nats_server: RealServer) -> None:
+def test_the_simulated_and_the_real_server_answer_alike(script: Script, nats_server: RealServer) -> None:
     assert simulated(script) == asyncio.run(real(script, nats_server.url))

@@ -248,7 +248,7 @@ def test_a_reset_without_a_leader_is_tried_again(caplog: pytest.LogCaptureFixtur
 
 
 @pytest.mark.parametrize("version", ["2.12.1", "2.14.0"])
-def test_a_hold_back_waits_until_the_server_returns_the_messages(
+def test_a_takeover_without_a_shrink_waits_until_the_server_redelivers_the_messages(
     version: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(stage: Stage) -> None:
@@ -371,7 +371,7 @@ def test_an_answered_shrink_ends_the_count_of_unanswered_ones() -> None:
 # --- more messages than room
 
 
-def test_more_messages_than_room_are_sorted_by_the_server() -> None:
+def test_the_server_sorts_the_messages_of_a_takeover_that_do_not_fit_into_the_room() -> None:
     async def scene(stage: Stage) -> None:
         await left(stage, 7, stored=9)
         made = await process(stage)
