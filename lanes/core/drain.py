@@ -2,8 +2,8 @@
 
 Most phases of a drain are a task for the runtime. The tasks let handlers end, cancel handlers, settle finished
 messages, write the store of attempts, and let the source release the partition. The runtime reports the result of each
-task to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and forget the
-partition.
+task to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and
+forget the partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
 ``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if the

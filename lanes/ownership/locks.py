@@ -48,7 +48,8 @@ class Locks(Protocol):
     """Locks of one process, by name.
 
     Each consumer has its own object, and makes all calls on one event loop. It calls ``open`` first, then ``run`` in a
-    task of its own. It calls ``aclose`` last, even if ``open`` failed. ``HeldLock`` is a ready ``Held`` for your own locks.
+    task of its own. It calls ``aclose`` last, even if ``open`` failed. ``HeldLock`` is a ready ``Held`` for your own
+    locks.
     """
 
     async def open(self) -> None:

@@ -29,8 +29,8 @@ class CohortStream:
 
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
-        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``. Without
-            indices, the whole subject selects, which needs nats-server 2.12 or newer if the subject ends with ``>``.
+        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``.
+            Without indices, the whole subject selects, which needs nats-server 2.12 or newer if it ends with ``>``.
         origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.

@@ -25,8 +25,8 @@ class JetStreamDeadLetters:
     The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
     reason. The origin is Source, Partition, Position, Subject, Key, Epoch, System (kind of the broker) and Incarnation
     (creation time of the stream). The reason is Attempts, Error, Error-Text and Time (seconds since 1970). Key,
-    Error-Text, System and Incarnation are percent-encoded. A message of a partitioned queue also has Queue (percent-encoded)
-    and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead letter.
+    Error-Text, System and Incarnation are percent-encoded. A message of a partitioned queue also has Queue
+    (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the

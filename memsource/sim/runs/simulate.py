@@ -49,8 +49,8 @@ class Simulation(Protocol):
 
     Attributes:
         lanes_simulation: True. The pytest plugin finds a simulated test by this attribute, without an import.
-        report: Figures of the last campaign, also after a failure; None = no campaign began, or the last call ran the run
-            of ``--lanes-replay``. A call and ``campaign`` both set the figures.
+        report: Figures of the last campaign, also after a failure; None = no campaign began, or the last call ran the
+            run of ``--lanes-replay``. A call and ``campaign`` both set the figures.
     """
 
     lanes_simulation: bool
