@@ -7,12 +7,18 @@ profile of Hypothesis decides: `full` in `make campaign`, and else `slice`. A te
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Final, TypeVar
 
 from hypothesis import Phase, settings
 
 SHARE: Final = 5
 """One run in so many is part of `make test`."""
+
+_Job = TypeVar("_Job")
+_Part = TypeVar("_Part")
 
 FULL: Final = "full"
 SLICE: Final = "slice"
@@ -46,3 +52,27 @@ def runs(every: int, *, least: int = 1) -> int:
         least: Number of runs that the test needs.
     """
     return every if is_full() else max(least, every // SHARE)
+
+
+def processes() -> int:
+    """Return the number of processes for the runs of a sliced test.
+
+    ``make test`` has a worker for each core and few runs, and a new process needs seconds for its imports.
+    """
+    return 2 if is_full() else 1
+
+
+def spread(function: Callable[[_Job], _Part], jobs: Sequence[_Job], processes: int) -> Iterator[_Part]:
+    """Call a function for each job, in several processes or in this one, and yield the results in order.
+
+    Args:
+        function: A function of a module, so that another process can import it.
+        jobs: The jobs.
+        processes: Number of processes; 1 = this process.
+    """
+    if processes == 1:
+        yield from map(function, jobs)
+        return
+    # A forked process would have the threads' locks of this one.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(function, jobs)

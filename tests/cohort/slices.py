@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_context
 from typing import Final
 
 from memsource import check
@@ -18,6 +16,7 @@ from memsource.sim.runs.campaign import Campaign
 from memsource.sim.runs.run import Conditions, Run
 from tests.cohort.app import app
 from tests.cohort.cases import broker, case_of
+from tests.effort import spread
 
 __all__ = ["BUDGET", "RUNS_A_SEED", "Tally", "campaign", "repeated_too_often", "slice_of", "tally"]
 
@@ -113,7 +112,6 @@ def tally(seeds: range) -> Tally:
     """Run the seeds by several processes at once. Blocks."""
     jobs = [(begin, min(begin + SEEDS_A_SLICE, seeds.stop)) for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)]
     result = Tally()
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(slice_of, jobs):
-            result += part
+    for part in spread(slice_of, jobs, PROCESSES):
+        result += part
     return result

@@ -6,13 +6,12 @@ import gc
 import importlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Final
 
 from memsource.adapters.campaign import AdapterReport, campaign
 from memsource.adapters.runs import Adapter
+from tests.effort import spread
 
 ADAPTERS: Final = {
     "kafka": ("tests.simulated.kafka.adapter", "KafkaAdapter"),
@@ -34,19 +33,16 @@ def adapter_of(name: str) -> Adapter:
     return make()
 
 
-def slice_of(name: str, begin: int, end: int) -> AdapterReport:
-    """Run the seeds ``begin`` to ``end - 1``."""
+def slice_of(name: str, seeds: range) -> AdapterReport:
+    """Run some seeds."""
     gc.collect()
-    return campaign(adapter_of(name), range(begin, end))
+    return campaign(adapter_of(name), seeds)
 
 
 def tally(name: str, seeds: range, *, processes: int = PROCESSES) -> AdapterReport:
-    """Run all seeds of an adapter, in several processes."""
-    begins = range(seeds.start, seeds.stop, SEEDS_A_SLICE)
-    ends = [min(begin + SEEDS_A_SLICE, seeds.stop) for begin in begins]
+    """Run all seeds of an adapter. Blocks."""
+    jobs = [range(begin, min(begin + SEEDS_A_SLICE, seeds.stop)) for begin in seeds[::SEEDS_A_SLICE]]
     result = AdapterReport()
-    # A forked process would have the threads' locks of this one.
-    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        for each in pool.map(partial(slice_of, name), begins, ends):
-            result += each
+    for each in spread(partial(slice_of, name), jobs, processes):
+        result += each
     return result

@@ -12,6 +12,7 @@ import pytest
 
 from memsource.adapters.choices import KINDS
 from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
+from tests.effort import is_full, processes, runs
 from tests.simulated.figures import figures_of
 from tests.simulated.jetstream.adapter import JetStreamAdapter
 from tests.simulated.jetstream.broker import LETTERS
@@ -26,12 +27,14 @@ def adapter() -> JetStreamAdapter:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.process
+@pytest.mark.long
+@pytest.mark.sliced
 def test_no_schedule_of_the_jetstream_adapter_breaks_a_promise() -> None:
-    report = tally("jetstream", range(SCHEDULES))
+    schedules = runs(SCHEDULES)
+    report = tally("jetstream", range(schedules), processes=processes())
     assert report.violations == []
-    assert report.schedules == SCHEDULES
-    assert set(report.faults) == set(KINDS)
+    assert report.schedules == schedules
+    assert not is_full() or set(report.faults) == set(KINDS)
 
 
 @pytest.mark.campaign

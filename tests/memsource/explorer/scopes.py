@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from memsource.explorer import GroupWorld, Scope, Violation, search
+from tests.effort import is_full, runs
 
 
 def keys(text: str) -> tuple[tuple[int, str], ...]:
@@ -15,6 +16,15 @@ def keys(text: str) -> tuple[tuple[int, str], ...]:
 def violation(scope: Scope) -> Violation | None:
     """The first violation of an exploration."""
     return search(GroupWorld(scope)).violation
+
+
+STATES: Final = 50_000
+"""About the number of states of a scope."""
+
+
+def nearest_states() -> int | None:
+    """The number of states that ``make test`` visits, those with the shortest paths; None = all states."""
+    return None if is_full() else runs(STATES)
 
 
 TWO_PARTITIONS: Final = ((0, "A"), (1, "B"), (0, "A"))

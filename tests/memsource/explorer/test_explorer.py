@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from memsource.explorer import AckWorld, GroupWorld, Scope, invariants, search
-from tests.memsource.explorer.scopes import ACKS, DAILY, SOAK, keys, violation
+from tests.effort import is_full
+from tests.memsource.explorer.scopes import ACKS, DAILY, SOAK, keys, nearest_states, violation
 
 NO_DRAIN = Scope(
     messages=keys("AAB"),
@@ -19,15 +20,17 @@ NO_DRAIN = Scope(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # ten seconds of computing, which take minutes on a busy machine
+@pytest.mark.sliced
+@pytest.mark.timeout(300)  # seconds of computing, which take minutes on a busy machine
 @pytest.mark.parametrize("name", DAILY)
 def test_the_engine_keeps_its_promises_in_every_order_of_events(name: str) -> None:
     scope = DAILY[name]
-    exploration = search(GroupWorld(scope))
+    exploration = search(GroupWorld(scope), max_states=nearest_states())
     print(f"{name}: {exploration}")
     assert exploration.violation is None, str(exploration.violation)
-    assert exploration.complete
-    assert scope.unreached(exploration.reached) == []
+    if is_full():
+        assert exploration.complete
+        assert scope.unreached(exploration.reached) == []
 
 
 def test_an_exploration_that_misses_a_branch_is_noticed() -> None:
@@ -39,12 +42,15 @@ def test_an_exploration_that_misses_a_branch_is_noticed() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.parametrize("name", ACKS)
 def test_individual_acknowledgements_keep_the_promises_too(name: str) -> None:
     scope, redeliveries = ACKS[name]
-    exploration = search(AckWorld(scope, redeliveries))
+    exploration = search(AckWorld(scope, redeliveries), max_states=nearest_states())
     print(f"{name}: {exploration}")
     assert exploration.violation is None, str(exploration.violation)
+    if not is_full():
+        return
     assert exploration.complete
     expected = {"delivered", "delivered again", "held when it came again", "settled when it came again"}
     expected |= {"starts a handler", "ends well", "settles", "acknowledged", "no further event"}

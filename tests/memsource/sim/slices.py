@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import get_context
+from itertools import islice
 from typing import Final, Literal
 
 from memsource.checkers import CHECKERS, NoDuplicateCleanly
@@ -18,6 +17,7 @@ from memsource.sim.plans.plan import FAULT_KINDS, IMPOSSIBLE_FAULTS, Plan
 from memsource.sim.plans.token import encode
 from memsource.sim.runs.campaign import RECHECKED, Campaign
 from memsource.sim.runs.run import Conditions, Run, Test
+from tests.effort import spread
 from tests.memsource.sim.app import app, broker, case_of, unfilled
 from tests.memsource.sim.watched import Watching
 
@@ -136,9 +136,9 @@ def campaign(
     return Campaign(conditions, runs=runs, budget=possible, personalities=(personality,), seed=seed)
 
 
-def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
+def slice_of(job: tuple[Kind, PersonalityName, int, int, int, int]) -> Tally:
     """Run the seeds ``begin`` to ``end - 1``: several schedules of each kind for each seed, or every crash point."""
-    kind, personality, begin, end, runs = job
+    kind, personality, begin, end, runs, every = job
     result = Tally()
     # Existing objects stay, so later collections need not visit them.
     gc.collect()
@@ -157,7 +157,7 @@ def slice_of(job: tuple[Kind, PersonalityName, int, int, int]) -> Tally:
             clean = made.judged(Plan(personality, seed))
             result.add(clean)
             result.sweeps += 1
-            for crash in crash_sweep(clean.boundaries):
+            for crash in islice(crash_sweep(clean.boundaries), 0, None, every):
                 result.add(made.judged(Plan(personality, seed, crash)))
         result.happened["degraded"] += sum(each.degraded for each in brokers)
     return result
@@ -172,16 +172,21 @@ def _kept(brokers: list[Watching], plan: Plan) -> Personality:
 
 
 def tally(
-    kind: Kind, seeds: range, personalities: Iterable[PersonalityName] = PERSONALITIES, runs: int = RUNS_A_SEED
+    kind: Kind,
+    seeds: range,
+    personalities: Iterable[PersonalityName] = PERSONALITIES,
+    runs: int = RUNS_A_SEED,
+    *,
+    every: int = 1,
+    processes: int = PROCESSES,
 ) -> Tally:
-    """Run the slices in several processes at once. Blocks."""
+    """Run the slices. Blocks. A sweep crashes at one in ``every`` boundaries."""
     jobs = [
-        (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop), runs)
+        (kind, personality, begin, min(begin + SEEDS_A_SLICE, seeds.stop), runs, every)
         for begin in range(seeds.start, seeds.stop, SEEDS_A_SLICE)
         for personality in personalities
     ]
     result = Tally()
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(slice_of, jobs):
-            result += part
+    for part in spread(slice_of, jobs, processes):
+        result += part
     return result

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from memsource.personality import PERSONALITIES
-from tests.effort import runs
-from tests.memsource.sim.slices import RUNS_A_SEED, tally
+from tests.effort import SHARE, is_full, processes, runs
+from tests.memsource.sim.slices import PROCESSES, RUNS_A_SEED, tally
 from tests.mutants.campaigns import RUNS as HUNTED_RUNS
 from tests.mutants.campaigns import RUNS_A_SEED as HUNTED_RUNS_A_SEED
 
@@ -20,13 +20,13 @@ SWEPT_SEEDS = 20
 QUICKLY_SWEPT_SEEDS = 3
 
 
-@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.sliced
 @pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
 def test_no_schedule_breaks_a_promise() -> None:
     """These are the schedules in which ``tests/mutants`` finds its planted faults."""
     seeds = runs(HUNTED_RUNS // HUNTED_RUNS_A_SEED)
-    result = tally("schedules", range(seeds), runs=HUNTED_RUNS_A_SEED)
+    result = tally("schedules", range(seeds), runs=HUNTED_RUNS_A_SEED, processes=processes())
     assert result.found == []
     assert result.runs == seeds * HUNTED_RUNS_A_SEED * len(PERSONALITIES)
 
@@ -42,11 +42,11 @@ def test_no_schedule_of_twenty_thousand_breaks_a_promise(record_property: Callab
     assert result.missing() == []
 
 
-@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.sliced
 @pytest.mark.timeout(600)
 def test_no_crash_at_any_boundary_breaks_a_promise() -> None:
-    sweep(range(runs(QUICKLY_SWEPT_SEEDS)))
+    sweep(range(runs(QUICKLY_SWEPT_SEEDS)), every=1 if is_full() else SHARE, processes=processes())
 
 
 @pytest.mark.campaign
@@ -55,9 +55,9 @@ def test_no_crash_at_any_boundary_of_twenty_seeds_breaks_a_promise() -> None:
     sweep(range(QUICKLY_SWEPT_SEEDS, SWEPT_SEEDS))
 
 
-def sweep(seeds: range) -> None:
-    """Crash at every boundary of the clean run of each seed, on each broker."""
-    result = tally("sweep", seeds)
+def sweep(seeds: range, *, every: int = 1, processes: int = PROCESSES) -> None:
+    """Crash at one in ``every`` boundaries of the clean run of each seed, on each broker."""
+    result = tally("sweep", seeds, every=every, processes=processes)
     assert result.found == []
     assert result.sweeps == len(seeds) * len(PERSONALITIES)
     assert result.happened["fault: crash"] == result.runs - result.sweeps

@@ -104,7 +104,9 @@ class Desk:
 
 @every_protocol
 @pytest.mark.parametrize("hands_over", [True, False], ids=["metadata", "prefix"])
-def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(protocol: RebalanceProtocol, hands_over: bool) -> None:
+def test_in_the_simulator_a_nak_of_message_5_commits_position_5_and_the_restart_begins_there(
+    protocol: RebalanceProtocol, hands_over: bool
+) -> None:
     async def test(world: World) -> None:
         published(world, *map(str, range(10)))
         desk = Desk(bad="5", error=Nak(delay=LONG))
@@ -124,7 +126,7 @@ def test_nak_5_then_ack_6_to_9_commits_5_and_restart_begins_at_5(protocol: Rebal
 
 
 @every_protocol
-def test_stuck_key_does_not_stop_others(protocol: RebalanceProtocol) -> None:
+def test_in_the_simulator_a_stuck_key_does_not_stop_other_keys(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         for partition in (0, 1):
             published(world, *["a", "b", "c", "stuck" if partition == 0 else "d"] * 5, partition=partition)
@@ -161,7 +163,9 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @every_protocol
-def test_max_ahead_names_the_blocker(protocol: RebalanceProtocol, heard: list[str]) -> None:
+def test_in_the_simulator_a_partition_at_max_ahead_names_the_message_that_blocks_it(
+    protocol: RebalanceProtocol, heard: list[str]
+) -> None:
     async def test(world: World) -> None:
         heard.clear()
         published(world, "stuck", *map(str, range(30)))
@@ -187,7 +191,9 @@ def test_max_ahead_names_the_blocker(protocol: RebalanceProtocol, heard: list[st
 
 
 @every_protocol
-def test_late_commits_are_requested_without_a_warning(protocol: RebalanceProtocol, heard: list[str]) -> None:
+def test_in_the_simulator_late_commits_are_requested_without_a_warning(
+    protocol: RebalanceProtocol, heard: list[str]
+) -> None:
     async def test(world: World) -> None:
         heard.clear()
         published(world, *map(str, range(100)))
@@ -292,7 +298,7 @@ async def later(condition: Callable[[], bool]) -> None:
 
 
 @every_protocol
-def test_revoke_drains_before_release(protocol: RebalanceProtocol) -> None:
+def test_in_the_simulator_a_revoke_drains_before_the_release(protocol: RebalanceProtocol) -> None:
     async def test(world: World) -> None:
         published(world, "held", "a")
         published(world, "held", "a", partition=1)
@@ -315,7 +321,7 @@ def test_revoke_drains_before_release(protocol: RebalanceProtocol) -> None:
 
 @every_protocol
 @pytest.mark.parametrize("hands_over", [True, False], ids=["metadata", "prefix"])
-def test_clean_rebalance_repeats_nothing(protocol: RebalanceProtocol, hands_over: bool) -> None:
+def test_in_the_simulator_a_clean_rebalance_repeats_nothing(protocol: RebalanceProtocol, hands_over: bool) -> None:
     async def test(world: World) -> None:
         desk = Desk()
         workers: list[Worker] = []
@@ -333,7 +339,9 @@ def test_clean_rebalance_repeats_nothing(protocol: RebalanceProtocol, hands_over
 
 
 @every_protocol
-def test_a_lost_partition_commits_nothing_and_zombie_result_is_fenced(protocol: RebalanceProtocol) -> None:
+def test_in_the_simulator_a_lost_partition_commits_nothing_and_its_late_results_do_not_count(
+    protocol: RebalanceProtocol,
+) -> None:
     async def test(world: World) -> None:
         desk = Desk(held="held")
         workers = world.workers(2, desk.app(concurrency=4, commit_interval=0.0))

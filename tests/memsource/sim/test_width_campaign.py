@@ -11,17 +11,17 @@ from typing import Final
 
 import pytest
 
-from tests.effort import is_full, runs
+from tests.effort import is_full, processes, runs
 from tests.memsource.sim.widths import SOMETIMES, tally
 
 SCHEDULES: Final = int(os.environ.get("SCHEDULES") or 2_000)
 
 
-@pytest.mark.process
+@pytest.mark.long
 @pytest.mark.sliced
 @pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
 def test_no_change_of_a_width_strands_a_message() -> None:
-    result = tally(runs(100))
+    result = tally(runs(100), processes=processes())
     assert result.found == []
     assert result.runs == runs(100)
     assert not is_full() or [name for name in SOMETIMES if not result.happened[name]] == []

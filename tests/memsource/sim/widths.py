@@ -10,11 +10,9 @@ import gc
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from typing import Any, Final, Literal
 
 import anyio
@@ -31,6 +29,7 @@ from memsource.sim.runs.campaign import Campaign
 from memsource.sim.runs.run import Conditions
 from memsource.sim.world.worker import App, MemoryRecorder, Worker
 from memsource.sim.world.world import World
+from tests.effort import spread
 from tests.memsource.sim.slices import PROCESSES, Tally
 
 QUEUE: Final = "updates"
@@ -353,13 +352,12 @@ def slice_of(job: _Slice) -> Tally:
     return result
 
 
-def tally(schedules: int) -> Tally:
-    """Make this number of runs, 1 or more, in two processes. Blocks."""
+def tally(schedules: int, *, processes: int = PROCESSES) -> Tally:
+    """Make this number of runs, 1 or more. Blocks."""
     jobs = [_Slice(begin, min(begin + _RUNS_A_SLICE, schedules)) for begin in range(0, schedules, _RUNS_A_SLICE)]
     result = Tally()
-    with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        for part in pool.map(slice_of, jobs):
-            result += part
+    for part in spread(slice_of, jobs, processes):
+        result += part
     return result
 
 

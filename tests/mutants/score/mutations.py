@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -54,16 +54,17 @@ class Mutation:
         return int.from_bytes(hashlib.sha256(f"{self.file} {self.name}".encode()).digest()[:4], "big")
 
 
-def mutations_of(path: Path, file: str) -> list[Mutation]:
-    """Return all mutations of a file, in the order of its lines.
+def mutations_of(path: Path, file: str, functions: Collection[str] | None = None) -> list[Mutation]:
+    """Return the mutations of a file, in the order of its lines.
 
     Args:
         path: The file.
         file: Name of the file in the results.
+        functions: Qualified names of the outermost functions to change; None = all functions.
     """
     text = path.read_text()
     wrapper = MetadataWrapper(cst.parse_module(text))
-    visitor = _Visitor(wrapper.module, text, file)
+    visitor = _Visitor(wrapper.module, text, file, functions)
     wrapper.visit(visitor)
     return visitor.found
 
@@ -82,13 +83,14 @@ def sampled(mutations: Iterable[Mutation], every: int, seed: int) -> list[Mutati
 class _Visitor(cst.CSTVisitor):  # type: ignore[misc]
     METADATA_DEPENDENCIES = (PositionProvider, ByteSpanPositionProvider)
 
-    def __init__(self, module: cst.Module, text: str, file: str) -> None:
+    def __init__(self, module: cst.Module, text: str, file: str, functions: Collection[str] | None) -> None:
         super().__init__()
         self.found: list[Mutation] = []
         self._module = module
         self._bytes = text.encode()
         self._lines = text.splitlines()
         self._file = file
+        self._functions = functions
         self._names: list[str] = []
         self._outer: cst.FunctionDef | None = None
         self._outer_name = ""
@@ -105,8 +107,11 @@ class _Visitor(cst.CSTVisitor):  # type: ignore[misc]
     def visit_FunctionDef(self, node: cst.FunctionDef) -> bool:  # noqa: N802 - libcst's name
         outermost = self._outer is None
         if outermost:
+            name = ".".join((*self._names, node.name.value))
+            if self._functions is not None and name not in self._functions:
+                return False
             self._outer = node
-            self._outer_name = ".".join((*self._names, node.name.value))
+            self._outer_name = name
             first = node.decorators[0] if node.decorators else node
             self._def_line = self._range(first).start.line
             self._digest = hashlib.sha256(self._module.code_for_node(node).encode()).hexdigest()[:16]
