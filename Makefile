@@ -50,7 +50,7 @@ test: environment-dev  ## all tests but the slow ones and the campaign, on real 
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-fast: environment-dev  ## the tests without a broker or a child process, after each edit [ARGS="-k ledger"]
-	@exec .venv/bin/python -m pytest --fast -n 4 --dist worksteal $(FAST) $(ARGS)
+	@exec .venv/bin/python -m pytest --fast -m "not slow and not campaign" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 campaign: environment-dev  ## all runs of sliced tests, 20,000 simulated schedules of whole consumers, 5,000 of each real adapter, 2,000 with changes of a width; the last line is JSON [SCHEDULES=5000]
 	$(if $(ARGS),,@.venv/bin/python -m pytest -m "(sliced or hypothesis) and not slow" --hypothesis-profile full -n 2 --dist worksteal)

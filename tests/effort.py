@@ -1,4 +1,4 @@
-"""The effort of tests with many runs: `make test` makes one run in five, and `make campaign` makes all of them.
+"""The effort of tests with many runs: `make test` makes one run in ten, and `make campaign` makes all of them.
 
 Such a test has the mark `sliced`, by which `make campaign` selects it. It asks this module for its number of runs. The
 profile of Hypothesis decides: `full` in `make campaign`, and else `slice`. A test with `@given` has the mark
@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from hypothesis import Phase, settings
 
-SHARE: Final = 5
+SHARE: Final = 10
 """One run in so many is part of `make test`."""
 
 _Job = TypeVar("_Job")

@@ -15,6 +15,7 @@ from tests.core.test_partition_budgets_machine import BudgetMachine, BudgetModes
 EXAMPLES: Final = {EngineMachine: 20, ModesMachine: 20, BudgetMachine: 12, BudgetModesMachine: 8}
 
 
+@pytest.mark.brief
 @pytest.mark.parametrize("machine", EXAMPLES, ids=lambda machine: machine.__name__)
 @pytest.mark.timeout(400)  # as in the long runs of these machines
 def test_a_few_examples_of_each_state_machine_agree_with_its_model(machine: type[RuleBasedStateMachine]) -> None:

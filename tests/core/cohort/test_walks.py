@@ -19,7 +19,7 @@ SLICE = 3_000
 @pytest.mark.sliced
 @pytest.mark.timeout(300)
 def test_walks_reach_every_pair_of_faults_in_every_phase() -> None:
-    result = tally(range(runs(SLICE)))
+    result = tally(range(runs(SLICE, least=600)))
     assert result.violations == []
     assert result.unreached == [] if is_full() else len(result.pairs) > 100
 

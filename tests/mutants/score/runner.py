@@ -226,6 +226,8 @@ class Runner:
 def run(tests: Iterable[str], runner: Runner) -> int:
     """Run a runner in pytest, and return the exit status of pytest. Blocks for seconds to hours."""
     arguments = [
+        "-m",
+        "not slow and not campaign",
         "-p",
         "no:randomly",
         "-p",
