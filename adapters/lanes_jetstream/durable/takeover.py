@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -260,7 +260,10 @@ class Takeover:
             if wanted > self._capacity:
                 await self._requeue_in_one_batch(wanted)
                 return []
-            if await self._collect(wanted, collected, state.highest) or only_lost:
+            whole = await self._collect(wanted, collected, state.highest)
+            if only_lost:
+                self._check_numbers(collected.values())
+            if whole or only_lost:
                 break
             # No more messages arrive, because some were acknowledged in the meantime or had not expired.
             wanted = (await self.durable.refresh()).unacknowledged
@@ -275,9 +278,15 @@ class Takeover:
         """
         dropped: dict[int, Msg] = {}
         came = 0
-        while came < count and await self._collect(min(self._capacity, count - came), dropped, None):
+        while came < count:
+            whole = await self._collect(min(self._capacity, count - came), dropped, None)
             came += len(dropped)
             dropped.clear()
+            if not whole:
+                break
+        # A message that the server has not sent stays in front of the batch. Messages may have been acknowledged.
+        if came < count and came < (await self.durable.refresh()).unacknowledged:
+            raise NoAnswer(f"{self.name}: only {came} of {count} unacknowledged messages arrived")
         if not await self._shrink(count):
             raise SourceError(
                 f"{self.name}: an earlier run left {count} messages unacknowledged, and max_in_flight="
@@ -304,6 +313,12 @@ class Takeover:
             if highest is not None and max(collected) > highest:
                 return True
         return True
+
+    def _check_numbers(self, collected: Collection[Msg]) -> None:
+        """Raise ``NoAnswer`` if a delivery is missing among the collected ones, so that another pass collects it."""
+        numbers = sorted(sequences(raw.reply)[1] for raw in collected)
+        if numbers and numbers[-1] - numbers[0] >= len(numbers):
+            raise NoAnswer(f"{self.name}: a delivery between {numbers[0]} and {numbers[-1]} is missing")
 
     async def _shrink(self, count: int) -> bool:
         """Requeue all unacknowledged messages by a shrink of ack_wait.

@@ -297,6 +297,22 @@ def test_a_hold_back_begins_again_after_a_lost_connection(caplog: pytest.LogCapt
     assert any("takeover not finished" in line for line in lines(caplog))
 
 
+def test_after_a_hold_back_a_lost_delivery_is_collected_with_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        await left(stage, 0, stored=4)
+        made = await process(stage, hold_back=True)
+        assert await made.run() == []
+        assert await made.take(3) == [1, 2, 3]
+        made.pulls.interrupt("ended", "409 Server Shutdown")
+        lost = iter((False, True))
+        stage.server._loses = lambda member, reply: next(lost, False)
+        assert await made.run(highest=3) == [1, 2, 3]
+        assert await made.take(1) == [4]
+
+    played(scene)
+    assert "takeover not finished (jetstream S/work: a delivery between 4 and 6 is missing)" in caplog.text
+
+
 def test_after_a_reconnect_a_hold_back_asks_for_no_more_than_the_room() -> None:
     """Messages that this process holds do not return, and new messages would arrive in their place."""
 
@@ -382,6 +398,22 @@ def test_the_server_sorts_the_messages_of_a_takeover_that_do_not_fit_into_the_ro
         assert await made.take(9) == [*range(1, 10)]
 
     played(scene)
+
+
+def test_more_messages_than_room_are_sorted_although_a_delivery_of_theirs_is_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server keeps a message that it has not sent yet in front of those that it queues later."""
+
+    async def scene(stage: Stage) -> None:
+        await left(stage, 5, stored=6)
+        made = await process(stage)
+        consumer(stage).losing = 1
+        assert await made.run(Room(4, 1000)) == []
+        assert await made.take(6) == [*range(1, 7)]
+
+    played(scene)
+    assert "takeover not finished (jetstream S/work: only 3 of 5 unacknowledged messages arrived)" in caplog.text
 
 
 def test_more_messages_than_room_need_a_shrink() -> None:
