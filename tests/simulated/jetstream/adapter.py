@@ -48,6 +48,11 @@ _TIGHT: Final = 0.15
 _OFTEN_SLOW: Final = 0.4
 """Share of the handlers that take long in such a run."""
 
+_LOSES: Final = 0.1
+_LATER: Final = ((11.0, 3),) * 4
+"""Share of the runs with a durable in which the server loses deliveries before and long after the end of a connection,
+and the traffic that such a run has in addition."""
+
 
 class JetStreamAdapter:
     """The side of ``lanes_jetstream``. One object makes one run at a time."""
@@ -100,6 +105,10 @@ class JetStreamAdapter:
             settings = replace(alike, concurrency=rng.choice([1, 2, 4]), max_in_flight=many)
             others = (replace(alike, concurrency=1, max_in_flight=few),)
             deploys, self._requeues = rng.choice(_DEPLOYS), True
+        if self._use == "durable" and rng.random() < _LOSES:
+            self._extras = replace(self._extras, loses=True)
+            further = sum(count for _, count in _LATER)
+            drawn = replace(drawn, waves=(*drawn.waves, *_LATER), outcomes=(*drawn.outcomes, *(further * (0,))))
         if self._use == "cohort" and rng.random() < _TIGHT:
             # A partition at its bound keeps what has arrived, while other partitions take the whole room.
             settings = replace(settings, concurrency=2, max_in_flight=4, max_in_flight_per_partition=rng.choice([1, 2]))

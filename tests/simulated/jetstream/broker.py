@@ -114,6 +114,7 @@ class JetStreamBroker(KeepsDeadLetters):
         topic: The messages that the stream stores.
         members: The sources so far.
         deleted: The removed messages, by the name of the partition and the position.
+        losses: Times after each of which the first delivery of a durable is lost, if its connection has lost none.
         refused: Number of processes that ended because another process ran on their durable.
     """
 
@@ -198,7 +199,7 @@ class JetStreamBroker(KeepsDeadLetters):
         self._inbox = ""
         self._free = asyncio.Event()
         loses = use == "durable" and rng.random() < _LOSES
-        self._loses_at = sorted(rng.random() * _LOST_WITHIN for _ in range(_LOSSES if loses else 0))
+        self.losses = sorted(rng.random() * _LOST_WITHIN for _ in range(_LOSSES if loses else 0))
 
     def __repr__(self) -> str:
         return f"<JetStreamBroker {self.server!r}>"
@@ -378,6 +379,11 @@ class JetStreamBroker(KeepsDeadLetters):
         del log.records[sequence]
         self.deleted.add((str(PartitionId(STREAM, number)), sequence))
 
+    def disconnect_all(self) -> None:
+        """End the connections of all members."""
+        for each in self.members:
+            self.network.disconnect(each.member)
+
     async def turn(self, member: str) -> None:
         """Wait for the turn of a member, because a supervisor runs one process at a time on a durable."""
         while self._use == "durable" and self._running not in (None, member):
@@ -430,9 +436,9 @@ class JetStreamBroker(KeepsDeadLetters):
         connection = max((each.number for each in self.server.sessions if each.member == member), default=0)
         if self._durable and (first or connection == self._lost_on):
             return False
-        due = bool(self._loses_at) and self._loses_at[0] <= self.now
+        due = bool(self.losses) and self.losses[0] <= self.now
         if due:
-            self._loses_at.pop(0)
+            self.losses.pop(0)
         # A connection neither delays nor repeats a single delivery.
         asked = "delivery" in self._faulty
         lost = due or (asked and self._world.exchange(member, "delivery", self.phase(member)).kind in OF_REQUESTS)

@@ -30,6 +30,12 @@ _FAILS_WITHIN: Final = 15.0
 _RECENTLY: Final = 30.0
 """Seconds after a denied request within which its process may end by it."""
 
+_LOSES_WITHIN: Final = 15.0
+_LOSES_FROM: Final = 46.0
+_LOSES_UNTIL: Final = 70.0
+"""First seconds of a run in which a delivery is lost, and then a connection ends; and the seconds between which further
+deliveries are lost. In between, a process may take deliveries for those of its earlier connection."""
+
 _EXTRA: Final = 0.6
 """Share of the callbacks of a run with extra events that are such events."""
 
@@ -41,10 +47,12 @@ class Extras:
     Attributes:
         removes: Whether the stream removes its first messages, as by its limits, also undelivered ones.
         forbids: Whether the user of the members loses a permission for a while.
+        loses: Whether the server loses deliveries of a durable before and long after it ends a connection.
     """
 
     removes: bool = False
     forbids: bool = False
+    loses: bool = False
 
 
 class Host(Protocol):
@@ -52,6 +60,7 @@ class Host(Protocol):
 
     server: NatsServer
     stream: MessageStream
+    losses: list[float]
 
     @property
     def now(self) -> float:
@@ -59,6 +68,9 @@ class Host(Protocol):
 
     def removed(self, sequence: int) -> None:
         """Note the removal of a message."""
+
+    def disconnect_all(self) -> None:
+        """End the connections of all members."""
 
     def works_on(self, session: Session, since: float) -> bool:
         """Whether the source of a connection works, and no fault has hindered its process since a time."""
@@ -99,6 +111,11 @@ class Events:
             call_at(rng.random() * _REMOVED_WITHIN, self._remove)
         if self.extras.forbids:
             call_at(rng.random() * _FORBIDDEN_WITHIN, self._forbid)
+        if self.extras.loses:
+            first = rng.random() * _LOSES_WITHIN
+            later = sorted(rng.uniform(_LOSES_FROM, _LOSES_UNTIL) for _ in range(2))
+            self._host.losses = [first, *later]
+            call_at(rng.uniform(first, _LOSES_WITHIN), self._host.disconnect_all)
 
     def callback(self) -> bool:
         """Let one event happen instead of a callback, in some cases. Return whether it has happened."""
