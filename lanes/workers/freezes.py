@@ -8,8 +8,8 @@ until the source has confirmed the partitions.
 
 The watch compares the time at each ``look`` with the time of the last one. The thread that watches the event loop looks
 every ``PULSE`` seconds, so a longer time between two looks is a freeze. A slow handler and a long drain are no freezes.
-The thread may wake later than the workers, so the workers look too, before they start a handler.
-``StartLooks`` bounds the number of these looks by time.
+The thread may wake later than the workers, so the workers look too, before they start a handler. A woken worker looks
+with the time that it reads anyway. ``StartLooks`` bounds the number of the other looks by time.
 """
 
 from __future__ import annotations
@@ -108,7 +108,8 @@ class FreezeWatch:
 class StartLooks:
     """Decides which starts of handlers look for a freeze, so that the clock is not read for each message.
 
-    Every start looks at the usual rates, up to 5,000 a second. Above this rate one start in 16 looks.
+    A woken worker looks with the time of its wake-up. Other starts look themselves, because the process may have been
+    frozen since the last look: each of them up to 5,000 a second, and one in 16 above this rate.
 
     Args:
         watch: The watch.
@@ -124,6 +125,15 @@ class StartLooks:
         self._looks = 0
         self._since = clock()
         self.until = 1
+
+    def woken(self, now: float) -> bool:
+        """Look for a freeze with the time of a wake-up, and return whether the handler must wait.
+
+        The next start needs no look, so the worker must start its handler before it suspends.
+        """
+        held = self._watch.look(now)
+        self.until = max(self.until, 2)
+        return held
 
     def look(self) -> bool:
         """Look for a freeze, and return whether the handler must wait."""

@@ -221,6 +221,8 @@ class TaskWorkers:
             self._batch_start = now
         elif not self._waking:
             self._wake_limit.started(self._ran, now - self._batch_start)
+        if self._looks is not None and self._looks.woken(now):
+            self._yielding = True
         self.wake(taking=1)
 
     async def _work(self, worker: _Worker) -> None:
@@ -256,7 +258,7 @@ class TaskWorkers:
                 continue
             if looks is not None:
                 looks.until -= 1
-                if looks.until <= 0 and looks.look():
+                if looks.until <= 0 and engine.ready and looks.look():
                     self._yielding = True
                     continue
             message = engine.take()
@@ -361,6 +363,9 @@ class TaskWorkers:
             # The first worker of the loop's next round starts a new slice for all of them.
             self._round += 1
             self._yielding = False
+            if self._looks is not None:
+                # The process may have been frozen in the loop's turn, after the look of a woken worker.
+                self._looks.until = 1
             if freezes is not None and freezes.held:
                 # A thread may have called ``hold`` just before.
                 self._yielding = True

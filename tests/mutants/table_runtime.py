@@ -215,6 +215,15 @@ RUNTIME: Final = (
         ("NothingStartsInDoubt",),
     ),
     Mutant(
+        "woken_workers_do_not_look_for_a_freeze",
+        "lanes.workers.freezes",
+        "        held = self._watch.look(now)",
+        "        held = self._watch.held",
+        "a message that wakes a worker after a freeze starts, although the partition may be lost",
+        "kafka",
+        ("NothingStartsInDoubt",),
+    ),
+    Mutant(
         "handlers_start_without_a_confirmation",
         "lanes.runtime.confirmation",
         "            confirmed = set(await self._source.confirm(self._left(set())))",

@@ -239,6 +239,77 @@ async def test_a_freeze_of_an_idle_process_is_noticed(monkeypatch: pytest.Monkey
         assert await run.stop() is None
 
 
+@pytest.fixture
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread and no task looks for a freeze, so only starts of handlers look."""
+    monkeypatch.setattr("lanes.workers.loop_watch.LoopWatch.start", lambda watch, message_in: True)
+
+
+@pytest.mark.anyio
+async def test_a_message_that_wakes_a_worker_after_a_freeze_does_not_start(unwatched: None) -> None:
+    broker, work = MemoryBroker(), Work(0)
+    source = ConfirmingSource(broker)
+    async with started(consumer_of(source, work.one, concurrency=2)) as run:
+        await until(lambda: run.consumer.ready)
+        for freezes_before in (False, True):
+            if freezes_before:
+                freeze()
+            broker.publish("x", key="a")
+            await until(lambda: source.asked if freezes_before else not broker.unfinished)  # noqa: B023
+        await anyio.sleep(0.1)
+        assert work.started == [0]
+        source.allow()
+        await until(lambda: not broker.unfinished)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_freeze_while_a_woken_worker_yields_to_the_loop_is_noticed(unwatched: None) -> None:
+    broker, work = MemoryBroker(), Work(0)
+    source = ConfirmingSource(broker)
+    consumer = consumer_of(source, work.one, concurrency=1)
+    async with started(consumer) as run:
+        await until(lambda: run.consumer.ready)
+        workers: Any = consumer._life.run.workers  # type: ignore[union-attr]
+        # The slice is used up when the worker wakes, and the process freezes in the loop's turn.
+        workers._yielding, yields = True, workers._yield_to_loop
+
+        async def freezing() -> None:
+            freeze()
+            await yields()
+
+        workers._yield_to_loop = freezing
+        broker.publish("x", key="a")
+        await until(lambda: source.asked)
+        workers._yield_to_loop = yields
+        await anyio.sleep(0.1)
+        assert work.started == []
+        source.allow()
+        await until(lambda: not broker.unfinished)
+        assert await run.stop() is None
+
+
+@pytest.mark.anyio
+async def test_a_message_that_wakes_a_worker_costs_no_clock_read(unwatched: None) -> None:
+    """The look shares the read of the wake-up, and a worker without a next message does not look."""
+
+    async def reads(source: MemorySource, broker: MemoryBroker) -> int:
+        async with started(consumer_of(source, Work(0).one, concurrency=2)) as run:
+            await until(lambda: run.consumer.ready)
+            broker.publish("x", key="a")
+            await until(lambda: not broker.unfinished)
+            before = CLOCK.asked
+            for _ in range(20):
+                broker.publish("x", key="a")
+                await until(lambda: not broker.unfinished)
+            asked = CLOCK.asked - before
+            assert await run.stop() is None
+            return asked
+
+    watched, plain = MemoryBroker(), MemoryBroker()
+    assert await reads(ConfirmingSource(watched), watched) == await reads(MemorySource(plain), plain)
+
+
 @pytest.mark.anyio
 async def test_no_dead_letter_is_written_before_the_partitions_are_confirmed() -> None:
     broker = published("a")
@@ -530,6 +601,10 @@ async def test_the_clock_is_not_read_for_each_message() -> None:
         return clock.reads - before
 
     assert start(100, 0.1) >= 99
+    for _ in range(10):
+        assert not looks.woken(clock.now)
+        assert start(1, 0.001) == 0
+    assert start(10, 0.01) == 10
     clock.now += 1.0
     assert start(100_000, 1.0) < 12_000
 
