@@ -8,11 +8,11 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypedDict
+from typing import Final, NoReturn, Self, TypedDict
 
 import anyio
 
@@ -22,10 +22,10 @@ from lanes.clock import Clock, monotonic
 from lanes.config import Settings
 from lanes.core.partition_budgets import make_engine
 from lanes.core.policy import Policy, RetryPolicy
-from lanes.core.types import Partition, PartitionKey, key_bytes
+from lanes.core.types import Message, Partition, PartitionKey, key_bytes
 from lanes.errors import ConfigError, LanesError
 from lanes.events import GroupEvent, OnEvent
-from lanes.handlers import Decode, Handler, check_handler
+from lanes.handlers import Decode, Handler, check_handler, handler_name
 from lanes.history.journal import Journal, close_journal, journal_of, recorder
 from lanes.history.recorder import History
 from lanes.history.rules import Rules
@@ -37,6 +37,7 @@ from lanes.runtime.cancellation import drain_on_cancel, stop_on_second_cancel, t
 from lanes.runtime.consumer_arguments import check_import, check_options, check_settings, check_source, use_source
 from lanes.runtime.lifecycle import Lifecycle
 from lanes.runtime.run import Run
+from lanes.runtime.survivors import report_survivors
 from lanes.source import (
     Addressed,
     Connected,
@@ -105,6 +106,34 @@ class Consumer:
             settings contradict each other.
     """
 
+    # A setting that is assigned to the consumer, such as `consumer.concurrency = 5`, would have no effect.
+    __slots__ = (
+        "__weakref__",
+        "_addressed",
+        "_at_once",
+        "_attempts",
+        "_block",
+        "_clock",
+        "_dead_letters",
+        "_decode",
+        "_end_process",
+        "_handler",
+        "_journal",
+        "_lagging",
+        "_life",
+        "_on_event",
+        "_paused",
+        "_poison",
+        "_queues",
+        "_reading",
+        "_recorder",
+        "_settings",
+        "_source",
+        "_source_closed",
+        "_stopping",
+        "_stranding",
+    )
+
     def __init__(
         self,
         source: Source,
@@ -162,6 +191,9 @@ class Consumer:
         self._at_once = False
         self._paused = False
         self._block: AbstractAsyncContextManager[None] | None = None
+        self._source_closed = False
+        # Ends a process whose only job is this consumer, although a handler ignores its cancellation.
+        self._end_process: Callable[[BaseException | None], NoReturn] | None = None
 
     # --- running
 
@@ -308,7 +340,8 @@ class Consumer:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
                 ``run`` is raised too.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
-            LanesError: ``run`` was cancelled before the source was open, or another thread runs the consumer.
+            LanesError: ``run`` was cancelled before the source was open, or another thread runs the consumer, or a
+                handler of the consumer makes the call.
         """
         await self._life.until_ended()
 
@@ -319,9 +352,10 @@ class Consumer:
         method; other threads call ``stop``.
 
         Raises:
-            LanesError: Another thread runs the consumer.
+            LanesError: Another thread runs the consumer, or a handler of the consumer makes the call.
         """
         self._life.check_thread("drain", "call stop(), which any thread may call")
+        self._life.check_not_in_handler("drain")
         self.stop()
         if self._life.state != "new":
             await self._life.ended.wait()
@@ -565,6 +599,7 @@ class Consumer:
             settings,
             self._clock,
             tap,
+            self._outlived,
         )
         # The run is set, so from now on ``pause`` of another thread reaches the engine itself.
         engine.pause(paused=self._paused)
@@ -635,6 +670,18 @@ class Consumer:
         run = self._life.run
         if run is not None and run.fatal is not None:
             reason = "failed"
+        if not self._source_closed:
+            await self._close_source(run)
+        if self._recorder is not None:
+            self._recorder.close(reason, self._clock())
+        if self._journal is not None:
+            await close_journal(self._journal, self._life.name, CLOSE_TIMEOUT)
+        if run is not None and run.tap.telemetry is not None:
+            run.tap.telemetry.close()
+
+    async def _close_source(self, run: Run | None) -> None:
+        """Settle finished messages, and close the source and the dead letters, within a bounded time."""
+        self._source_closed = True
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
                 # A cancellation may have left finished messages. After a drain no finished message is left.
@@ -662,9 +709,16 @@ class Consumer:
                     closed,
                     2 * CLOSE_TIMEOUT,
                 )
-        if self._recorder is not None:
-            self._recorder.close(reason, self._clock())
-        if self._journal is not None:
-            await close_journal(self._journal, self._life.name, CLOSE_TIMEOUT)
-        if run is not None and run.tap.telemetry is not None:
-            run.tap.telemetry.close()
+
+    async def _outlived(self, messages: list[Message]) -> None:
+        """Close the source beside handlers that keep the run from its end, so that others get its partitions."""
+        run, end_process = self._life.last_run("close it"), self._end_process
+        if self._at_once and end_process is not None:
+            return  # A thread ends the process soon; see ``lanes.serve``.
+        report_survivors(self._life.name, handler_name(self._handler), messages, ends_process=end_process is not None)
+        self._life.stop()
+        if end_process is None:
+            await self._close_source(run)
+        else:
+            await self._close(run.ending)
+            end_process(run.fatal)

@@ -219,6 +219,21 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             consumer.stop(at_once=True)
             scope.cancel()
 
+        def end_process(failure: BaseException | None) -> NoReturn:
+            """End the process beside a handler that ignores its cancellation, for which the event loop would wait."""
+            try:
+                status = _status(failure, at_once=at_once)
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
+                status = EXIT_FAILED
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(status)
+
+        if ends_process:
+            consumer._end_process = end_process
         signals = _StopSignals("lanes.main" if ends_process else "lanes.serve", drain, stop_at_once, grace)
         try:
             # Not ``run``, which would log the error that this function reports.
@@ -229,6 +244,11 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             failure = error
         finally:
             signals.close(bounded=at_once and ends_process)
+    return _status(failure, at_once=at_once)
+
+
+def _status(failure: BaseException | None, *, at_once: bool) -> int:
+    """Return the exit status of a run, and report its error. Raises an error that is no error of ``lanes``."""
     if at_once:
         return EXIT_AT_ONCE
     if failure is None:

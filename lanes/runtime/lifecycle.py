@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
+from types import FrameType
 from typing import Final, Literal
 
 import anyio
@@ -164,6 +166,18 @@ class Lifecycle:
                 f"of the thread {self.thread.name!r}: {remedy}"
             )
 
+    def check_not_in_handler(self, call: str) -> None:
+        """Raise ``LanesError`` if a handler of this consumer awaits a call that waits for the end of all handlers."""
+        run = self.active_run
+        frame: FrameType | None = sys._getframe() if run is not None else None
+        while run is not None and frame is not None:
+            if run.workers.message_in(frame) is not None:
+                raise LanesError(
+                    f"a handler of this consumer awaits Consumer.{call}, which waits for the end of the handler: call "
+                    "consumer.stop() in the handler, which does not wait, and return"
+                )
+            frame = frame.f_back
+
     # --- the waits for the start
 
     async def until_opened(self) -> None:
@@ -193,6 +207,7 @@ class Lifecycle:
     async def until_ended(self) -> None:
         """Wait until the run has ended; see ``lanes.Consumer.ended``."""
         self.check_thread("ended", "await it in that event loop")
+        self.check_not_in_handler("ended")
         await self.until_opened()
         await self.ended.wait()
         if self.failure is not None:

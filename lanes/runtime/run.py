@@ -49,6 +49,7 @@ from lanes.runtime.dead_lettering import DeadLetterWriter
 from lanes.runtime.deliveries import pieces
 from lanes.runtime.handover import Handover
 from lanes.runtime.settle import Settler
+from lanes.runtime.survivors import DRAINED_WITHIN, survivors
 from lanes.source import (
     Assigned,
     Backlogged,
@@ -90,6 +91,7 @@ class Run:
         settings: Settings of the consumer.
         clock: Monotonic clock in seconds.
         tap: The observers of the run.
+        outlived: Called when the run has to end, with the messages whose handlers go on after their cancellation.
 
     Attributes:
         engine: The engine.
@@ -124,6 +126,7 @@ class Run:
         settings: Settings,
         clock: Clock,
         tap: Tap,
+        outlived: Callable[[list[Message]], Awaitable[None]],
     ) -> None:
         self.engine = engine
         self._effects, self._dirty, self._ready = engine.effects, engine.dirty, engine.chains.ready
@@ -133,6 +136,7 @@ class Run:
         self._settings = settings
         self.clock = clock
         self.tap = tap
+        self._outlived = outlived
         self.name = traits.name
         self._active = False
         self.stopping = False
@@ -569,6 +573,18 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
+        """Serve the deadlines until the end of the run, then look after handlers that ignore the end."""
+        try:
+            await self._serve_deadlines()
+        except anyio.get_cancelled_exc_class():
+            # The tasks of this run have been cancelled, and the run waits for all of them.
+            with anyio.CancelScope(shield=True):
+                within = DRAINED_WITHIN if self.ending == "drained" else self._settings.grace
+                if left := await survivors(self.workers, within):
+                    await self._outlived(left)
+            raise
+
+    async def _serve_deadlines(self) -> None:
         """The timer for the earliest deadline of held lanes, bounds, stalled partitions and counted failures."""
         while True:
             self._told_to_stop.serve()

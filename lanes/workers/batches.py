@@ -155,6 +155,10 @@ class BatchWorkers:
         """Return the first message of each call that has run in a thread for ``timeout`` seconds or longer."""
         return [] if self._threads is None or self._processes is not None else self._threads.pool.stuck(now, timeout)
 
+    def on_the_loop(self) -> list[Message]:
+        """Return the messages of the calls on the event loop. O(workers)."""
+        return [] if self._threads is not None else [m for worker in self._workers for m in worker.batch]
+
     def message_in(self, frame: FrameType) -> Message | None:
         """Return the first message of the call that a frame makes; None = the frame makes no call of these workers."""
         if frame.f_code is not _CALLING:

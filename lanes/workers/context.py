@@ -91,6 +91,9 @@ class Workers(Protocol):
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages whose handlers have run in threads for ``timeout`` seconds or longer. O(threads)."""
 
+    def on_the_loop(self) -> list[Message]:
+        """Return the messages whose handlers run on the event loop."""
+
     def message_in(self, frame: FrameType) -> Message | None:
         """Return the message whose handler a frame of these workers calls on the event loop.
 

@@ -142,6 +142,10 @@ class TaskWorkers:
         """Always empty: a handler that runs too long is cancelled."""
         return []
 
+    def on_the_loop(self) -> list[Message]:
+        """Return the messages whose handlers run. O(workers)."""
+        return [worker.message for worker in self._workers if worker.message is not None]
+
     def message_in(self, frame: FrameType) -> Message | None:
         """Return the message whose handler a frame calls; None = the frame calls no handler of these workers."""
         if frame.f_code is not _CALLING:

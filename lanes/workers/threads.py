@@ -119,6 +119,10 @@ class ThreadWorkers:
         """Return the messages whose handlers have run for ``timeout`` seconds or longer. O(threads)."""
         return [] if self._processes is not None else self._pool.stuck(now, timeout)
 
+    def on_the_loop(self) -> list[Message]:
+        """Always empty: the run does not wait for a handler in a thread after its grace."""
+        return []
+
     def message_in(self, frame: FrameType) -> Message | None:
         """Always None: no handler runs on the event loop."""
         return None

@@ -100,6 +100,14 @@ async def serve_with_signals(source: MemorySource) -> int:
     return await lanes.serve(lanes.Consumer(source, add_a_signal))
 
 
+async def leave_or_ignore(message: Message) -> None:
+    """One handler ends the run, and the other one ignores its cancellation."""
+    if message.partition.id.number:
+        await ignore_cancellation(message)
+    await anyio.sleep(0.2)
+    raise MemoryError("no memory")
+
+
 HANDLERS = {
     "line": wait_for_a_line,
     "ever": wait_for_ever,
@@ -111,6 +119,8 @@ HANDLERS = {
     "poison": give_up,
     "failing": fail_for_good,
     "leave": leave,
+    "hasty": ignore_cancellation,
+    "fail beside": leave_or_ignore,
 }
 
 
@@ -119,8 +129,11 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
     if case == "doze":
         for number in range(48):
             broker.publish(key=str(number))
+    if case == "fail beside":
+        broker = MemoryBroker(2)
+        broker.publish(key="a", partition=1)
     for _ in range(2):
-        broker.publish(key="a")
+        broker.publish(key="a", partition=0 if case == "fail beside" else None)
     source = MemorySource(broker)
     settings = lanes.Settings()
     if case == "finite":
@@ -137,6 +150,8 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
         source.fail("settle", SourceError("the connection is closed"), times=100)
     elif case == "poison policy":
         settings = lanes.Settings(poison="skip")
+    elif case in ("hasty", "fail beside"):
+        settings = lanes.Settings(drain_timeout=0.3, grace=0.3)
     elif case == "failing":
         settings = lanes.Settings(retry=lanes.Retry(attempts=1))
     elif case == "signals":

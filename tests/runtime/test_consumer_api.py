@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, get_type_hints
 
 import anyio
@@ -18,6 +19,19 @@ from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published
 def state(consumer: Consumer) -> tuple[bool, bool, bool]:
     """Readiness, activity and health, as probes read them."""
     return consumer.ready, consumer.active, consumer.healthy
+
+
+@pytest.mark.parametrize("name", ["concurrency", "handler", "settings"])
+def test_a_setting_that_is_assigned_to_a_consumer_is_refused(name: str) -> None:
+    """It would have no effect."""
+    consumer = consumer_of(MemorySource(MemoryBroker()), acknowledge)
+    with pytest.raises(AttributeError, match=f"'Consumer' object has no attribute '{name}'"):
+        setattr(consumer, name, 5)
+
+
+def test_a_consumer_can_be_referenced_weakly() -> None:
+    consumer = consumer_of(MemorySource(MemoryBroker()), acknowledge)
+    assert weakref.ref(consumer)() is consumer
 
 
 # --- ready, active, healthy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
@@ -241,6 +242,29 @@ def test_a_second_signal_stops_at_once(job: Job, case: str, last_words: str | No
     # The process is killed only if a handler ignores its cancellation. The threads of trio delay no interpreter.
     assert [line for line in err.splitlines() if not is_of_the_watch(line)] == []
     assert out in (["", "bye\n"] if last_words is None else [last_words])
+
+
+GOES_ON = re.compile(r"goes on after its cancellation for 1 message\(s\), so the process ends without it.*memory/\d: 0")
+
+
+@pytest.mark.process
+def test_a_drain_ends_the_process_beside_a_handler_that_ignores_its_cancellation(job: Job) -> None:
+    process = job("hasty")
+    assert says(process) == "running"
+    process.send_signal(signal.SIGTERM)
+    out, err = rest(process)
+    assert (process.returncode, out) == (EXIT_DRAINED, "")
+    assert len(GOES_ON.findall(err)) == 1, err
+
+
+@pytest.mark.process
+def test_a_failure_ends_the_process_beside_a_handler_that_ignores_its_cancellation(job: Job) -> None:
+    process = job("fail beside")
+    assert says(process) == "running"
+    out, err = rest(process)
+    assert (process.returncode, out) == (EXIT_FAILED, "")
+    assert GOES_ON.search(err), err
+    assert err.rstrip().endswith("MemoryError: no memory")
 
 
 @pytest.mark.process
