@@ -189,6 +189,11 @@ def check_function(name: str, function: object, wanted: str) -> None:
     try:
         signature.bind(None)
     except TypeError as error:
+        if isinstance(function, functools.partial) and not _places(signature) and _places(_signature(function.func)):
+            raise ConfigError(
+                f"{name} is a functools.partial that sets every argument of {_name(function)}, so {wanted} cannot be "
+                "passed: leave the first argument out of the partial, and set the others by name"
+            ) from None
         takes = ", ".join(signature.parameters) or "nothing"
         alone = " alone" if signature.parameters else ""
         remedy = f"pass a function of {wanted}; functools.partial sets further arguments"
@@ -197,6 +202,12 @@ def check_function(name: str, function: object, wanted: str) -> None:
         raise ConfigError(
             f"{name}={_name(function)} takes {takes}, and cannot be called with {wanted}{alone} ({error}): {remedy}"
         ) from None
+
+
+def _places(signature: inspect.Signature | None) -> bool:
+    """Return whether a function takes an argument by its place."""
+    kinds = (*_BY_POSITION, inspect.Parameter.VAR_POSITIONAL)
+    return signature is not None and any(parameter.kind in kinds for parameter in signature.parameters.values())
 
 
 def _method_without_instance(function: Callable[..., object], signature: inspect.Signature) -> str:
@@ -291,19 +302,33 @@ def fill_data(message: Message, decode: Decode) -> None:
     except Exception as error:
         remedy = "correct decode=…, or the producer of such messages"
         if _expects_a_value(error):
-            remedy = f"decode gets the Message; write decode=lambda message: {_call_of(decode)}(message.value)"
+            remedy = f"decode gets the Message; {_remedy_of_value(decode)}"
         # Without the position, which each line and each dead letter has: one cause has one reason in all dead letters.
         unreadable = MessageError(f"decode failed with {type(error).__qualname__}: {remedy}")
         unreadable.unread = True
         text = error_text(error)
         unreadable.decoder_error = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
         raise unreadable from error
+    if hasattr(type(message.data), "__await__"):
+        if inspect.iscoroutine(message.data):
+            message.data.close()
+        raise ConfigError(
+            f"decode={_name(decode)} returned an awaitable ({type(message.data).__name__}) at {message.partition.id} "
+            f"position {message.position}: decode with a plain function, or await in the handler"
+        )
 
 
 def _expects_a_value(error: Exception) -> bool:
     """Whether ``decode=`` failed because it takes bytes. pydantic names the type of its input in a ``ValueError``."""
     text = error_text(error)
     return "input_type=Message]" in text or (isinstance(error, TypeError) and "Message" in text)
+
+
+def _remedy_of_value(decode: object) -> str:
+    """Return what to write for a decoder that takes bytes."""
+    if _name(decode).endswith("<lambda>"):
+        return "pass message.value on in the lambda, in place of the message"
+    return f"write decode=lambda message: {_call_of(decode)}(message.value)"
 
 
 def _call_of(function: object) -> str:

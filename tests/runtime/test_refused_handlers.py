@@ -15,9 +15,9 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 import lanes
-from lanes import ConfigError, Consumer, Message, Settings, handlers
-from memsource import MemoryBroker, MemorySource
-from tests.fakes.support import acknowledge, acknowledge_all
+from lanes import ConfigError, Consumer, Message, Settings, handlers, run
+from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
+from tests.fakes.support import acknowledge, acknowledge_all, published
 
 if TYPE_CHECKING:
     from lanes.core.types import Message as Hidden
@@ -97,6 +97,30 @@ def test_a_wrong_number_of_parameters_is_refused(handler: Any, takes: str, why: 
     assert said.endswith("pass a function of one message; functools.partial sets further arguments")
 
 
+def untyped(function: Any) -> Any:
+    return function
+
+
+async def of_account(message: Message, account: str = "x") -> None: ...
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [
+        functools.partial(untyped(acknowledge), SECRET),
+        functools.partial(untyped(acknowledge), message=SECRET),
+        functools.partial(functools.partial(untyped(of_account), SECRET), "an account"),
+    ],
+    ids=["by place", "by name", "a partial of a partial"],
+)
+def test_a_partial_that_leaves_no_argument_is_refused(handler: Any) -> None:
+    name = "of_account" if "of_account" in repr(handler) else "acknowledge"
+    assert refusal(handler) == (
+        f"handler is a functools.partial that sets every argument of {name}, so one message cannot be passed: leave "
+        "the first argument out of the partial, and set the others by name"
+    )
+
+
 def test_a_method_without_its_instance_is_refused_with_the_call_that_makes_one() -> None:
     assert refusal(Charges.method) == (
         "handler=Charges.method takes self, message, and cannot be called with one message alone (missing a required "
@@ -131,14 +155,10 @@ def test_an_object_that_cannot_be_called_is_refused_without_its_value(handler: A
     assert refusal(handler) == f"handler is {kind}, which is not callable: pass a function of one message"
 
 
-def any_arguments(function: Any) -> Any:
-    return function
-
-
 def test_an_argument_of_a_partial_is_not_shown() -> None:
-    said = refusal(functools.partial(any_arguments(two), SECRET, SECRET, SECRET))
+    said = refusal(functools.partial(untyped(two), SECRET, SECRET, SECRET))
     assert said == "handler is a functools.partial with arguments that two does not take: correct them"
-    said = refusal(functools.partial(any_arguments(needs_keyword), extra=SECRET))
+    said = refusal(functools.partial(untyped(needs_keyword), extra=SECRET))
     assert SECRET not in said
 
 
@@ -328,6 +348,43 @@ def test_an_annotation_that_a_message_may_satisfy_is_accepted() -> None:
 def test_a_known_function_of_bytes_is_refused_as_a_decoder(decode: Any, call: str) -> None:
     said = refusal(acknowledge, decode=decode)
     assert said.endswith(f"takes a value, and decode gets the Message: write decode=lambda message: {call}")
+
+
+async def parsed(message: Message) -> object: ...
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("batch", [None, 1])
+async def test_a_decoder_that_returns_an_awaitable_stops_the_consumer(batch: int | None) -> None:
+    broker = published("a")
+    seen: list[object] = []
+
+    async def handle(message: Any) -> None:
+        seen.append(message)
+
+    consumer = Consumer(
+        MemorySource(broker), handle, decode=lambda message: parsed(message), settings=Settings(batch=batch)
+    )
+    with pytest.raises(ConfigError) as refused:
+        await consumer.run()
+    assert re.sub("=[^ ]*<locals>.", "=", str(refused.value)) == (
+        "decode=<lambda> returned an awaitable (coroutine) at memory/0 position 0: decode with a plain function, or "
+        "await in the handler"
+    )
+    assert (seen, broker.acked()) == ([], [])
+
+
+@pytest.mark.anyio
+async def test_a_lambda_that_decodes_the_message_itself_is_named_as_such() -> None:
+    broker = published("a")
+    dead = MemoryDeadLetters(broker)
+    source = MemorySource(broker)
+    source.finish()
+    await run(source, acknowledge, decode=lambda message: json.loads(untyped(message)), dead_letters=dead)
+    (letter,) = broker.dead_letters
+    assert letter.error_text.endswith(
+        "decode gets the Message; pass message.value on in the lambda, in place of the message)"
+    )
 
 
 def test_a_decoder_of_ones_own_with_a_known_name_is_accepted() -> None:
