@@ -124,7 +124,7 @@ class Nak(Exception):
             raise TypeError(f"Nak({reason!r}): the reason must be a str; write Nak(delay=…) for a number of seconds")
         if delay is not None and not (isinstance(delay, int | float) and 0 <= delay < float("inf")):
             raise ValueError(f"Nak(delay={delay!r}): the delay must be a finite number of seconds, 0 or more")
-        super().__init__(reason or ("nak" if delay is None else f"nak, retry in {delay} s"))
+        super().__init__(reason or ("no reason given" if delay is None else f"no reason given, retry in {delay} s"))
         self.reason = reason
         self.delay = delay
 
@@ -142,5 +142,5 @@ class Term(Exception):
     def __init__(self, reason: str = "") -> None:
         if not isinstance(reason, str):
             raise TypeError(f"Term({reason!r}): the reason must be a str; write Term(str(error)) for an exception")
-        super().__init__(reason or "term")
+        super().__init__(reason or "no reason given")
         self.reason = reason

@@ -371,11 +371,14 @@ def test_a_delay_without_its_name_is_refused() -> None:
 
 
 def test_nak_and_term_carry_the_wish_of_the_handler() -> None:
-    assert (str(lanes.Nak()), str(lanes.Nak(delay=1.5))) == ("nak", "nak, retry in 1.5 s")
+    assert (str(lanes.Nak()), str(lanes.Nak(delay=1.5))) == (
+        "no reason given",
+        "no reason given, retry in 1.5 s",
+    )
     assert (lanes.Nak().delay, lanes.Nak(delay=0).delay) == (None, 0)
     busy = lanes.Nak("busy", delay=3)
     assert (str(busy), busy.reason, busy.delay, lanes.Nak().reason) == ("busy", "busy", 3, "")
     term = lanes.Term("no such account")
     assert (str(term), term.reason) == ("no such account", "no such account")
     # A handler may also raise the class.
-    assert (str(lanes.Term()), lanes.Term().reason) == ("term", "")
+    assert (str(lanes.Term()), lanes.Term().reason) == ("no reason given", "")
