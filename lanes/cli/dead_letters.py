@@ -251,7 +251,7 @@ def drop(
 ) -> None:
     """Drop dead letters for good. Dropping a dead letter again does nothing."""
     where = Where(topic, config, settings, subject, server)
-    _run(where, functools.partial(_each, ids=checked(ids), one=_drop_one, as_json=as_json))
+    _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
 
 
 def _run(where: Where, work: Work) -> None:
@@ -402,7 +402,9 @@ def _check_handler(name: str, handler: Callable[..., object], decode: Callable[.
     try:
         check_handler(handler, decode, Settings())
     except ConfigError as error:
-        stop(f"--decode: {printable(str(error))}")
+        # The option names a function of a module, and cannot have a lambda.
+        fault = str(error).replace("write decode=lambda message: ", "name a function of your own that returns ")
+        stop(f"--decode: {printable(fault)}")
 
 
 class _Result(NamedTuple):
@@ -441,11 +443,19 @@ async def _replay(
         replayed += 1
         return result
 
-    status = await _each(box, wanted, one, as_json=as_json)
-    _note(f"{replayed} replayed, {stay} stay")
+    failed = await _each(box, wanted, one, as_json=as_json)
+    unknown = f", {failed - stay} not found" if failed > stay else ""
+    _note(f"{replayed} replayed, {stay} stay{unknown}")
     if origins.others:
         _note(origins.left_out())
-    return status
+    return EXIT_UNUSABLE if failed else 0
+
+
+async def _drop(box: DeadLetterBox, ids: Sequence[str], as_json: bool) -> int:
+    failed = await _each(box, ids, _drop_one, as_json=as_json)
+    if failed:
+        _note(f"{failed} of {len(ids)} failed")
+    return EXIT_UNUSABLE if failed else 0
 
 
 async def _each(
@@ -455,7 +465,7 @@ async def _each(
     *,
     as_json: bool,
 ) -> int:
-    """Call ``one`` with every dead letter that is not disposed of, print each result, and return the exit status."""
+    """Call ``one`` with every dead letter that is not disposed of, print each result, and return how many failed."""
     failed = 0
     for id_ in ids:
         # Find one dead letter at a time, so that a concurrent command is noticed.
@@ -469,9 +479,7 @@ async def _each(
             result = _elsewhere(box, found)
         failed += not result.done
         typer.echo(json.dumps({"id": id_} | result._asdict()) if as_json else printable(f"{id_}: {result.said}"))
-    if failed:
-        _note(f"{failed} of {len(ids)} failed")
-    return EXIT_UNUSABLE if failed else 0
+    return failed
 
 
 class _Stays(Exception):

@@ -40,7 +40,7 @@ def fields(stored: StoredDeadLetter, *, with_payload: bool = False) -> Iterator[
     if dead_letter.system:
         known = f", {printable(dead_letter.incarnation)}" if dead_letter.incarnation else ""
         yield "system", printable(dead_letter.system) + known
-    yield "key", f"{key_hash(dead_letter.key)} (hash)"
+    yield "key", "none" if dead_letter.key is None else f"{key_hash(dead_letter.key)} (hash)"
     yield "published", "unknown" if dead_letter.timestamp is None else moment(dead_letter.timestamp)
     yield "dead-lettered", moment(dead_letter.time)
     yield "attempts", str(dead_letter.attempts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 
 import pytest
 
@@ -205,6 +206,13 @@ def test_a_dead_letter_is_shown_without_its_payload_by_default(command: Command,
     assert base64.b64decode(shown["key"]) == KEY.encode()
     assert base64.b64decode(shown["value"]) == VALUE.encode()
     assert shown["headers"] == [["x", base64.b64encode(HEADER.encode()).decode()]]
+
+
+def test_a_message_without_a_key_is_shown_so(command: Command, place: Place) -> None:
+    sent = of(place, key=None)
+    place.park(sent)
+    shown = command("show", sent.id, *place.options)
+    assert re.search(r"^key +none$", shown.out, re.M), shown.out
 
 
 def test_a_dead_letter_cannot_control_the_terminal(command: Command, place: Place) -> None:
