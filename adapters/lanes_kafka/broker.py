@@ -17,7 +17,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, Res
 
 from lanes.arguments import did_you_mean
 from lanes.errors import SourceError
-from lanes_kafka.config import addresses, redacted
+from lanes_kafka.config import address_name, addresses, redacted
 from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, is_permanent, login_remedy, settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
@@ -282,6 +282,6 @@ def unanswered(
         return SourceError(f"{name}: login refused at {addresses(settings)} ({text}); {login_remedy(why)}")
     return SourceError(
         f"{name}: no Kafka broker answers at {addresses(settings)} within {timeout:g} s ({text}); start one, or "
-        "correct bootstrap.servers and security.protocol",
+        f"correct {address_name(settings)} and security.protocol",
         retryable=True,
     )

@@ -512,6 +512,18 @@ class UserSettings:
         self.client[name] = value
 
 
+class ServerOption(str):
+    """Addresses of brokers from the option ``--server`` of a command, which errors then name."""
+
+    __slots__ = ()
+
+
+def address_name(settings: Mapping[str, Any]) -> str:
+    """The name of the setting or option that holds the addresses, for an error."""
+    given = next((settings[name] for name in _ADDRESSES if settings.get(name)), "")
+    return "--server" if isinstance(given, ServerOption) else "bootstrap.servers"
+
+
 def addresses(settings: Mapping[str, Any]) -> str:
     """The broker addresses of a configuration, separated by commas; "" without an address."""
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
@@ -530,22 +542,20 @@ def check_addresses(given: UserSettings) -> None:
     servers = given.get("bootstrap.servers")
     if not servers:
         return
+    name = address_name(given.client)
     if not isinstance(servers, str):
         # The client would read the repr of a list.
-        raise ConfigError(
-            f"bootstrap.servers is of type {type(servers).__name__}; write a str as host:port, several with commas"
-        )
+        raise ConfigError(f"{name} is of type {type(servers).__name__}; write a str as host:port, several with commas")
     if "@" in servers:
         # The error does not show the value: the part before the @ may be a password. librdkafka would log the value.
         raise ConfigError(
-            "bootstrap.servers holds an '@', but an address is host:port; put the login into sasl.username and "
-            "sasl.password"
+            f"{name} holds an '@', but an address is host:port; put the login into sasl.username and sasl.password"
         )
     named = [address for address in map(str.strip, servers.split(",")) if address]
     if not named:
-        raise ConfigError(f"bootstrap.servers={servers!r} names no broker; name at least one broker as host:port")
+        raise ConfigError(f"{name}={servers!r} names no broker; name at least one broker as host:port")
     for address in named:
-        _check_address(address)
+        _check_address(name, address)
 
 
 def _misspelt(name: str, given: UserSettings) -> str:
@@ -555,20 +565,20 @@ def _misspelt(name: str, given: UserSettings) -> str:
     return f"; write {name!r} in place of {near[0]!r}" if near else ""
 
 
-def _check_address(address: str) -> None:
+def _check_address(name: str, address: str) -> None:
     scheme, has_scheme, place = address.rpartition("://")
     place = place.partition("/")[0]
     host, _, port = place.rpartition(":")
     if has_scheme and scheme.lower() not in _SCHEMES:
         raise ConfigError(
-            f"bootstrap.servers: {address!r} has the scheme {scheme!r}, and Kafka addresses have none; write "
+            f"{name}: {address!r} has the scheme {scheme!r}, and Kafka addresses have none; write "
             f"'{host or place or 'host'}:{port if host else 9092}', and set security.protocol for TLS or a login"
         )
     if _HOST.fullmatch(place):
-        raise ConfigError(f"bootstrap.servers: {address!r} has no port; write '{place}:9092', or another port")
+        raise ConfigError(f"{name}: {address!r} has no port; write '{place}:9092', or another port")
     if not _HOST.fullmatch(host) or not _PORT.fullmatch(port) or not 0 < int(port) < 65_536:
         raise ConfigError(
-            f"bootstrap.servers: {address!r} is not host:port; write a host name or an address, and a port from 1 to "
+            f"{name}: {address!r} is not host:port; write a host name or an address, and a port from 1 to "
             "65535, such as 'localhost:9092' or '[::1]:9092'"
         )
 

@@ -58,6 +58,11 @@ ID = "0" * 32
             3,
             "--decode: decode=remember is async",
         ),
+        (
+            ["replay", ID, *KAFKA, "--handler", f"{HERE}:remember", "--decode", "json:loads"],
+            3,
+            "decode gets the Message: name a function of your own that returns loads(message.value)",
+        ),
     ],
 )
 def test_the_command_prints_one_line_about_a_wrong_argument(
@@ -109,6 +114,8 @@ def test_an_unreachable_broker_prints_one_line(command: Command, monkeypatch: py
         assert (said.status, said.out, said.err.count("\n")) == (3, "", 1)
         assert "127.0.0.1:9" in said.err
         assert "canary" not in said.err
+        # The user wrote this option, and no setting of a client.
+        assert "bootstrap.servers" not in said.err
 
 
 def test_a_kafka_command_at_a_nats_server_names_the_other_server(

@@ -97,6 +97,16 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["doctor", "kafka", "--server", "127.0.0.1:9"], 64, "in --config FILE; run `lanes doctor kafka --help`"),
         (["doctor", "kafka", "--json"], 64, "`lanes doctor kafka` needs --server HOST:PORT"),
         (["doctor", "kafka", "--server", "127.0.0.1:9", "-X", "a"], 3, "-X number 1 is not name=value"),
+        (["doctor", "kafka", "--server", "kafka://b:9", "--group", "g"], 3, "--server: 'kafka://b:9' has the scheme"),
+        (["doctor", "kafka", "--server", "b", "--group", "g"], 3, "--server: 'b' has no port; write 'b:9092'"),
+        (["doctor", "kafka", "--server", "b:x", "--group", "g"], 3, "--server: 'b:x' is not host:port"),
+        (["doctor", "kafka", "--server", "u@b:9", "--group", "g"], 3, "--server holds an '@'"),
+        (["doctor", "kafka", "--server", ",", "--group", "g"], 3, "--server=',' names no broker"),
+        (
+            ["doctor", "kafka", "--server", "b:9", "-X", "bootstrap.servers=b", "--group", "g"],
+            3,
+            "bootstrap.servers: 'b' has no port",
+        ),
     ],
 )
 def test_a_kafka_command_prints_one_line_about_a_wrong_argument(

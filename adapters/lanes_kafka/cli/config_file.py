@@ -13,6 +13,7 @@ from typing import Any
 
 from lanes.cli.misuse import Misuse
 from lanes.errors import ConfigError
+from lanes_kafka.config import ServerOption
 
 
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def given_settings(config: Path | None, settings: Sequence[str], *, server: str,
         ConfigError: The file cannot be read, or a line or text is not a setting.
         Misuse: No address of a broker is given.
     """
-    named = {"bootstrap.servers": server, "group.id": group}
+    named = {"bootstrap.servers": ServerOption(server), "group.id": group}
     read = {
         **read_config(config),
         **{name: value for name, value in named.items() if value},

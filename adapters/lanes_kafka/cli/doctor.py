@@ -29,7 +29,7 @@ from lanes_kafka.broker import (
     similar_topic,
 )
 from lanes_kafka.client.commits import can_carry, room_within
-from lanes_kafka.config import ClientConfig, addresses, redacted
+from lanes_kafka.config import ClientConfig, address_name, addresses, redacted
 from lanes_kafka.errors import NOT_ALLOWED, client_text, is_login_refused, setting_meant
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
@@ -88,7 +88,7 @@ class _Doctor:
             error = likely_cause(failure.args[0], self.errors)
             where = addresses(self.config.admin)
             found = f"{where}: {client_text(error, self.config.admin)}"
-            return Check("broker", False, found, _remedy_of_reaching(error))
+            return Check("broker", False, found, _remedy_of_reaching(error, address_name(self.config.admin)))
         nodes = ", ".join(f"{node.host}:{node.port}" for node in cluster.nodes[:_SHOWN])
         more = f" and {len(cluster.nodes) - _SHOWN} more" if len(cluster.nodes) > _SHOWN else ""
         return Check("broker", True, f"{nodes}{more}, cluster {cluster.cluster_id}")
@@ -287,9 +287,9 @@ def _allowed(found: Any, operation: AclOperation) -> bool:
     return found.authorized_operations is None or operation in found.authorized_operations
 
 
-def _remedy_of_reaching(error: KafkaError) -> str:
+def _remedy_of_reaching(error: KafkaError, address: str) -> str:
     if is_login_refused(error):
         return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
     if error.code() == KafkaError._SSL or "SSL" in error.str():
         return "correct security.protocol and the ssl settings"
-    return "correct bootstrap.servers, security.protocol, the firewall, or the advertised listener"
+    return f"correct {address}, security.protocol, the firewall, or the advertised listener"

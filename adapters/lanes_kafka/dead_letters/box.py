@@ -21,6 +21,7 @@ from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLett
 from lanes.errors import ConfigError, MessageError, SourceError
 from lanes_kafka.broker import describe_topic
 from lanes_kafka.client.records import READER
+from lanes_kafka.config import address_name
 from lanes_kafka.dead_letters.log_reader import LogReader, Range
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import (
@@ -173,7 +174,7 @@ class KafkaDeadLetterBox:
     def _open(self, wanted: _Wanted) -> None:
         if describe_topic(self._settings, self._topic, wanted, name=self._name) is None:
             raise ConfigError(
-                f"dead-letter topic {self._topic!r} does not exist; correct the name, or bootstrap.servers"
+                f"dead-letter topic {self._topic!r} does not exist; correct the name, or {address_name(self._settings)}"
             )
         if self._reader is None:
             self._reader = LogReader(self._settings, self._topic)
