@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 import psycopg
@@ -40,12 +41,50 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
     """Return a separate transaction that begins with the steps and commits at the end of the block.
 
-    Raises ``ConfigError`` for a connection in a transaction or a pipeline, and for a block whose transaction failed or
-    ended before the end of the block.
+    Raises ``ConfigError`` for a connection in a transaction or a pipeline, for a block whose transaction failed or
+    ended before the end of the block, and for a use as a condition.
     """
     if isinstance(connection, AsyncConnection):
-        return _block_async(connection, steps, where)
-    return _block(_blocking(connection), steps, where)
+        return _AsyncBlock(_block_async(connection, steps, where), where)
+    return _BlockingBlock(_block(_blocking(connection), steps, where), where)
+
+
+class _AsyncBlock(AbstractAsyncContextManager[Result]):
+    """A block for ``async with``. As a condition it would always be true, and nothing would be stored."""
+
+    def __init__(self, block: AbstractAsyncContextManager[Result], where: str) -> None:
+        self._block = block
+        self._where = where
+
+    def __bool__(self) -> bool:
+        raise ConfigError(f"{self._where}: the transaction has not begun; write `async with … as fresh:` around it")
+
+    async def __aenter__(self) -> Result:
+        return await self._block.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return await self._block.__aexit__(kind, error, traceback)
+
+
+class _BlockingBlock(AbstractContextManager[Result]):
+    """A block for ``with``. As a condition it would always be true, and nothing would be stored."""
+
+    def __init__(self, block: AbstractContextManager[Result], where: str) -> None:
+        self._block = block
+        self._where = where
+
+    def __bool__(self) -> bool:
+        raise ConfigError(f"{self._where}: the transaction has not begun; write `with … as fresh:` around it")
+
+    def __enter__(self) -> Result:
+        return self._block.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        return self._block.__exit__(kind, error, traceback)
 
 
 def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:

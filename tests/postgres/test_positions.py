@@ -152,6 +152,20 @@ def test_any_connection_settings_work(postgres: PostgresServer, effects: Effects
 
 
 @pytest.mark.anyio
+async def test_a_block_as_a_condition_is_refused(
+    connection: Connection, aconnection: AsyncConnection, effects: Effects
+) -> None:
+    """Without ``with``, the block is no answer: the message would always count as new, and nothing would be stored."""
+    positions = Positions("books", schema=effects.schema)
+    for block in (positions.once(connection, message(5)), positions.once_all(connection, [message(5)])):
+        with pytest.raises(ConfigError, match=r"the transaction has not begun; write `with … as fresh:` around it"):
+            bool(block)
+    for awaited in (positions.once(aconnection, message(5)), positions.once_all(aconnection, [message(5)])):
+        with pytest.raises(ConfigError, match=r"the transaction has not begun; write `async with … as fresh:` around"):
+            bool(awaited)
+
+
+@pytest.mark.anyio
 async def test_an_asynchronous_connection_works(aconnection: AsyncConnection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     for expected in (True, False):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -14,6 +15,13 @@ from lanes.errors import ConfigError
 from lanes_postgres.errors import lanes_error
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
+
+
+def _is_of_another_kind(source: Any) -> bool:
+    """Return whether an object with an attribute ``connection`` is a connection, or a pool of blocking connections."""
+    if isinstance(source, psycopg.Connection | AsyncConnection):
+        return True
+    return inspect.isgeneratorfunction(inspect.unwrap(source.connection))
 
 
 @runtime_checkable
@@ -37,7 +45,7 @@ class Connections:
 
     def __init__(self, source: object, name: str) -> None:
         self._address = source if isinstance(source, str) else None
-        self._pool = source if self._address is None and isinstance(source, Pool) else None
+        self._pool = source if isinstance(source, Pool) and not _is_of_another_kind(source) else None
         if self._address is None and self._pool is None:
             # Do not show the value, because the value may contain a password.
             raise ConfigError(

@@ -10,6 +10,8 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import psycopg
+import psycopg_pool
 import pytest
 from psycopg.conninfo import make_conninfo
 
@@ -339,3 +341,13 @@ async def test_a_wrong_address_shows_no_password() -> None:
     assert "secret" not in str(refused.value)
     with pytest.raises(ConfigError, match="pass an address"):
         PostgresSource(3, Log("orders"), subscription="b")  # type: ignore[arg-type]
+
+
+async def test_a_connection_and_a_pool_of_blocking_connections_are_refused(logs: Logs) -> None:
+    async with await psycopg.AsyncConnection.connect(logs.url) as connection:
+        for wrong in (connection, psycopg_pool.ConnectionPool(logs.url, open=False)):
+            with pytest.raises(
+                ConfigError, match=f"dsn_or_pool is a {type(wrong).__name__}; pass an address, such as "
+            ):
+                PostgresSource(wrong, Log("orders"), subscription="b")  # type: ignore[arg-type]
+    PostgresSource(psycopg_pool.AsyncConnectionPool(logs.url, open=False), Log("orders"), subscription="b")
