@@ -19,7 +19,7 @@ from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
 from lanes_jetstream.wire.connection import Connection
-from lanes_jetstream.wire.stream import similar_stream
+from lanes_jetstream.wire.stream import read_stream, similar_stream
 
 _WIDE: Final = 200
 """Width in characters of the output outside a terminal."""
@@ -106,6 +106,8 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 async def _only_one(connection: Connection, stream: str) -> str:
     found = await read_namespaces(connection, stream)
     if not found:
+        # Raises an error if there is no such stream.
+        await read_stream(connection, stream, option="--stream")
         raise ConfigError(
             f"stream {stream!a} has no cohort; start a member, or correct --stream and "
             f"--server{await similar_stream(connection, stream)}"

@@ -173,6 +173,8 @@ async def test_the_cohort_command_prints_one_line_about_a_missing_cohort_and_cre
         ),
         (("drain", "a", "--stream", stream.name, "--server", stream.url), "has no cohort; start a member"),
         (("status", "--stream", f"{stream.name}S", "--server", stream.url), f"(did you mean {stream.name!r}?)"),
+        (("status", "--stream", f"{stream.name}S", "--server", stream.url), "S' does not exist at "),
+        (("status", "--stream", f"{stream.name}S", "--server", stream.url), "create it, or correct --stream "),
     ]:
         said = await command(*arguments)
         assert (said.status, said.out) == (3, "")

@@ -117,11 +117,14 @@ class OwnAcks:
         # The client notes a call of ack, nak or term in the message. lanes acknowledges by the reply subject alone.
         if not self._told and settlement.messages and getattr(settlement.messages[0].raw, "_ackd", False):
             self._told = True
+            first = settlement.messages[0]
             log.warning(
-                "%s: the handler settled the message at %s itself, by message.raw: after an ack() or term() the server "
-                "does not deliver a message again, even if its handler fails later; return from the handler instead",
+                "%s: the handler settled the message at %s position %d itself, by message.raw: after an ack() or "
+                "term() the server does not deliver a message again, even if its handler fails later; return from the "
+                "handler instead",
                 self._name,
-                settlement.messages[0].position,
+                first.partition.id,
+                first.position,
             )
 
 

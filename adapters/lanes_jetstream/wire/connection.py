@@ -39,6 +39,9 @@ CONNECT_TIMEOUT: Final = 10.0
 API_TIMEOUT: Final = 5.0
 """Seconds for one request to the JetStream API."""
 
+_REFUSED: Final = "Authorization Violation"
+"""Text of a server that refuses the login."""
+
 RECONNECT_WAIT: Final = 0.25
 """Seconds between two attempts to reconnect."""
 
@@ -246,6 +249,13 @@ class Connection:
                 raise ConfigError(
                     f"server: {self.servers} offers no TLS, so user and password would be sent in clear text; turn on "
                     "TLS at the server, or write nats:// in place of tls://"
+                )
+            if give_up is not None and _REFUSED in str(error) and "," not in url:
+                why = printable(self._hidden(str(error)))
+                raise SourceError(
+                    f"{self._owner}login refused at {self.servers} ({why}); correct the user and the password, the "
+                    "token or the credentials",
+                    retryable=retryable,
                 )
             self._note(error)
             if give_up is not None and loop.time() > give_up:

@@ -63,8 +63,8 @@ class StreamState:
     limits: Limits = NO_LIMITS
 
 
-async def read_stream(connection: Connection, stream: str) -> StreamState:
-    """Read the state of a stream.
+async def read_stream(connection: Connection, stream: str, *, option: str = "stream=…") -> StreamState:
+    """Read the state of a stream. ``option`` is the argument that names it, for an error.
 
     Raises ``ConfigError`` for a missing stream, ``NoAnswer`` without an answer, and ``SourceError`` for a refusal.
     """
@@ -75,7 +75,7 @@ async def read_stream(connection: Connection, stream: str) -> StreamState:
     if info is None:
         raise ConfigError(
             f"stream {stream!r} does not exist at {connection.servers}; create it, or correct "
-            f"stream=…{await similar_stream(connection, stream)}"
+            f"{option}{await similar_stream(connection, stream)}"
         )
     config, state = info["config"], info["state"]
     return StreamState(
