@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from lanes.arguments import check_text, check_whole
+from lanes.arguments import check_text, check_whole, kind_of
 from lanes.core.types import PartitionKey, key_bytes
 from memsource.memory.watchers import Watched
 
@@ -138,6 +138,8 @@ class Topic:
         partition: int | None = None,
     ) -> Record:
         """Append one message and return it; see ``WatchedTopic.publish``."""
+        if not isinstance(value, bytes | str):
+            raise TypeError(f"value is {kind_of(value)}: a broker takes bytes; pass bytes, a str, or json.dumps(…)")
         encoded = None if key is None else key_bytes(key)
         if partition is None:
             if encoded is None:
@@ -209,7 +211,7 @@ class WatchedTopic(Watched):
         Raises:
             IndexError: The partition does not exist.
             ValueError: The key has an invalid value.
-            TypeError: The key has an invalid type.
+            TypeError: The value or the key has an invalid type.
         """
         record = self.topic.publish(value, key=key, headers=headers, subject=subject, partition=partition)
         self._appended(record)

@@ -120,3 +120,10 @@ def test_simulate_refuses_an_option_of_a_wrong_type(name: str, valid: tuple[Any,
 def test_a_reason_of_a_loss_that_is_no_text_is_refused(reason: Any) -> None:
     with pytest.raises(TypeError, match="the reason must be a str"):
         Term(reason)
+
+
+@pytest.mark.parametrize("value", [None, 5, {"a": 1}, bytearray(b"a")])
+def test_a_value_that_no_broker_takes_is_refused(value: Any) -> None:
+    for broker in (MemoryBroker(), Group(1)):
+        with pytest.raises(TypeError, match=r"value is (None|an? \w+): a broker takes bytes; pass bytes, a str, or json"):
+            broker.publish(value, key="a")
