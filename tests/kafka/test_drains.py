@@ -119,6 +119,31 @@ async def test_a_drain_past_its_deadline_reports_the_abandoned_messages(
     assert (work.ended[moved, 0], work.ended[1 - moved, 0]) == (2, 1)
 
 
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+async def test_a_stopped_member_leaves_its_group_beside_a_handler_that_goes_on(protocol: str, topic: MakeTopic) -> None:
+    events = topic(2)
+    for number in range(2):
+        produce(events, 1, keys=[b"slow"], partition=number)
+    story = Story()
+    work = Work(story)
+    work.hold(b"slow")
+    work.stubborn.add(b"slow")
+    async with group(events, protocol, work) as members:
+        old = members.start("old", settings=lanes.Settings(drain_timeout=0.2, grace=0.2))
+        await until(lambda: len(work.running) == 2)
+        slow = work.held(b"slow")
+        work.hold(b"slow")
+        old.consumer.stop()
+        await until(lambda: bool(story.of("close", "old")))
+        members.start("new")
+        await members.owning(new=2)
+        assert not old.ended.is_set() and story.of("end", "old") == []
+        slow.set()
+        await until(old.ended.is_set)
+        work.let_go(b"slow")
+        await until(lambda: members.committed() == [1, 1])
+
+
 @pytest.mark.parametrize("protocol", ["eager", "848"])
 async def test_a_stop_drains_all_partitions_before_the_client_closes(protocol: str, topic: MakeTopic) -> None:
     events = topic(1)

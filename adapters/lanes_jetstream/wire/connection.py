@@ -25,6 +25,7 @@ from lanes.line_limit import FoldedLog
 from lanes.source import BrokerContact, Outage
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError, fields_of
+from lanes_jetstream.wire.secure_client import NoTls, SecureClient
 
 log = logging.getLogger("lanes.jetstream.client")
 
@@ -99,27 +100,6 @@ class NotPermitted(NoAnswer):
     """The server denied the request."""
 
     temporary = False
-
-
-class NoTls(nats.errors.Error):
-    """A server of a ``tls://`` URL offers no TLS, so the credentials would be sent in clear text."""
-
-    def __str__(self) -> str:
-        return "nats: the server offers no TLS"
-
-
-class SecureClient(Client):
-    """A client that uses TLS for each server of a ``tls://`` URL. nats-py uses TLS only if the server requires it."""
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # nats-py calls this method before it decides about TLS and sends the credentials.
-        of_tls = self._current_server is not None and self._current_server.uri.scheme == "tls"
-        if initial_connection and of_tls and not info.get("tls_required"):
-            if not info.get("tls_available"):
-                raise NoTls
-            # nats-py reads the field for the names of discovered servers, and then upgrades the connection.
-            info["tls_required"] = True
-        await super()._process_info(info, initial_connection)
 
 
 class Denials:
