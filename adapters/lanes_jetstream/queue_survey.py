@@ -37,11 +37,11 @@ class _Cohort(NamedTuple):
     leased: frozenset[int]
 
 
-def queue_broker(name: str, server: str, stream: str) -> StreamQueues:
+def queue_broker(queue: PartitionedQueue, server: str, stream: str) -> StreamQueues:
     """Make the client of ``lanes queue`` for JetStream.
 
     Args:
-        name: Name of the queue.
+        queue: The queue, with all its physical queues.
         server: URL of a server.
         stream: Name of the stream.
 
@@ -49,9 +49,9 @@ def queue_broker(name: str, server: str, stream: str) -> StreamQueues:
         The client.
 
     Raises:
-        ConfigError: The URL or the name of the queue is invalid.
+        ConfigError: The URL or a name is invalid.
     """
-    return StreamQueues(server, stream, name)
+    return StreamQueues(server, stream, queue)
 
 
 class StreamQueues:
@@ -64,20 +64,21 @@ class StreamQueues:
     Args:
         server: URL of a server.
         stream: Name of the stream.
-        name: Name of the queue.
+        queue: The queue, with all its physical queues.
 
     Raises:
-        ConfigError: The URL or the name of the queue is invalid.
+        ConfigError: The URL or a name is invalid.
     """
 
     noun: Final = "subject"
     what: Final = "the NATS server"
 
-    def __init__(self, server: str, stream: str, name: str) -> None:
-        check_queue(PartitionedQueue(name))
+    def __init__(self, server: str, stream: str, queue: PartitionedQueue) -> None:
+        check_queue(queue)
         self._connection = Connection(server)
         self._stream = stream
-        self._queue = name
+        self._queue = queue.name
+        self._numbers = {name: number for number, name in enumerate(queue.names)}
         self._runner = asyncio.Runner()
 
     def __repr__(self) -> str:
@@ -216,7 +217,7 @@ class StreamQueues:
                 fact = consumer_facts(consumer, group)
                 ends[name] = max(ends[name], int((consumer.get("delivered") or {}).get("stream_seq") or 0))
                 found = _merged(found, fact.unfinished, fact.readers)
-            number = partition_number(self._queue, name)
+            number = self._number(name)
             # An owner without room has no open pull request.
             found = _merged(found, {}, {each: 1 for each, cohort in cohorts.items() if number in cohort.leased})
             for consumer in consumers:
@@ -229,11 +230,16 @@ class StreamQueues:
         stored = {each: cohort.partitions for each, cohort in cohorts.items() if cohort.partitions}
         return Survey(facts, tuple(sorted(groups)), ends, stored)
 
+    def _number(self, name: str) -> int:
+        """Return the number of a partition by its name, of the queue or of a larger number; -1 = it has no number."""
+        beyond = partition_number(self._queue, name) if self._queue in self._numbers else -1
+        return self._numbers.get(name, beyond)
+
     def _readers(
         self, name: str, consumers: Sequence[Mapping[str, Any]], cohorts: Mapping[str, _Cohort]
     ) -> dict[str, Mapping[str, Any]]:
         """Return the consumer of each group that delivers this physical queue alone."""
-        number = partition_number(self._queue, name)
+        number = self._number(name)
         found: dict[str, Mapping[str, Any]] = {}
         newest: dict[str, EpochName] = {}
         for consumer in consumers:

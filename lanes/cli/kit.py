@@ -55,7 +55,9 @@ def queue_fault(error: ConfigError, option: str) -> str:
     """
     argument, _, fault = str(error).partition("=")
     fault = fault.replace("must be a str that is not empty", "must not be empty")
-    return f"QUEUE {fault}" if argument == "name" else f"{option} {fault}"
+    if argument in ("name", "logical"):
+        return f"QUEUE {fault}"
+    return f"--partition {fault}" if argument.startswith("physical_names") else f"{option} {fault}"
 
 
 def run_commands(make: Callable[[], typer.Typer], program: str, what: str) -> NoReturn:

@@ -18,9 +18,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_UNUSABLE, EXIT_USAGE, Misuse, command_group, queue_fault, require, stop, waiting_line
+from lanes.cli.kit import EXIT_UNUSABLE, Misuse, command_group, require, stop, waiting_line
+from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.dead_letter import printable
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import SourceError
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import QueueFacts, names_beyond, stranded_in
 from lanes.queues.widths import Runbook, Survey, grow_steps, refused_removals, shrink_steps, wider_readers
@@ -111,7 +112,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class Where(NamedTuple):
     """The options that reach the broker of a queue."""
 
-    queue: str
+    queue: PartitionedQueue
     stream: str
     server: str
     config: Path | None
@@ -150,6 +151,7 @@ def grow(
     before: From,
     after: To,
     groups: Groups = [],  # noqa: B006 (typer copies it)
+    names: PhysicalNames = [],  # noqa: B006
     stream: Stream = "",
     server: Server = "",
     config: Config = None,
@@ -164,7 +166,7 @@ def grow(
     count. With --apply, the missing topics get the partitions, replicas and settings of the first topic, or the stream
     gets the missing subjects. A cohort without live members forgets its number of partitions.
     """
-    old, new = _queues(name, before, after)
+    old, new = _queues(name, before, after, names)
     if new.partitions <= old.partitions:
         raise Misuse(f"has --from {before} --to {after}, and needs a larger number; see `lanes queue shrink`")
 
@@ -186,7 +188,7 @@ def grow(
             wanted, runbook = read(broker)
         return runbook, done
 
-    runbook, done = _asked(Where(name, stream, server, config, settings), act)
+    runbook, done = _asked(Where(new, stream, server, config, settings), act)
     _conclude(runbook, done, runbook.faults, as_json=as_json)
 
 
@@ -196,6 +198,7 @@ def shrink(
     before: From,
     after: To,
     groups: Groups = [],  # noqa: B006
+    names: PhysicalNames = [],  # noqa: B006
     stream: Stream = "",
     server: Server = "",
     config: Config = None,
@@ -211,7 +214,7 @@ def shrink(
     refuses every other removal, and names group, physical queue and number of messages. After a removal, a cohort
     without live members forgets its number of partitions.
     """
-    old, new = _queues(name, before, after)
+    old, new = _queues(name, before, after, names)
     if new.partitions >= old.partitions:
         raise Misuse(f"has --from {before} --to {after}, and needs a smaller number; see `lanes queue grow`")
     removed = old.names[new.partitions :]
@@ -235,7 +238,7 @@ def shrink(
             *_, runbook = read(broker, found)
         return runbook._replace(faults=(*runbook.faults, *wider)), done, refused
 
-    runbook, done, refused = _asked(Where(name, stream, server, config, settings), act)
+    runbook, done, refused = _asked(Where(old, stream, server, config, settings), act)
     faults = [*runbook.faults, *(f"not removed: {each}" for each in refused)]
     _conclude(runbook, done, faults, as_json=as_json)
 
@@ -244,8 +247,9 @@ def shrink(
 def status(
     name: Queue,
     partitions: Annotated[
-        int, typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False)
-    ],
+        int | None, typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False)
+    ] = None,
+    names: PhysicalNames = [],  # noqa: B006
     stream: Stream = "",
     server: Server = "",
     config: Config = None,
@@ -257,13 +261,13 @@ def status(
     Exit status: 0 = all of them exist and no message is stranded, 3 = otherwise. A stranded message waits in a physical
     queue of a larger number that its group does not read.
     """
-    shown = _queue(name, partitions, "--partitions")
+    shown = queue_of(name, partitions, "--partitions", names)
 
     def ask(broker: QueueBroker) -> tuple[str, Sequence[str], Survey]:
         beyond = names_beyond(shown, broker.names())
         return broker.noun, beyond, broker.survey((*shown.names, *beyond))
 
-    noun, beyond, found = _asked(Where(name, stream, server, config, settings), ask)
+    noun, beyond, found = _asked(Where(shown, stream, server, config, settings), ask)
     missing = [each for each in shown.names if not found.facts[each].size]
     stranded = {
         (each.name, group): each.messages for group in found.groups for each in stranded_in(shown, found.facts, group)
@@ -277,7 +281,7 @@ def status(
     if as_json:
         document = {
             "queue": name,
-            "partitions": partitions,
+            "partitions": shown.partitions,
             f"{noun}s": {each: fact._asdict() for each, fact in facts.items()},
             "missing": missing,
             "stranded": [{noun: each, "group": group, "messages": n} for (each, group), n in stranded.items()]
@@ -293,15 +297,13 @@ def status(
     raise typer.Exit(EXIT_UNUSABLE if missing or stranded or unclaimed else 0)
 
 
-def _queue(name: str, partitions: int, option: str) -> PartitionedQueue:
-    try:
-        return PartitionedQueue(name, partitions)
-    except ConfigError as error:
-        stop(queue_fault(error, option), EXIT_USAGE)
-
-
-def _queues(name: str, before: int, after: int) -> tuple[PartitionedQueue, PartitionedQueue]:
-    return _queue(name, before, "--from"), _queue(name, after, "--to")
+def _queues(name: str, before: int, after: int, names: Sequence[str]) -> tuple[PartitionedQueue, PartitionedQueue]:
+    if names and len(names) > max(before, after):
+        raise Misuse(
+            f"names {len(names)} partitions by --partition, and has --from {before} --to {after}; name those of the "
+            "larger number"
+        )
+    return queue_of(name, before, "--from", names, part=True), queue_of(name, after, "--to", names, part=True)
 
 
 def _wider(broker: QueueBroker, queue: PartitionedQueue, groups: Sequence[str]) -> list[str]:

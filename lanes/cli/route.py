@@ -6,10 +6,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_USAGE, queue_fault, stop
+from lanes.cli.kit import stop
+from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.cli.ring import read_key
-from lanes.errors import ConfigError
-from lanes.queues.partitioned import PartitionedQueue
 
 
 def route(
@@ -17,18 +16,18 @@ def route(
     keys: list[str] = typer.Argument(
         help="Keys; put `--` before a key that starts with a dash.", metavar="KEY", show_default=False
     ),
-    partitions: int = typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False),
+    partitions: int | None = typer.Option(
+        None, help="Number of partitions of the queue.", metavar="NUMBER", show_default=False
+    ),
+    names: PhysicalNames = [],  # noqa: B006 (typer copies it)
     as_int: bool = typer.Option(False, "--int", help="Read the keys as decimal numbers, 0 … 2**128-1."),
 ) -> None:
     """Show the partition and physical queue of keys.
 
-    The command asks no broker. The names are those of `lanes.PartitionedQueue(QUEUE, partitions=NUMBER)`, and a
-    producer in another language must agree with the routes.
+    The command asks no broker. The names are those of `lanes.PartitionedQueue(QUEUE, partitions=NUMBER)`, or those of
+    --partition, as in `PartitionedQueue.of`. A producer in another language must agree with the routes.
     """
-    try:
-        routed = PartitionedQueue(queue, partitions)
-    except ConfigError as error:
-        stop(queue_fault(error, "--partitions"), EXIT_USAGE)
+    routed = queue_of(queue, partitions, "--partitions", names)
     table = Table()
     for heading in ("key", "physical queue"):
         table.add_column(heading, overflow="fold")

@@ -118,7 +118,7 @@ def grow_steps(
     )
     former = _former(stored, groups, after.partitions)
     workers = Step(
-        f"start all workers with partitions={after.partitions}",
+        f"start all workers with {_with(after)}",
         "unknown" if not groups else "due" if unread or former else "done",
         "no group has a position in the queue; name the groups of the workers"
         if not groups
@@ -129,7 +129,7 @@ def grow_steps(
         else f"read by {_some(map(repr, groups))}",
     )
     producers = Step(
-        f"start all producers with partitions={after.partitions}",
+        f"start all producers with {_with(after)}",
         "unknown",
         f"the broker does not list producers; the added physical queues hold {arrived} messages",
     )
@@ -177,12 +177,12 @@ def shrink_steps(
     waiting += [f"{number} messages of {name!r}, in which no group has a position" for name, number in unclaimed]
     faults += [
         f"group {group!r} has not finished {number} messages of {name!r}, and none of its consumers reads it; start a "
-        f"worker with partitions={before.partitions} again"
+        f"worker with {_with(before)} again"
         for name, group, number in unfinished
         if group in groups and (name, group) not in read
     ]
     producers = Step(
-        f"start all producers with partitions={after.partitions}",
+        f"start all producers with {_with(after)}",
         "due" if written else "unknown",
         f"a producer still writes: {_some(f'{number} messages to {name!r}' for name, number in written.items())}"
         if written
@@ -197,7 +197,7 @@ def shrink_steps(
     )
     former = _former(stored, groups, after.partitions)
     workers = Step(
-        f"start all workers with partitions={after.partitions}",
+        f"start all workers with {_with(after)}",
         "due" if read or former else "done",
         former
         if former
@@ -265,6 +265,12 @@ def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[st
             found.append(f"{name!r} holds {fact.messages} messages, and no group has a position in it")
         reasons += found or [f"messages still arrive in {name!r}"]
     return reasons
+
+
+def _with(queue: PartitionedQueue) -> str:
+    """Return the argument that a program passes for the number of partitions, or for their names."""
+    _, _, argument = repr(queue).removesuffix(")").partition(", ")
+    return argument
 
 
 def _former(stored: Mapping[str, int], groups: Sequence[str], partitions: int) -> str:

@@ -184,7 +184,7 @@ async def test_a_message_that_arrives_during_the_removal_is_kept_and_named(
     await stream.publish(narrow.names[1], b"late")
 
     def remove() -> None:
-        queues = StreamQueues(nats_server.url, narrow.name, narrow.name)
+        queues = StreamQueues(nats_server.url, narrow.name, narrow)
         try:
             queues.remove([narrow.names[1]])
         finally:
@@ -290,7 +290,7 @@ async def test_another_queue_of_the_stream_is_left_alone(
 async def test_a_stream_that_does_not_fit_is_refused(
     nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command
 ) -> None:
-    queues = StreamQueues(nats_server.url, f"{narrow.name}no", narrow.name)
+    queues = StreamQueues(nats_server.url, f"{narrow.name}no", narrow)
     with pytest.raises(ConfigError, match=f"stream '{narrow.name}no' does not exist .* or correct --stream"):
         await anyio.to_thread.run_sync(queues.survey, narrow.names)
     await anyio.to_thread.run_sync(queues.close)
@@ -300,3 +300,51 @@ async def test_a_stream_that_does_not_fit_is_refused(
     await stream.update_stream(config)
     with pytest.raises(ConfigError, match=r"by one subject, '\*', and so would store a partition"):
         await lanes_queue("status", "--partitions", "2")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["durable", "cohort"])
+async def test_a_queue_whose_subjects_have_names_of_their_own_grows_and_shrinks(
+    nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command, kind: str
+) -> None:
+    names = [f"{narrow.name}-eu", f"{narrow.name}-us", f"{narrow.name}-ap"]
+    stream = client.jetstream()
+    config = (await stream.stream_info(narrow.name)).config
+    config.subjects = [subject for name in names[:2] for subject in (name, f"{name}.>")]
+    await stream.update_stream(config)
+    old, new = (PartitionedQueue.of(narrow.name, names[:number]) for number in (2, 3))
+    group = "work" if kind == "durable" else "lanes"
+    named = [option for name in names for option in ("--partition", name)]
+    grow = ("grow", "--from", "2", "--to", "3", "--group", group, *named)
+    shrink = ("shrink", "--from", "3", "--to", "2", "--group", group, *named)
+
+    def worker(queue: PartitionedQueue) -> Consumer:
+        how: Any = {"durable": "work"} if kind == "durable" else {"cohort": Cohort("work", member="m", lease=LASTING)}
+        return Consumer(
+            JetStreamSource(nats_server.url, stream=narrow.name, key=header("k"), queue=queue, **how), ignore
+        )
+
+    async def reaches(progress: list[str], *arguments: str) -> None:
+        """Wait until the server has noticed that members came or left."""
+        while shown(found := await lanes_queue(*arguments)) != (0, progress, []):
+            print(found)
+            await anyio.sleep(0.1)
+
+    with anyio.fail_after(100):
+        async with worker(old):
+            assert (await lanes_queue("status", *named[:4]))[0] == 0
+            status, found = await lanes_queue(*grow, "--apply")
+            assert (status, found["done"]) == (
+                0,
+                [f"added subject {each!r} to stream {narrow.name!r}" for each in (names[2], f"{names[2]}.>")],
+            )
+        await lanes_queue(*grow, "--apply")
+        async with worker(new) as running:
+            await stream.publish(names[2], b"v", headers={"k": "k"})
+            await until(lambda: running.status().settled == 1)
+            await reaches(["done", "done", "unknown"], *grow)
+            await until(lambda: running.status().queues[narrow.name].lag == 0)
+        await reaches(["unknown", "done", "done" if kind == "durable" else "due", "due"], *shrink)
+        status, found = await lanes_queue(*shrink, "--apply")
+        assert status == 0 and f"removed subject {names[2]!r} from stream {narrow.name!r}" in found["done"]
+        assert await subjects_of_stream(client, narrow.name) == config.subjects

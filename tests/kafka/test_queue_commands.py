@@ -292,7 +292,7 @@ def test_changes_that_another_process_has_made_are_no_error(topics: list[Topic])
 @pytest.mark.parametrize("name", ["a b", "..", "x" * 250])
 def test_a_name_that_no_topic_can_have_is_refused_before_the_broker_is_asked(name: str) -> None:
     with pytest.raises(ConfigError, match="no topic can have this name; use 1 to 249 letters"):
-        queue_broker(name, "127.0.0.1:9", None, [])
+        queue_broker(PartitionedQueue(name), "127.0.0.1:9", None, [])
     cluster = Cluster({**QUIET, "bootstrap.servers": "127.0.0.1:9"}, "q")
     with pytest.raises(ConfigError, match="no topic can have this name"):
         cluster.create({name: 1}, "q")
@@ -314,3 +314,44 @@ def test_the_state_has_topics_of_any_former_number(topic: MakeTopic, lanes_queue
         assert (status, json.loads(said)["stranded"]) == (3, [{"topic": retired.name, "group": None, "messages": 1}])
     finally:
         retired.delete()
+
+
+@pytest.mark.anyio
+async def test_a_queue_whose_topics_have_names_of_their_own_grows_and_shrinks(
+    topic: MakeTopic, lanes_queue: Command
+) -> None:
+    first = topic(2)
+    second = Topic(first.url, f"{first.name}-us", 2)
+    queue = PartitionedQueue.of(f"of-{first.name}", [first.name, second.name])
+    named = ("--partition", first.name, "--partition", second.name)
+    config = first.config(**PROTOCOLS["cooperative"], **{"auto.offset.reset": "earliest"})
+    where = (queue.name, "--server", first.url, "--json")
+
+    async def run(*arguments: str) -> tuple[int, Any]:
+        status, said = await anyio.to_thread.run_sync(lambda: lanes_queue(*arguments, *where))
+        return status, json.loads(said)
+
+    async def reaches(progress: list[str], *arguments: str) -> Any:
+        """Wait until the broker has noticed that members came or left."""
+        while True:
+            _, found = await run(*arguments)
+            if [step["progress"] for step in found["steps"]] == progress:
+                return found
+            await anyio.sleep(0.1)
+
+    grow = ("grow", "--from", "1", "--to", "2", *named, "--group", f"g-{first.name}")
+    shrink = ("shrink", "--from", "2", "--to", "1", *named, "--group", f"g-{first.name}")
+    with anyio.fail_after(50):
+        assert (await run("status", *named[:2]))[0] == 0
+        status, found = await run("status", *named)
+        assert (status, found["partitions"], found["missing"]) == (3, 2, [second.name])
+        status, found = await run(*grow, "--apply")
+        assert (status, len(found["done"])) == (0, 1)
+        async with Consumer(KafkaSource(config, topics=queue), ignore):
+            found = await reaches(["done", "done", "unknown"], *grow)
+        assert [step["action"] for step in found["steps"][1:]] == [
+            f"start all {each} with physical_names={[*queue.names]}" for each in ("workers", "producers")
+        ]
+        found = await reaches(["unknown", "done", "done", "due"], *shrink)
+        status, found = await run(*shrink, "--apply")
+        assert (status, len(found["done"]), second.exists()) == (0, 1, False)

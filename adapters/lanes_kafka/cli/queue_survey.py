@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, New
 
 from lanes.arguments import shown_value
 from lanes.errors import ConfigError, SourceError
+from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import QueueFacts
 from lanes.queues.widths import Survey
 from lanes_kafka.broker import (
@@ -47,11 +48,11 @@ _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
-def queue_broker(name: str, server: str, config: Path | None, settings: list[str]) -> Cluster:
+def queue_broker(queue: PartitionedQueue, server: str, config: Path | None, settings: list[str]) -> Cluster:
     """Make the client of ``lanes queue`` for Kafka.
 
     Args:
-        name: Name of the queue.
+        queue: The queue, with all its physical queues.
         server: Address of a broker, which overrides the address in the file; "" = no address.
         config: File with the client's settings; None = no file.
         settings: Texts ``name=value``, which override the file and ``server``.
@@ -60,11 +61,12 @@ def queue_broker(name: str, server: str, config: Path | None, settings: list[str
         The client.
 
     Raises:
-        ConfigError: The file, a setting or the name is invalid.
+        ConfigError: The file, a setting or a name is invalid.
         Misuse: No address of a broker is given.
     """
-    check_name(name)
-    return Cluster(given_settings(config, settings, server=server), name)
+    for name in queue.names:
+        check_name(name)
+    return Cluster(given_settings(config, settings, server=server), queue.name)
 
 
 def check_name(name: str) -> None:
