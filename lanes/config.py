@@ -84,7 +84,8 @@ class Settings:
             With ``batch``, of calls. ``None`` = no bound for one partition.
         max_in_flight_per_partition: Hard bound on messages of one partition delivered and not yet settled, at least
             ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition. With
-            either bound per partition, partitions start their messages in turn.
+            either bound per partition, partitions start their messages in turn. All partitions of a physical queue of a
+            ``PartitionedQueue`` share both bounds, as if they were one partition.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
             repeats at most this number of messages of each partition. Only for sources that commit positions.
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.

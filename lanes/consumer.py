@@ -663,6 +663,7 @@ class Consumer:
             keeps_attempts=self._attempts is not None,
             concurrency_per_partition=settings.concurrency_per_partition or 0,
             max_in_flight_per_partition=settings.max_in_flight_per_partition or 0,
+            queues=frozenset(name for queue in self._queues for name in queue.names),
         )
 
     async def _close(self, reason: str) -> None:

@@ -150,7 +150,7 @@ class AheadLeft(Effect):
 
 @dataclass(slots=True, eq=False)
 class PartitionResumed(Effect):
-    """A partition that was full is at or below its low-water mark: receive messages of the partition again."""
+    """The budget of a full partition is at or below its low-water mark: receive messages of the partition again."""
 
     partition: Partition
 

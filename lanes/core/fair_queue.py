@@ -1,8 +1,9 @@
-"""The queue of an engine with budgets per partition: the heads that can start, taken from the partitions in turn.
+"""The queue of an engine with budgets per partition: the heads that can start, taken from the budgets in turn.
 
-A partition has a turn while it has a head and fewer than ``limit`` running calls. After its turn, a partition goes to
-the end of the line. A partition with a head and a free call therefore waits for at most one call of each other
-partition.
+A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head
+and fewer than ``limit`` running calls. After its turn, a budget goes to the end of the line. A budget with a head and a
+free call therefore waits for at most one call of each other budget. The partitions of a physical queue use its turns
+one after the other.
 
 The queue has the methods of ``collections.deque`` that the engine uses, so an engine without budgets keeps its deque.
 """
@@ -13,35 +14,79 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from lanes.core.types import Message, PartitionId
+from lanes.core.types import BudgetId, Message, PartitionId
 
 _UNLIMITED: Final = 1 << 62
 
 
+class PartitionsInTurn:
+    """The heads of a physical queue, whose partitions take turns. Has the methods of ``deque`` that a budget needs."""
+
+    __slots__ = ("_count", "_heads")
+
+    def __init__(self) -> None:
+        self._heads: dict[PartitionId, deque[Message]] = {}  # the partitions with a head, in the order of their turns
+        self._count = 0
+
+    def append(self, head: Message) -> None:
+        """Add a head at the end of the line of its partition."""
+        self._heads.setdefault(head.partition.id, deque()).append(head)
+        self._count += 1
+
+    def popleft(self) -> Message:
+        """Take the first head of the partition whose turn it is."""
+        name = next(iter(self._heads))
+        heads = self._heads.pop(name)
+        head = heads.popleft()
+        if heads:
+            self._heads[name] = heads
+        self._count -= 1
+        return head
+
+    def replace(self, former: Message, head: Message) -> None:
+        """Replace a head by another head of the same partition."""
+        heads = self._heads[former.partition.id]
+        heads[heads.index(former)] = head
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield all heads. ``append`` in this order restores the turns."""
+        for heads in self._heads.values():
+            yield from heads
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __repr__(self) -> str:
+        return f"<PartitionsInTurn {self._count} heads of {len(self._heads)} partitions>"
+
+
 class FairQueue:
-    """The heads that can start, by partition.
+    """The heads that can start, by budget.
 
     Args:
-        limit: Maximum number of running calls of a partition. 0 = no limit.
+        limit: Maximum number of running calls of a budget. 0 = no limit.
 
     Attributes:
-        running: Number of running calls of each partition. Calls of a fenced assignment count until they end.
+        running: Number of running calls of each budget. Calls of a fenced assignment count until they end.
     """
 
     __slots__ = ("_count", "_heads", "_limit", "_turns", "running")
 
     def __init__(self, limit: int) -> None:
-        self.running: dict[PartitionId, int] = {}
+        self.running: dict[BudgetId, int] = {}
         self._limit = limit or _UNLIMITED
-        self._heads: dict[PartitionId, deque[Message]] = {}
-        self._turns: deque[PartitionId] = deque()  # exactly the partitions with a head and a free call
+        self._heads: dict[BudgetId, deque[Message] | PartitionsInTurn] = {}
+        self._turns: deque[BudgetId] = deque()  # exactly the budgets with a head and a free call
         self._count = 0
 
     def append(self, head: Message) -> None:
         """Add a head at the end of the line of its partition."""
-        name = head.partition.id
+        name = head.partition.budget
         before = self._startable(name)
-        self._heads.setdefault(name, deque()).append(head)
+        heads = self._heads.get(name)
+        if heads is None:
+            heads = self._heads[name] = PartitionsInTurn() if isinstance(name, str) else deque()
+        heads.append(head)
         self._changed(name, before)
 
     def extend(self, heads: Iterable[Message]) -> None:
@@ -50,14 +95,14 @@ class FairQueue:
             self.append(head)
 
     def popleft(self) -> Message:
-        """Take the first head of the partition whose turn it is, and begin a call of that partition."""
+        """Take the first head of the budget whose turn it is, and begin a call of that budget."""
         name = self._turns[0]
         head = self.pop_head(name)
         self.begin(name)
         return head
 
-    def pop_head(self, name: PartitionId) -> Message:
-        """Take the first head of a partition, for a call that ``begin`` counts."""
+    def pop_head(self, name: BudgetId) -> Message:
+        """Take the first head of a budget, for a call that ``begin`` counts."""
         before = self._startable(name)
         heads = self._heads[name]
         head = heads.popleft()
@@ -66,8 +111,8 @@ class FairQueue:
         self._changed(name, before)
         return head
 
-    def begin(self, name: PartitionId) -> None:
-        """Count a call of a partition, whose turn comes again after those of the other partitions."""
+    def begin(self, name: BudgetId) -> None:
+        """Count a call of a budget, whose turn comes again after those of the other budgets."""
         before = self._startable(name)
         self.running[name] = self.running.get(name, 0) + 1
         self._changed(name, before)
@@ -75,20 +120,20 @@ class FairQueue:
             self._turns.remove(name)
             self._turns.append(name)
 
-    def end(self, name: PartitionId) -> None:
-        """Count the end of a call of a partition."""
+    def end(self, name: BudgetId) -> None:
+        """Count the end of a call of a budget."""
         before = self._startable(name)
         self.running[name] -= 1
         if not self.running[name]:
             del self.running[name]
         self._changed(name, before)
 
-    def turns(self) -> list[PartitionId]:
-        """Return the partitions with a head and a free call, in the order of their turns."""
+    def turns(self) -> list[BudgetId]:
+        """Return the budgets with a head and a free call, in the order of their turns."""
         return list(self._turns)
 
-    def heads(self, name: PartitionId) -> int:
-        """Return the number of heads of a partition, whether or not the partition has a free call."""
+    def heads(self, name: BudgetId) -> int:
+        """Return the number of heads of a budget, whether or not the budget has a free call."""
         return len(self._heads.get(name, ()))
 
     def clear(self) -> None:
@@ -104,24 +149,27 @@ class FairQueue:
     def __setitem__(self, place: int, head: Message) -> None:
         """Replace the head at an index by another head of the same partition."""
         former = list(self)[place]
-        heads = self._heads[former.partition.id]
-        heads[heads.index(former)] = head
+        heads = self._heads[former.partition.budget]
+        if isinstance(heads, PartitionsInTurn):
+            heads.replace(former, head)
+        else:
+            heads[heads.index(former)] = head
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all heads: first those of the partitions with a turn. ``extend`` in this order restores the turns."""
+        """Yield all heads: first those of the budgets with a turn. ``extend`` in this order restores the turns."""
         for name in self._turns:
             yield from self._heads[name]
-        for name in sorted(self._heads.keys() - set(self._turns)):
+        for name in in_order(self._heads.keys() - set(self._turns)):
             yield from self._heads[name]
 
     def __len__(self) -> int:
         """Return the number of heads that could start now, each in a call of its own."""
         return self._count
 
-    def _startable(self, name: PartitionId) -> int:
+    def _startable(self, name: BudgetId) -> int:
         return max(0, min(len(self._heads.get(name, ())), self._limit - self.running.get(name, 0)))
 
-    def _changed(self, name: PartitionId, before: int) -> None:
+    def _changed(self, name: BudgetId, before: int) -> None:
         after = self._startable(name)
         self._count += after - before
         if after and not before:
@@ -130,4 +178,13 @@ class FairQueue:
             self._turns.remove(name)
 
     def __repr__(self) -> str:
-        return f"<FairQueue {self._count} startable heads of {len(self._turns)} partitions>"
+        return f"<FairQueue {self._count} startable heads of {len(self._turns)} budgets>"
+
+
+def in_order(budgets: Iterable[BudgetId]) -> list[BudgetId]:
+    """Return budgets in an order that depends on their names only: the partitions, then the physical queues."""
+    names = list(budgets)
+    return [
+        *sorted(name for name in names if not isinstance(name, str)),
+        *sorted(n for n in names if isinstance(n, str)),
+    ]

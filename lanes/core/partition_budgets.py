@@ -1,25 +1,28 @@
 """The engine with budgets per partition: running calls, and messages in flight.
 
-``make_engine`` makes the plain ``Engine`` for a policy without these budgets, so that its hot path stays the same.
+``make_engine`` makes the plain ``Engine`` for a policy without these budgets, so that its hot path stays the same. Each
+partition has a budget of its own, except that all partitions of a physical queue (``Policy.queues``) share one.
 
 Calls
 -----
-``FairQueue`` counts the running calls of each partition, and takes the partitions in turn. With batches, a call counts
-once for each partition that has messages in the call.
+``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
+for each budget that has messages in the call.
 
 Messages in flight
 ------------------
 A source knows one bound for all its partitions, ``Room.messages``, and the partitions that deliver nothing,
-``Room.paused``. The engine therefore asks for no more messages than *each* unpaused partition may still have, and a
-partition with little left is paused. A partition becomes *full* when the messages left are less than a quarter of the
-bound beyond the calls. A full partition delivers again at the low mark. So one nearly full partition never reduces the
-room of the other partitions to a few messages, except where the bound is close to the number of calls.
+``Room.paused``. The engine therefore asks for no more messages than *each* unpaused budget may still have, and the
+partitions of a budget with little left are paused. A budget becomes *full* when the messages left are less than a
+quarter of the bound beyond the calls. The partitions of a full budget deliver again at the low mark. So one nearly full
+budget never reduces the room of the others to a few messages, except where the bound is close to the number of calls.
+``Room.full_queues`` names the full physical queues, because a partition of such a queue may be assigned while the
+source delivers.
 
-Messages of full partitions may stay in flight for long. The low-water mark of the consumer is therefore halfway between
-the bound, and these messages plus ``concurrency``. Otherwise a full partition could stop the intake of the others.
+Messages of full budgets may stay in flight for long. The low-water mark of the consumer is therefore halfway between
+the bound, and these messages plus ``concurrency``. Otherwise a full budget could stop the intake of the others.
 
-A partition's messages in flight are those of its current assignment. Messages whose handlers run at the fence count
-against the bound of the whole consumer only.
+A budget's messages in flight are those of the current assignments of its partitions. Messages whose handlers run at the
+fence count against the bound of the whole consumer only.
 """
 
 from __future__ import annotations
@@ -28,11 +31,11 @@ from collections.abc import Sequence
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.fair_queue import FairQueue
+from lanes.core.fair_queue import FairQueue, in_order
 from lanes.core.lane import RUNNING
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import Message, Outcome, Partition, PartitionId, Room
+from lanes.core.types import BudgetId, Message, Outcome, Partition, Room
 
 
 def make_engine(policy: Policy) -> Engine:
@@ -50,16 +53,18 @@ class PartitionBudgetEngine(Engine):
 
     Attributes:
         fair: The heads that can start.
-        full: The partitions that deliver no message, because ``max_in_flight_per_partition`` is nearly reached.
-        reserve: Number of messages below which the rest of a partition's budget makes the partition full.
-        low: Number of messages in flight at which a full partition delivers again.
+        full: The budgets whose partitions deliver no message, as ``max_in_flight_per_partition`` is nearly reached.
+        reserve: Number of messages below which the rest of a budget makes the budget full.
+        low: Number of messages in flight at which a full budget delivers again.
+        assigned: The assignments of each budget.
     """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
         self.fair = FairQueue(policy.concurrency_per_partition)
         self.chains.ready = self._ready = self.fair
-        self.full: set[Partition] = set()
+        self.full: set[BudgetId] = set()
+        self.assigned: dict[BudgetId, list[Partition]] = {}
         self._bound = bound = policy.max_in_flight_per_partition
         calls = min(policy.concurrency_per_partition or policy.concurrency, bound)
         self.reserve = max(1, (bound - calls) // 4)
@@ -68,15 +73,15 @@ class PartitionBudgetEngine(Engine):
     def receive(self, partition: Partition, run: list[Message], size: int, now: float) -> None:
         """Admit a run of messages; see ``Engine.receive``."""
         super().receive(partition, run, size, now)
-        if self._bound and partition.steady and self._left(partition) < self.reserve:
-            self.full.add(partition)
+        if self._bound and partition.steady and self._left(partition.budget) < self.reserve:
+            self.full.add(partition.budget)
 
     def take_batch(self, limit: int) -> list[Message]:
-        """Take up to ``limit`` messages for one call, from the partitions in turn; see ``Engine.take_batch``."""
+        """Take up to ``limit`` messages for one call, from the budgets in turn; see ``Engine.take_batch``."""
         batch: list[Message] = []
         if self.running_handlers >= self._most_running:
             return batch
-        fair, turns, called = self.fair, self.fair.turns(), dict[PartitionId, None]()
+        fair, turns, called = self.fair, self.fair.turns(), dict[BudgetId, None]()
         while turns and len(batch) < limit:
             name = turns.pop(0)
             called[name] = None
@@ -96,7 +101,7 @@ class PartitionBudgetEngine(Engine):
         """Return the number of messages that a free handler could take by ``take_batch``, at most ``limit``."""
         startable, count = set(self.fair.turns()) if self._most_running else set(), 0
         for head in self.fair:
-            message = head if head.partition.id in startable else None
+            message = head if head.partition.budget in startable else None
             while message is not None and count < limit:
                 count += 1
                 message = message.next
@@ -107,55 +112,105 @@ class PartitionBudgetEngine(Engine):
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
         """Apply the outcome of a taken message; see ``Engine.finish``."""
         super().finish(message, outcome, now)
-        self.fair.end(message.partition.id)
+        self.fair.end(message.partition.budget)
 
     def finish_batch(self, batch: Sequence[Message], outcomes: Sequence[Outcome], now: float) -> None:
         """Apply the outcomes of a taken batch; see ``Engine.finish_batch``."""
         super().finish_batch(batch, outcomes, now)
-        for name in {message.partition.id: None for message in batch}:
+        for name in {message.partition.budget: None for message in batch}:
             self.fair.end(name)
 
     def room(self) -> Room:
-        """Return the bounds of the next delivery, within the budget of each partition."""
-        room = super().room()
+        """Return the bounds of the next delivery, within each budget."""
+        room, full = super().room(), self.full
         if not self._bound:
             return room
-        open_to = [p for p in self.partitions.values() if p.steady and p not in self.full]
-        # A partition that is assigned during the delivery may have its whole budget.
-        left = min([self._bound, *map(self._left, open_to)])
-        return room._replace(messages=min(room.messages, left), paused=room.paused | self.full)
+        left = {
+            budget: self._left(budget)
+            for budget, partitions in self.assigned.items()
+            # Another partition of a physical queue may be assigned during the delivery.
+            if budget not in full and (isinstance(budget, str) or partitions[0].steady)
+        }
+        # Messages that the runtime has put aside may use up a budget before ``receive`` makes it full. So may those of
+        # draining partitions.
+        full = full.union(budget for budget, count in left.items() if count < self.reserve)
+        # A partition without a queue that is assigned during the delivery may have its whole budget.
+        most = min([self._bound, *(count for budget, count in left.items() if budget not in full)])
+        room = room._replace(messages=min(room.messages, most))
+        if not full:
+            return room
+        paused = [partition for budget in full for partition in self.assigned[budget]]
+        queues = frozenset(budget for budget in full if isinstance(budget, str))
+        return room._replace(paused=room.paused.union(paused), full_queues=queues)
+
+    def assign(self, partition: Partition) -> None:
+        """Add a partition and number its assignment; see ``Engine.assign``."""
+        super().assign(partition)
+        self.enter(partition)
+
+    def enter(self, partition: Partition) -> None:
+        """Let an assignment use its budget."""
+        partition.budget = self.policy.budget_of(partition.id)
+        self.assigned.setdefault(partition.budget, []).append(partition)
+
+    def fence(self, partition: Partition) -> list[Message]:
+        """Accept no further result of a partition; see ``Engine.fence``."""
+        zombies = super().fence(partition)
+        self._resume_full()  # The running messages have left the budget, which other partitions may share.
+        return zombies
 
     def release(self, partition: Partition) -> None:
         """Forget a partition and its unsettled messages. Idempotent."""
+        if not self.owns(partition):
+            return
         super().release(partition)
-        self.full.discard(partition)
+        left = self.assigned[partition.budget]
+        left.remove(partition)
+        if not left:
+            del self.assigned[partition.budget]
+            self.full.discard(partition.budget)
+        self._resume_full()
 
     def in_flight_of(self, partition: Partition) -> int:
-        """Return the number of messages of an assignment in flight."""
+        """Return the number of messages of an assignment in flight, with those that the runtime has put aside."""
         ledger = partition.ledger
+        if not partition.steady:
+            # An ``OffsetLedger`` still has the holes of abandoned messages.
+            return len(ledger.in_flight())
         waiting = len(ledger.waiting) if isinstance(ledger, OffsetLedger) else 0
-        return ledger.holes() + waiting
+        return ledger.holes() + waiting + partition.aside
+
+    def used(self, budget: BudgetId) -> int:
+        """Return the number of messages in flight of a budget."""
+        return sum(map(self.in_flight_of, self.assigned[budget]))
 
     def _low_mark(self) -> int:
-        """Return the low-water mark of the consumer, above the messages of full partitions.
+        """Return the low-water mark of the consumer, above the messages of full budgets.
 
         These messages may stay in flight for long, and their partitions receive no message meanwhile.
         """
-        flow, slow = self.flow, sum(map(self.in_flight_of, self.full))
+        flow, slow = self.flow, sum(map(self.used, self.full))
         return min(flow.max_in_flight, (flow.max_in_flight + self.concurrency + slow) // 2)
 
-    def _left(self, partition: Partition) -> int:
-        return self._bound - self.in_flight_of(partition)
+    def _left(self, budget: BudgetId) -> int:
+        return self._bound - self.used(budget)
 
     def _could_start(self, partition: Partition) -> bool:
         calls = self.policy.concurrency_per_partition
-        busy = partition in self.full or (calls and self.fair.running.get(partition.id, 0) >= calls)
+        budget = partition.budget
+        busy = budget in self.full or (calls and self.fair.running.get(budget, 0) >= calls)
         return not busy and super()._could_start(partition)
 
     def _released(self, count: int, size: int) -> None:
         if not self.flow.taking:
             self.flow.low = self._low_mark()
         super()._released(count, size)
-        for partition in [p for p in self.full if self.in_flight_of(p) <= self.low]:
-            self.full.remove(partition)
-            self.effects.append(fx.PartitionResumed(partition))
+        self._resume_full()
+
+    def _resume_full(self) -> None:
+        """Let the partitions of the full budgets at or below the low mark deliver again."""
+        if not self.full:
+            return
+        for budget in in_order([budget for budget in self.full if self.used(budget) <= self.low]):
+            self.full.remove(budget)
+            self.effects += [fx.PartitionResumed(partition) for partition in self.assigned[budget]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from lanes.core.types import Failure
+from lanes.core.types import BudgetId, Failure, PartitionId
 
 EXHAUSTED: Final = -1.0
 """The ``delay`` of a message without a further attempt. A real delay is 0 or more."""
@@ -81,8 +81,10 @@ class Policy(NamedTuple):
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
             redelivers a settled position.
         keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that the failure is in the store.
-        concurrency_per_partition: Maximum number of running handlers of a partition. 0 = no bound.
-        max_in_flight_per_partition: Maximum number of messages of an assignment in flight. 0 = no bound.
+        concurrency_per_partition: Maximum number of running handlers of a budget. 0 = no bound.
+        max_in_flight_per_partition: Maximum number of messages in flight of the assignments of a budget. 0 = no bound.
+        queues: Names of physical queues of partitioned queues. All partitions of such a source share one budget. Every
+            other partition has a budget of its own.
     """
 
     concurrency: int
@@ -100,6 +102,11 @@ class Policy(NamedTuple):
     keeps_attempts: bool
     concurrency_per_partition: int = 0
     max_in_flight_per_partition: int = 0
+    queues: frozenset[str] = frozenset()
+
+    def budget_of(self, partition: PartitionId) -> BudgetId:
+        """Return the budget of a partition: its physical queue, or the partition itself."""
+        return partition.source if partition.source in self.queues else partition
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
         """Return the next step after the failed ``attempt`` (1, 2, …)."""

@@ -20,11 +20,13 @@ from typing import Any, Final, NamedTuple
 
 from lanes.core.commits import PartitionCommits
 from lanes.core.engine import Engine
+from lanes.core.fair_queue import in_order
 from lanes.core.lane import HELD, StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.partition_budgets import PartitionBudgetEngine, make_engine
 from lanes.core.policy import Policy
 from lanes.core.types import (
+    BudgetId,
     CommitProgress,
     Failure,
     LaneId,
@@ -159,12 +161,12 @@ class BudgetState(NamedTuple):
     """The state of the budgets per partition. The order of the turns is the order of ``EngineState.ready``.
 
     Attributes:
-        running: Number of running calls of each partition.
-        full: Numbers of the assignments that deliver no message.
+        running: Number of running calls of each budget.
+        full: The budgets whose partitions deliver no message.
     """
 
-    running: tuple[tuple[PartitionId, int], ...]
-    full: tuple[int, ...]
+    running: tuple[tuple[BudgetId, int], ...]
+    full: tuple[BudgetId, ...]
 
 
 class EngineState(NamedTuple):
@@ -238,8 +240,8 @@ def snapshot(engine: Engine) -> EngineState:
 def _budget_state(engine: Engine) -> BudgetState | None:
     if not isinstance(engine, PartitionBudgetEngine):
         return None
-    running = tuple(sorted(engine.fair.running.items()))
-    return BudgetState(running, tuple(sorted(partition.assignment for partition in engine.full)))
+    running = tuple((budget, engine.fair.running[budget]) for budget in in_order(engine.fair.running))
+    return BudgetState(running, tuple(in_order(engine.full)))
 
 
 def _assignments(engine: Engine) -> list[Partition]:
@@ -353,7 +355,7 @@ def restore(state: EngineState) -> Engine:
                 messages[MessageId(each.assignment, one.position)].next = messages[one.next]
     if state.budgets is not None and isinstance(engine, PartitionBudgetEngine):
         engine.fair.running.update(state.budgets.running)
-        engine.full.update(partitions[number] for number in state.budgets.full)
+        engine.full.update(state.budgets.full)
     engine.chains.ready.extend(messages[one] for one in state.ready)
     for partition_id, lane, tail in state.tails:
         assert lane is not None, "a message in no lane is no tail"
@@ -397,6 +399,10 @@ def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[M
         partition.ledger = _restore_acks(state.ledger, in_flight, engine.policy)
     if state.ahead:
         engine.committer.ahead.add(partition)
+    if isinstance(engine, PartitionBudgetEngine):
+        if state.owned:
+            engine.enter(partition)
+        partition.budget = engine.policy.budget_of(partition.id)
     if state.owned:
         engine.partitions[partition.id] = partition
         partition.tails = engine.chains.tails.setdefault(partition.id, {})

@@ -17,6 +17,7 @@ __all__ = [
     "ACK",
     "NEVER",
     "RETURN",
+    "BudgetId",
     "CommitProgress",
     "Failure",
     "LaneId",
@@ -90,6 +91,10 @@ class PartitionId(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.source}/{self.number}"
+
+
+BudgetId: TypeAlias = PartitionId | str
+"""The name of a budget of calls and messages: a partition, or a physical queue with all its partitions."""
 
 
 class Reader(Protocol):
@@ -196,6 +201,8 @@ class PartitionInternals:
         resettle: Redeliveries of settled messages, to settle again.
         recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the mapping
             before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
+        budget: The budget that the calls and messages of the assignment use, under bounds per partition.
+        aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
     """
 
     ledger: Ledger = field(init=False)
@@ -208,6 +215,8 @@ class PartitionInternals:
     finished: list[Message] = field(default_factory=list)
     resettle: list[Message] = field(default_factory=list)
     recalled: Mapping[int, int] = field(default_factory=dict)
+    budget: BudgetId = ""
+    aside: int = 0
 
 
 class Partition(PartitionInternals):
@@ -277,6 +286,7 @@ class Partition(PartitionInternals):
         self.fencing_token = fencing_token
         self.assignment: int = 0
         self.live: bool = False
+        self.budget = partition_id
 
     @property
     def epoch(self) -> int:
@@ -487,8 +497,15 @@ class Room(NamedTuple):
         messages: Maximum number of messages.
         bytes: Maximum sum of the sizes of the messages, in bytes.
         paused: Partitions that deliver no message.
+        full_queues: Physical queues of which no partition delivers a message, also no partition that is assigned during
+            the delivery. ``paused`` has their partitions that were assigned before.
     """
 
     messages: int
     bytes: int
     paused: frozenset[Partition] = frozenset()
+    full_queues: frozenset[str] = frozenset()
+
+    def closed_to(self, partition: Partition) -> bool:
+        """Return whether a partition delivers no message."""
+        return partition in self.paused or partition.id.source in self.full_queues

@@ -16,7 +16,8 @@ class Rules:
 
     The fields have the names and units of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
     ``timeout``, ``extend_interval`` and the bounds per partition, 0 stands for None. A history without the bounds per
-    partition is from an earlier version of ``lanes``.
+    partition is from an earlier version of ``lanes``. ``queues_share_bounds`` is True if the bounds per partition count
+    the partitions of a physical queue together, as all versions do that write the field.
     """
 
     order: str | None = None
@@ -39,6 +40,7 @@ class Rules:
     attempts_kept: bool | None = None
     concurrency_per_partition: int | None = None
     max_in_flight_per_partition: int | None = None
+    queues_share_bounds: bool | None = None
 
     @classmethod
     def of(cls, settings: Settings, traits: SourceTraits, poison: str, *, attempts_kept: bool = False) -> Rules:
@@ -64,6 +66,7 @@ class Rules:
             attempts_kept=attempts_kept,
             concurrency_per_partition=settings.concurrency_per_partition or 0,
             max_in_flight_per_partition=settings.max_in_flight_per_partition or 0,
+            queues_share_bounds=True,
         )
 
     def fields(self) -> str:

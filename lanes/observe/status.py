@@ -273,7 +273,7 @@ def snapshot(
         peak_in_flight_bytes=flow.peak_bytes,
         running=engine.running_handlers,
         concurrency=engine.concurrency,
-        capacity=_capacity(engine, len(partitions)),
+        capacity=_capacity(engine, len({partition.budget for partition in engine.partitions.values()})),
         ready=engine.ready,
         held=stopped.count(HELD),
         blocked=stopped.count(BLOCKED),
@@ -301,12 +301,13 @@ def _queue(
     engine: Engine, queue: PartitionedQueue, partitions: Iterable[PartitionStatus], stranded: Sequence[Stranded]
 ) -> QueueStatus:
     own = [each for each in partitions if each.queue == queue.name]
+    assigned = tuple(sorted({each.queue_partition for each in own if each.queue_partition is not None}))
     lags = [each.lag for each in own if each.lag is not None]
     oldest = [each.oldest for each in own if each.oldest is not None]
     return QueueStatus(
         partitions=queue.partitions,
-        assigned=tuple(sorted({each.queue_partition for each in own if each.queue_partition is not None})),
-        capacity=_capacity(engine, len(own)),
+        assigned=assigned,
+        capacity=_capacity(engine, len(assigned)),
         in_flight=sum(each.in_flight for each in own),
         running=sum(each.running for each in own),
         lag=sum(lags) if own and len(lags) == len(own) else None,
@@ -316,7 +317,7 @@ def _queue(
 
 
 def _capacity(engine: Engine, width: int) -> Capacity:
-    """Return the bounds in force of ``width`` partitions together."""
+    """Return the bounds in force of ``width`` budgets together."""
     policy = engine.policy
     calls, messages = policy.concurrency_per_partition, policy.max_in_flight_per_partition
     return Capacity(
@@ -350,7 +351,7 @@ def _partition(
         in_flight=len(in_flight) + waiting,
         running=sum(1 for message in in_flight if message.state == RUNNING),
         capacity=_capacity(engine, 1),
-        full=isinstance(engine, PartitionBudgetEngine) and partition in engine.full,
+        full=isinstance(engine, PartitionBudgetEngine) and partition.budget in engine.full,
         epoch=partition.epoch,
         floor=_floor(partition),
         holes=ledger.holes(),

@@ -173,6 +173,8 @@ class AttemptKeeper:
         loading = self._loading.get(event.partition)
         if loading is not None:
             loading.events.append(event)
+            if isinstance(event, Delivered):
+                event.partition.aside += len(event.run)
             return True
         self._recall(event)
         return False
@@ -189,7 +191,9 @@ class AttemptKeeper:
         delivered = [event for event in aside if isinstance(event, Delivered)]
         messages = min(room.messages, self._engine.flow.room().messages - sum(len(event.run) for event in delivered))
         size = room.bytes - sum(event.size for event in delivered)
-        return Room(max(0, messages), max(0, size), room.paused | self._loading.keys())
+        return room._replace(
+            messages=max(0, messages), bytes=max(0, size), paused=room.paused.union(self._loading.keys())
+        )
 
     async def _load(self, partition: Partition) -> None:
         loading = self._loading.get(partition)
@@ -201,6 +205,7 @@ class AttemptKeeper:
         if known is None or self._loading.get(partition) is not loading:
             return
         del self._loading[partition]
+        partition.aside = 0
         self._take_over(partition, known)
         for event in loading.events:
             self._recall(event)
@@ -372,6 +377,7 @@ class AttemptKeeper:
         """Stop loading a partition that drains. The next owner receives the messages put aside. Idempotent."""
         loading = self._loading.pop(partition, None)
         if loading is not None:
+            partition.aside = 0
             loading.scope.cancel()
 
     async def flush(self, partition: Partition) -> None:

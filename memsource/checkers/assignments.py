@@ -177,6 +177,22 @@ def has_budgets(segment: Segment) -> bool:
     return bool(rules.concurrency_per_partition or rules.max_in_flight_per_partition)
 
 
+class Budgets:
+    """The budget that each partition uses under bounds per partition: its physical queue, or a budget of its own."""
+
+    def __init__(self) -> None:
+        self._queues: dict[tuple[Segment, str], str] = {}
+
+    def assigned(self, segment: Segment, row: Row) -> None:
+        """Remember the physical queue of an assigned partition, which stays the same for the whole run."""
+        if row.queue and segment.rules.queues_share_bounds:
+            self._queues[segment, row.partition] = f"queue {row.queue}"
+
+    def of(self, segment: Segment, partition: str) -> str:
+        """Return the budget of a partition. A partition whose ``assigned`` row is in a gap has a budget of its own."""
+        return self._queues.get((segment, partition), partition)
+
+
 def closes_prefix(rules: Rules) -> bool | None:
     """Return whether a drain still runs messages queued below the highest started message; None = unknown."""
     if rules.settles is None or rules.hands_over is None:

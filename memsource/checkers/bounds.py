@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from heapq import heappop, heappush
 from typing import Final
 
-from memsource.checkers.assignments import AssignmentChecker, begin_committing, has_budgets, with_state
+from memsource.checkers.assignments import AssignmentChecker, Budgets, begin_committing, has_budgets, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -208,10 +208,10 @@ class BoundedInFlight(_Bound):
 class PartitionBudgets(_Bound):
     """No partition exceeds ``max_in_flight_per_partition`` or ``concurrency_per_partition`` (63).
 
-    Messages in flight are those of one assignment. Handlers are those of all assignments of the partition in one
-    process, so that a handler that runs after the fence counts until it ends. With batches the bound of handlers is
-    ``concurrency_per_partition`` calls, of ``batch`` messages each. The verdict's note states the peak of the messages
-    in flight.
+    The partitions of a physical queue count together, as one. Messages in flight are those of one assignment of each
+    partition. Handlers are those of all assignments in one process, so that a handler that runs after the fence counts
+    until it ends. With batches the bound of handlers is ``concurrency_per_partition`` calls, of ``batch`` messages
+    each. The verdict's note states the peak of the messages in flight.
 
     Args:
         timeline: History to judge.
@@ -219,8 +219,19 @@ class PartitionBudgets(_Bound):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        # (segment, partition) -> running handlers, as (assignment, position)
-        self._running: dict[tuple[Segment, str], set[tuple[int, int]]] = defaultdict(set)
+        self._budgets = Budgets()
+        self._fenced: set[tuple[Segment, str, int]] = set()
+        # (segment, budget) -> running handlers, as (partition, assignment, position)
+        self._running: dict[tuple[Segment, str], set[tuple[str, int, int]]] = defaultdict(set)
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        self._budgets.assigned(segment, row)
+
+    @on("drained")
+    def _drained(self, segment: Segment, row: Row) -> None:
+        # The messages whose handlers still run count for the bound of the whole consumer alone.
+        self._fenced.add((segment, row.partition, row.assignment))
 
     def _limit(self, segment: Segment) -> int | None:
         # A history without the bounds per partition is from a version without these bounds.
@@ -238,7 +249,14 @@ class PartitionBudgets(_Bound):
         bound = self._limit(segment)
         if not bound:
             return
-        most = max(map(len, flight.messages.values()), default=0)
+        counts: Counter[tuple[str, int]] = Counter()
+        for (partition, assignment), messages in flight.messages.items():
+            budget = self._budgets.of(segment, partition)
+            if budget == partition:
+                counts[budget, assignment] += len(messages)
+            elif (segment, partition, assignment) not in self._fenced:
+                counts[budget, 0] += len(messages)
+        most = max(counts.values(), default=0)
         flight.peak = max(flight.peak, most)
         above = most > bound
         if above and not flight.above and flight.latest is not None:
@@ -252,8 +270,8 @@ class PartitionBudgets(_Bound):
         calls, batch = segment.rules.concurrency_per_partition, max(1, segment.rules.batch or 1)
         if not calls:
             return
-        running = self._running[segment, row.partition]
-        running.add((row.assignment, row.position))
+        running = self._running[segment, self._budgets.of(segment, row.partition)]
+        running.add((row.partition, row.assignment, row.position))
         if len(running) == calls * batch + 1:
             times = f", with batches of {batch}" if batch > 1 else ""
             what = f"{len(running)} handlers of its partition run, concurrency_per_partition is {calls}{times}"
@@ -266,7 +284,8 @@ class PartitionBudgets(_Bound):
 
     @on("zombie")
     def _runs_no_more(self, segment: Segment, row: Row) -> None:
-        self._running[segment, row.partition].discard((row.assignment, row.position))
+        running = self._running[segment, self._budgets.of(segment, row.partition)]
+        running.discard((row.partition, row.assignment, row.position))
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:

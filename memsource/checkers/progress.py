@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from typing import Final
+from collections.abc import Collection
+from typing import Any, Final
 
-from memsource.checkers.assignments import AssignmentChecker, has_budgets, lane_of
+from memsource.checkers.assignments import AssignmentChecker, Budgets, has_budgets, lane_of
 from memsource.checkers.checker import on
 from memsource.checkers.verdict import printable
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
-from memsource.history.timeline import Assignment, Timeline
+from memsource.history.timeline import Timeline
 
 _TURNS: Final = 2
 """Most calls of another partition while a partition waits: 1, and 1 if a turn of the waiting partition has no row."""
@@ -251,9 +252,10 @@ class PartitionTurns(_ReadyHeads):
     A partition can start a message if the head of one of its lanes can start, and fewer than
     ``concurrency_per_partition`` of its handlers run. The engine takes the partitions in turn, so each other partition
     has at most one call before the waiting partition. The checker allows two calls, because a message whose lease
-    expires uses a turn and has no row. With batches it also allows a batch for each running call, because rows of the
-    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a message
-    that was given up before also uses a turn and has no row.
+    expires uses a turn and has no row. The partitions of a physical queue count together, as one. Each of them waits
+    for at most two calls of each other partition of its queue. With batches the checker also allows a batch for each
+    running call, because rows of the later messages of a lane follow the call. With a store of attempts the checker
+    measures nothing, because a message that was given up before also uses a turn and has no row.
 
     Args:
         timeline: History to judge.
@@ -261,10 +263,18 @@ class PartitionTurns(_ReadyHeads):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        # For each assignment that can start a message: the starts of the other partitions since it could.
-        self._passed: dict[Assignment, Counter[str]] = {}
-        # (segment, partition) -> running handlers, as (assignment, position)
-        self._handlers: dict[tuple[Segment, str], set[tuple[int, int]]] = defaultdict(set)
+        self._budgets = Budgets()
+        # For each budget that can start a message: the starts of the other budgets since its last start.
+        self._passed: dict[tuple[Segment, str], Counter[str]] = {}
+        # For each partition of a queue that can start a message: the starts of the other partitions of its queue.
+        self._passed_within: dict[tuple[Segment, str], Counter[str]] = {}
+        # (segment, budget) -> running handlers, as (partition, assignment, position)
+        self._handlers: dict[tuple[Segment, str], set[tuple[str, int, int]]] = defaultdict(set)
+        self._incomplete: set[Segment] = set()
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        self._budgets.assigned(segment, row)
 
     @staticmethod
     def _bound(segment: Segment) -> int | None:
@@ -275,32 +285,62 @@ class PartitionTurns(_ReadyHeads):
         return (_TURNS + calls) * rules.batch if rules.batch else _TURNS
 
     def _judge_start(self, segment: Segment, row: Row, since: int | None, bound: int) -> None:
-        self._handlers[segment, row.partition].add((row.assignment, row.position))
-        for assignment, state in self._assignments.states.items():
-            one, partition, _ = assignment
-            if one is not segment:
-                continue
-            if partition == row.partition or not (state.since and state.measured and self._free(segment, partition)):
-                self._passed.pop(assignment, None)
-                continue
+        started = self._budgets.of(segment, row.partition)
+        self._handlers[segment, started].add((row.partition, row.assignment, row.position))
+        heads: dict[str, set[str]] = defaultdict(set)  # the partitions with a head that can start, by budget
+        for (one, partition, _), state in self._assignments.states.items():
+            budget = self._budgets.of(segment, partition)
+            # A gap may hide handlers of other partitions of a queue.
+            known = budget == partition or segment not in self._incomplete
+            if one is segment and state.since and state.measured and known:
+                heads[budget].add(partition)
+        waiting = {budget for budget in heads if self._free(segment, budget)}
+        self._pass_by(self._passed, segment, row, (started, waiting - {started}), bound)
+        # This start may have used the last free call of its queue.
+        within = heads[started] - {row.partition} if started != row.partition else set()
+        self._pass_by(self._passed_within, segment, row, (row.partition, within), bound)
+        for name in [name for name in self._passed if name[0] is segment and name[1] not in waiting]:
+            del self._passed[name]
+        for name in [name for name in self._passed_within if name[0] is segment]:
+            if name[1] not in heads[self._budgets.of(segment, name[1])]:
+                del self._passed_within[name]
+
+    def _pass_by(
+        self,
+        counts: dict[tuple[Segment, str], Counter[str]],
+        segment: Segment,
+        row: Row,
+        names: tuple[str, Collection[str]],
+        bound: int,
+    ) -> None:
+        """Count a start of one name while others wait. The count of the name itself begins again."""
+        started, others = names
+        counts.pop((segment, started), None)
+        for waits in sorted(others):
             self._findings.checked += 1
-            passed = self._passed.setdefault(assignment, Counter())
-            passed[row.partition] += 1
-            if passed[row.partition] == bound + 1:
-                what = f"{bound + 1} starts of its partition while {printable(partition)} waits, the bound is {bound}"
+            passed = counts.setdefault((segment, waits), Counter())
+            passed[started] += 1
+            if passed[started] == bound + 1:
+                what = f"{bound + 1} starts of its partition while {printable(waits)} waits, the bound is {bound}"
                 self._findings.violation(segment, row, what)
 
-    def _free(self, segment: Segment, partition: str) -> bool:
+    def _free(self, segment: Segment, budget: str) -> bool:
         limit = segment.rules.concurrency_per_partition
-        return not limit or len(self._handlers[segment, partition]) < limit
+        return not limit or len(self._handlers[segment, budget]) < limit
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
-        self._handlers[segment, row.partition].discard((row.assignment, row.position))
+        handlers = self._handlers[segment, self._budgets.of(segment, row.partition)]
+        handlers.discard((row.partition, row.assignment, row.position))
         return super()._runs_no_more(segment, row)
+
+    @on("gap")
+    def _gap(self, segment: Segment, row: Row) -> None:
+        super()._gap(segment, row)
+        self._incomplete.add(segment)
 
     def _forget(self, segment: Segment) -> None:
         super()._forget(segment)
-        for handlers in [handlers for handlers in self._handlers if handlers[0] is segment]:
-            del self._handlers[handlers]
-        for assignment in [assignment for assignment in self._passed if assignment[0] is segment]:
-            del self._passed[assignment]
+        each: dict[tuple[Segment, str], Any]
+        for each in (self._handlers, self._passed, self._passed_within):
+            for name in [name for name in each if name[0] is segment]:
+                del each[name]

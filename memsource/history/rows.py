@@ -82,6 +82,7 @@ class Row(NamedTuple):
         floor: Next position to read, in a commit or in an assignment of a source that commits.
         bytes: Bytes in flight.
         runs: First and last position of each range of an ``extended`` row.
+        queue: Number and name of the physical queue of an assigned partition, such as ``"1 of orders"``; "" = none.
     """
 
     n: int
@@ -97,6 +98,7 @@ class Row(NamedTuple):
     floor: int = -1
     bytes: float = 0
     runs: tuple[tuple[int, int], ...] = ()
+    queue: str = ""
 
 
 class RowParser:
@@ -162,12 +164,16 @@ class RowParser:
             incarnation = self.text(fields.get("incarnation", ""))
             floor = whole_number(fields["floor"]) if "floor" in fields else -1
             number = _timeout(fields) if event in _DRAIN else 0
+            queue = ""
             if event == "assigned":
                 number = whole_number(fields["epoch"])
+                if "queue" in fields:
+                    place = f"{whole_number(fields['queue_partition'])} of {_name(fields['queue'])}"
+                    queue = self._texts.setdefault(place, place)
             elif event in _LEASE and "deadline" in fields:
                 number = _quantity(fields["deadline"])
             partition = self._partition(fields)
-            return Row(n, event, mono, partition, assignment, text=incarnation, number=number, floor=floor)
+            return Row(n, event, mono, partition, assignment, text=incarnation, number=number, floor=floor, queue=queue)
         if event in _COMMIT:
             assignment, floor = whole_number(fields["assignment"]), whole_number(fields["floor"])
             number = whole_number(fields["completed"]) if event == "commit_sent" else 0
@@ -208,9 +214,7 @@ class RowParser:
         return self._texts.setdefault(value, value)
 
     def _partition(self, fields: Fields) -> str:
-        partition = fields["partition"]
-        if type(partition) is not str or not partition:
-            raise ValueError("partition")
+        partition = _name(fields["partition"])
         return self._texts.setdefault(partition, partition)
 
     def _key(self, fields: Fields) -> str | None:
@@ -238,6 +242,12 @@ def _quantity(value: object) -> float:
     # NaN fails the comparison.
     if (type(value) is not float and type(value) is not int) or not 0 <= value < TIME_LIMIT:
         raise ValueError("quantity")
+    return value
+
+
+def _name(value: object) -> str:
+    if type(value) is not str or not value:
+        raise ValueError("name")
     return value
 
 

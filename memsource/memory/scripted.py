@@ -203,7 +203,7 @@ class ScriptedSource(Scripted):
     def _shares(self, room: Room) -> Iterator[SourceEvent]:
         messages, size = room.messages, room.bytes
         for number in list(self._turns):
-            if number not in self._turns or self._owned[number] in room.paused or messages <= 0 or size <= 0:
+            if number not in self._turns or room.closed_to(self._owned[number]) or messages <= 0 or size <= 0:
                 continue
             for event in self._take(number, min(messages, self._batch), size):
                 if isinstance(event, Delivered):

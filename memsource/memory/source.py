@@ -117,8 +117,7 @@ class MemorySource(ScriptedSource):
         if partition in self._owned:
             raise ValueError(f"partition {partition} is owned already; wait for its release, or call lose() first")
         self.broker.requeue(partition)
-        identity = PartitionId(self.broker.name, partition)
-        owned = Partition(identity, READER, deadline=deadline, fencing_token=fencing_token)
+        owned = Partition(self._place(partition), READER, deadline=deadline, fencing_token=fencing_token)
         self._owned[partition] = owned
         self._turns.append(partition)
         self._tell(Assigned(owned))
@@ -238,6 +237,10 @@ class MemorySource(ScriptedSource):
             self._forget_all()
 
     # --- in
+
+    def _place(self, number: int) -> PartitionId:
+        """Return the name of partition n."""
+        return PartitionId(self.broker.name, number)
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._ownership:

@@ -51,7 +51,6 @@ GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
 CAUSES = {"held": fx.STILL_IN_FLIGHT, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
 NAMES = {"done": "finished", "stuck": "blocked"}
 
-NUMBERS = (0, 1)
 ANY = st.integers(0, 99)
 SECONDS = st.sampled_from([0.0, 0.0, 0.3, 1.0])
 STARTS = st.integers(0, CONCURRENCY)
@@ -76,6 +75,8 @@ HANDLERS = st.lists(st.tuples(ANY, st.sampled_from(WHAT), FAILURES), min_size=1,
 
 class EngineMachine(RuleBasedStateMachine):
     """One engine, two partitions, any number of assignments of each."""
+
+    places: tuple[PartitionId, ...] = (PartitionId("S", 0), PartitionId("S", 1))
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,7 +122,7 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, engine: Engine) -> None:
         self.engine = engine
         self.shared = self.engine.dirty, self.engine.chains.ready, self.engine.effects
-        for _ in NUMBERS:
+        for _ in self.places:
             self.assign(0)
 
     def owned(self) -> list[Partition]:
@@ -132,7 +133,7 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.free())
     @rule(index=ANY)
     def assign(self, index: int) -> None:
-        partition = Partition(PartitionId("S", self.free()[index % len(self.free())]), READER)
+        partition = Partition(self.free()[index % len(self.free())], READER)
         if self.naive.keeps:
             every = 2 + len(self.partitions) % 3
             partition.recalled = {at: 2 + at % ATTEMPTS for at in range(len(self.partitions) % 5, 200, every)}
@@ -140,8 +141,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.partitions.append(partition)
         assert [p.assignment for p in self.partitions] == list(range(1, len(self.partitions) + 1))
 
-    def free(self) -> list[int]:
-        return [number for number in NUMBERS if PartitionId("S", number) not in self.engine.partitions]
+    def free(self) -> list[PartitionId]:
+        return [place for place in self.places if place not in self.engine.partitions]
 
     @precondition(lambda self: any(p.draining or not p.live for p in self.owned()))
     @rule()

@@ -33,7 +33,6 @@ NAMES = {"done": "finished", "waiting": "new"}
 GIVING_UP = ["drain", "close", "close", "stop closing", "fence", "lose", "release"]
 ANSWERS = ["made", "made", "made", "not made", "made, unknown", "on the way"]
 GONE = ("waiting", "queued", "held", "dead_lettering", "dead_lettering_blocked", "blocked", "done")
-NUMBERS = (0, 1)
 HOW: dict[str, Outcome] = {
     "ack": ACK,
     "fail": Failure(ValueError("no"), delay=DELAY),
@@ -61,6 +60,8 @@ STEPS = st.binary(min_size=30, max_size=180).map(steps_of)
 
 class ModesMachine(RuleBasedStateMachine):
     """One engine, one or two partitions, any number of assignments of each."""
+
+    sources: tuple[str, ...] = ("S", "S")  # the source of each partition
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,8 +120,8 @@ class ModesMachine(RuleBasedStateMachine):
 
     def begin(self, policy: Policy, commits: tuple[bool, bool]) -> None:
         self.engine, self.naive = self.make(policy), NaiveModes(policy)
-        for number in NUMBERS[: 1 if policy.order == "serial" else 2]:
-            self.brokers[number] = Broker(commits[number])
+        for number in range(1 if policy.order == "serial" else len(self.sources)):
+            self.brokers[number] = Broker(commits[number % len(commits)])
             self.assign(number)
 
     def make(self, policy: Policy) -> Engine:
@@ -148,7 +149,9 @@ class ModesMachine(RuleBasedStateMachine):
     def assign(self, number: int) -> None:
         broker = self.brokers[number]
         floor = broker.floor if broker.commits else None
-        partition = Partition(PartitionId("S", number), READER, floor=floor, completed=broker.completed)
+        partition = Partition(
+            PartitionId(self.sources[number], number), READER, floor=floor, completed=broker.completed
+        )
         self.engine.assign(partition)
         partition.recalled = {position: at for (home, position), at in self.stored.items() if home == number}
         self.partitions.append(partition)
@@ -166,7 +169,7 @@ class ModesMachine(RuleBasedStateMachine):
     def assign_all(self, chance: Random) -> None:
         """Assign the free partitions. Another process, maybe with a larger ``max_ahead``, may have owned them."""
         for number, broker in self.brokers.items():
-            if PartitionId("S", number) in self.engine.partitions:
+            if PartitionId(self.sources[number], number) in self.engine.partitions:
                 continue
             if not chance.randrange(3):
                 for _ in range(chance.randrange(MAX_AHEAD)):

@@ -305,7 +305,7 @@ def test_a_restored_engine_keeps_the_budget_of_each_partition() -> None:
     deliver(engine, partition, 1, key=b"b")
     assert take(engine).position == 0
     restored = again(engine)
-    assert snapshot(restored).budgets == BudgetState(((partition.id, 1),), (1,))
+    assert snapshot(restored).budgets == BudgetState(((partition.id, 1),), (partition.id,))
     assert restored.take() is None, "the only call of the partition runs"
     assert restored.room().paused == {only(restored)}
     running = next(each for each in only(restored).ledger.in_flight() if each.position == 0)

@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from lanes.core.chains import Chains
 from lanes.core.commits import Committer, PartitionCommits
-from lanes.core.fair_queue import FairQueue
+from lanes.core.fair_queue import FairQueue, PartitionsInTurn
 from lanes.core.flow import Flow
 from lanes.core.lane import StoppedLane, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
@@ -63,8 +63,8 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> in
 
 
 KNOWN = {
-    Partition: "assignment commits completed deadline dirty draining fencing_token finished floor id incarnation "
-    "ledger live reader recalled resettle steady tails unended",
+    Partition: "aside assignment budget commits completed deadline dirty draining fencing_token finished floor id "
+    "incarnation ledger live reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
@@ -72,6 +72,7 @@ KNOWN = {
     Committer: "_chains _effects _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
     FairQueue: "_count _heads _limit _turns running",
+    PartitionsInTurn: "_count _heads",
     StoppedLanes: "_heap _keeps _order by_head",
     StoppedLane: "failure head kept until",
     Outbox: "dirty",
@@ -95,4 +96,4 @@ def test_a_snapshot_has_every_slot_of_the_core_classes(kind: type) -> None:
 def test_a_snapshot_covers_every_attribute_of_an_engine() -> None:
     assert sorted(vars(new_engine())) == ENGINE.split()
     budgets = PartitionBudgetEngine(new_engine().policy._replace(concurrency_per_partition=1))
-    assert vars(budgets).keys() - vars(new_engine()).keys() == {"_bound", "fair", "full", "low", "reserve"}
+    assert vars(budgets).keys() - vars(new_engine()).keys() == {"_bound", "assigned", "fair", "full", "low", "reserve"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +16,7 @@ from lanes.source import Destination
 from lanes_kafka import KafkaSource
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS
-from tests.kafka.workload import QUIET, Topic, until
+from tests.kafka.workload import QUIET, Topic, produce, until
 
 CONFIG = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g"}
 QUEUE = PartitionedQueue("updates", partitions=2)
@@ -199,3 +199,42 @@ async def test_workers_with_fewer_partitions_than_the_producers_name_the_strande
         "use another number of partitions, so start the consumers with that number"
     )
     assert line.endswith(health.findings[0])
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("protocol", ["cooperative", "848"])
+async def test_the_bounds_per_partition_bound_a_topic_with_all_its_kafka_partitions(
+    topic: MakeTopic, protocol: str
+) -> None:
+    hanging, other = topic(3), topic(2)
+    queue = PartitionedQueue.of(f"of-{hanging.name}", [hanging.name, other.name])
+    produce(hanging, 300, keys=[b"%d" % number for number in range(100)])
+    produce(other, 300, keys=[b"%d" % number for number in range(100)])
+    ended: Counter[str] = Counter()
+    released = anyio.Event()
+    most: Counter[str] = Counter()
+
+    async def handle(message: Message) -> None:
+        name = message.partition.id.source
+        if name == hanging.name:
+            now = [each for key, each in consumer.status().partitions.items() if key.startswith(f"{name}/")]
+            most["running"] = max(most["running"], sum(each.running for each in now))
+            most["in flight"] = max(most["in flight"], sum(each.in_flight for each in now))
+            await released.wait()
+        ended[name] += 1
+
+    config = hanging.config(**PROTOCOLS[protocol], **{"auto.offset.reset": "earliest"})
+    settings = Settings(concurrency=6, concurrency_per_partition=4, max_in_flight_per_partition=40)
+    with anyio.fail_after(50):
+        async with Consumer(KafkaSource(config, topics=queue), handle, settings=settings) as consumer:
+            await until(lambda: len(consumer.status().partitions) == 5 and ended[other.name] == 300)
+            found = consumer.status().queues[queue.name]
+            assert (found.assigned, found.running, ended[hanging.name]) == ((0, 1), 4, 0)
+            assert (found.capacity.concurrency, found.capacity.max_in_flight) == (6, 80)
+            assert consumer.status().capacity == found.capacity
+            assert found.in_flight <= 40
+            full = {key: each.full for key, each in consumer.status().partitions.items()}
+            assert full == {key: key.startswith(f"{hanging.name}/") for key in full}
+            released.set()
+            await until(lambda: ended[hanging.name] == 300)
+    assert (most["running"], most["in flight"] <= 40) == (4, True)

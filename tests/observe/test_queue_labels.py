@@ -103,22 +103,10 @@ async def test_the_status_of_a_queue_sums_its_partitions() -> None:
     _, found = await status_of(Registered(broker()), concurrency=100, concurrency_per_partition=16)
     queue = found.queues["orders"]
     assert (queue.partitions, queue.assigned) == (2, (1,))
-    # One topic with four partitions, each with its own bound.
-    assert queue.capacity == Capacity(concurrency=64, max_in_flight=2_000)
+    # One topic, whose four partitions share one bound.
+    assert queue.capacity == Capacity(concurrency=16, max_in_flight=2_000)
     assert (queue.in_flight, queue.running, queue.oldest) == (0, 0, None)
     assert {(each.queue, each.queue_partition) for each in found.partitions.values()} == {("orders", 1)}
-
-
-@pytest.mark.anyio
-async def test_the_capacity_of_a_queue_never_exceeds_the_global_bounds() -> None:
-    _, found = await status_of(
-        Registered(broker()),
-        concurrency=20,
-        max_in_flight=100,
-        concurrency_per_partition=16,
-        max_in_flight_per_partition=50,
-    )
-    assert found.queues["orders"].capacity == Capacity(concurrency=20, max_in_flight=100)
 
 
 async def give_up(message: Message) -> None:

@@ -242,7 +242,7 @@ class Prefetched:
         """
         available: dict[Partition, int] = {}
         for event in self._events:
-            if isinstance(event, Delivered) and event.partition not in room.paused:
+            if isinstance(event, Delivered) and not room.closed_to(event.partition):
                 available[event.partition] = available.get(event.partition, 0) + len(event.run)
         left, shares = max(0, room.messages), {}
         for sharing, partition in zip(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import anyio
 import pytest
+from nats.aio.client import Client
 
 import lanes
+from lanes_jetstream import Cohort, JetStreamSource, header
+from tests.components import NatsServer
 from tests.jetstream.cohort.stubs import StubInbox, owned_partition
 from tests.jetstream.cohort_workload import CohortStream, members, settled
-from tests.jetstream.workload import until
+from tests.jetstream.workload import unique, until
 
 pytestmark = pytest.mark.anyio
 
@@ -47,6 +52,38 @@ async def test_a_hanging_partition_keeps_to_its_bounds(cohort_stream: CohortStre
         await until(lambda: len(ended) == 600)
     assert most <= 20
     assert consumer.status().peak_in_flight <= 60
+
+
+async def test_the_bounds_per_partition_bound_each_physical_queue(nats_server: NatsServer, client: Client) -> None:
+    """Each physical queue is one partition of the cohort, whatever its subjects are."""
+    queue = lanes.PartitionedQueue(unique("Q"), partitions=2)
+    subjects = [subject for name in queue.names for subject in (name, f"{name}.>")]
+    stream = client.jetstream()
+    await stream.add_stream(name=queue.name, subjects=subjects, storage="memory")
+    for number in range(200):
+        name = queue.names[number % 2]
+        await stream.publish(name if number % 4 < 2 else f"{name}.x", b"v", headers={"k": f"{number}"})
+    released = anyio.Event()
+    ended: Counter[str] = Counter()
+
+    async def handler(message: lanes.Message) -> None:
+        if message.partition.id.source == queue.name:
+            await released.wait()
+        ended[message.partition.id.source] += 1
+
+    source = JetStreamSource(
+        nats_server.url, stream=queue.name, key=header("k"), queue=queue, cohort=Cohort("work", member="m")
+    )
+    settings = lanes.Settings(concurrency=8, concurrency_per_partition=3, max_in_flight_per_partition=20)
+    with anyio.fail_after(50):
+        async with lanes.Consumer(source, handler, settings=settings) as consumer:
+            await until(lambda: ended[queue.names[1]] == 100)
+            found = consumer.status().queues[queue.name]
+            assert (found.running, found.in_flight <= 20, ended[queue.name]) == (3, True, 0)
+            assert found.capacity == lanes.Capacity(concurrency=6, max_in_flight=40)
+            released.set()
+            await until(lambda: ended[queue.name] == 100)
+    await stream.delete_stream(queue.name)
 
 
 async def test_messages_that_arrived_before_a_pause_wait_for_room() -> None:

@@ -22,6 +22,7 @@ from memsource.checkers import (
 )
 from tests.memsource.checkers.cases import CLOSES, COMMITS, Case
 from tests.memsource.checkers.rows import (
+    QUEUES,
     Fields,
     ack,
     assigned,
@@ -307,6 +308,38 @@ BOUNDED: list[Case] = [
         rules={"concurrency_per_partition": 1},
         keeps=[TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(2, "c", partition="S/1")],
         breaks=[TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(1, "b")],
+        witness="2 handlers of its partition run, concurrency_per_partition is 1",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="messages of the partitions of a physical queue",
+        rules={"max_in_flight_per_partition": 2, "queues_share_bounds": True},
+        keeps=[*QUEUES, delivered(0, "a"), delivered(1, "b", partition="S/1"), delivered(2, "c", partition="T/0")],
+        breaks=[*QUEUES, TWO, delivered(2, "c", partition="S/1")],
+        witness="3 of a partition in flight, max_in_flight_per_partition is 2",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="messages of a drained partition do not count for its queue",
+        rules={"max_in_flight_per_partition": 2, "queues_share_bounds": True},
+        keeps=[*QUEUES, TWO, started(0, "a"), started(1, "b"), owned("drained"), delivered(2, "c", partition="S/1")],
+        breaks=[*QUEUES, TWO, started(0, "a"), started(1, "b"), delivered(2, "c", partition="S/1")],
+        witness="3 of a partition in flight, max_in_flight_per_partition is 2",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="handlers of the partitions of a physical queue",
+        rules={"concurrency_per_partition": 1, "queues_share_bounds": True},
+        keeps=[*QUEUES, TWO, delivered(2, "c", partition="T/0"), started(0, "a"), started(2, "c", partition="T/0")],
+        breaks=[*QUEUES, TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(2, "c", partition="S/1")],
+        witness="2 handlers of its partition run, concurrency_per_partition is 1",
+    ),
+    Case(
+        make=PartitionBudgets,
+        what="each partition alone, in a history of an earlier version",
+        rules={"concurrency_per_partition": 1},
+        keeps=[*QUEUES, TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(2, "c", partition="S/1")],
+        breaks=[*QUEUES, TWO, delivered(2, "c", partition="S/1"), started(0, "a"), started(1, "b")],
         witness="2 handlers of its partition run, concurrency_per_partition is 1",
     ),
     Case(

@@ -17,6 +17,7 @@ from memsource.checkers import (
 )
 from tests.memsource.checkers.cases import COMMITS, Case
 from tests.memsource.checkers.rows import (
+    QUEUES,
     Fields,
     Rows,
     ack,
@@ -76,6 +77,11 @@ OTHERS: list[Rows] = [
     [delivered(position, str(position), **ELSEWHERE), *ran(position, str(position), **ELSEWHERE)]
     for position in range(1, 5)
 ]
+OTHERS_OF_QUEUES: list[Rows] = [
+    [delivered(position, str(position), **where), *ran(position, str(position), **where)]
+    for position, where in enumerate([{"partition": "T/0"}, {"partition": "T/1"}, {"partition": "T/0"}], 1)
+]
+r"""Messages of the partitions of another physical queue; see \`\`QUEUES\`\`."""
 OUTLIVED = [delivered(0, "a"), started(0, "a"), owned("lost"), delivered(0, "a", **AGAIN)]
 COMPLETED = [*OUTLIVED, delivered(1, "a", **AGAIN), redelivered(0, "settled", "a", **AGAIN)]
 OUTLIVES_NO_MORE = [ended(0, "a"), zombie(0, "a")]
@@ -178,6 +184,24 @@ LANES: list[Case] = [
         rules={"concurrency_per_partition": 1},
         keeps=[delivered(0, "a"), *OTHERS[:2], started(0, "a")],
         breaks=[delivered(0, "a"), *OTHERS[:3], started(0, "a")],
+        witness="3 starts of its partition while S/0 waits, the bound is 2",
+        checked=2,
+    ),
+    Case(
+        make=PartitionTurns,
+        what="the turn of its physical queue comes",
+        rules={"concurrency_per_partition": 1, "queues_share_bounds": True},
+        keeps=[*QUEUES, delivered(0, "a"), *OTHERS_OF_QUEUES[:2], started(0, "a")],
+        breaks=[*QUEUES, delivered(0, "a"), *OTHERS_OF_QUEUES, started(0, "a")],
+        witness="3 starts of its partition while queue 0 of q waits, the bound is 2",
+        checked=2,
+    ),
+    Case(
+        make=PartitionTurns,
+        what="its turn within its physical queue comes",
+        rules={"concurrency_per_partition": 1, "queues_share_bounds": True},
+        keeps=[*QUEUES, delivered(0, "a"), *OTHERS[:2], started(0, "a")],
+        breaks=[*QUEUES, delivered(0, "a"), *OTHERS[:3], started(0, "a")],
         witness="3 starts of its partition while S/0 waits, the bound is 2",
         checked=2,
     ),

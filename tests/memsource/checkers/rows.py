@@ -64,6 +64,7 @@ RULES = {
     "attempts_kept": False,
     "concurrency_per_partition": 0,
     "max_in_flight_per_partition": 0,
+    "queues_share_bounds": False,
 }
 assert RULES.keys() == {field.name for field in dataclasses.fields(Rules)}
 
@@ -120,6 +121,15 @@ def handled(position: int, key: str | None = "k", **more: Any) -> Rows:
 def assigned(floor: int | None = 0, **more: Any) -> Fields:
     """The row of an assignment; with a ``floor`` its source commits."""
     return owned("assigned", incarnation="", **({} if floor is None else {"floor": floor}), **more)
+
+
+def in_queue(partition: str, number: int) -> Fields:
+    """The row of an assignment of a partition of the physical queue with this number."""
+    return assigned(None, partition=partition, queue="q", queue_partition=number)
+
+
+QUEUES = [in_queue("S/0", 0), in_queue("S/1", 0), in_queue("T/0", 1), in_queue("T/1", 1)]
+"""The assignments of two physical queues with two partitions each."""
 
 
 def sent(floor: int, completed: int = 0, **more: Any) -> Fields:
