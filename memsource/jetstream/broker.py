@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from lanes.clock import Clock
-from lanes.core.types import Partition, PartitionKey
+from lanes.core.types import Partition, PartitionId, PartitionKey
 from memsource.jetstream.cohort import Cohort
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.memory.broker import KeepsDeadLetters
@@ -142,6 +142,10 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             for log, consumer in zip(self.topic.logs, self._consumers, strict=True)
             for sequence in consumer.unfinished
         ]
+
+    def place(self, number: int) -> PartitionId:
+        """Return the name of partition n."""
+        return PartitionId(self.topic.name, number)
 
     def consumer(self, partition: int) -> PullConsumer:
         """Return the durable of a partition. Raises ``IndexError`` for an unknown partition."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -78,6 +78,7 @@ class Cohort:
 
     Attributes:
         taken: Member, slot and epoch of each assignment that the cohort took from its member, in order.
+        planned: Slots that the cohort assigns. A change takes effect at the next plan, and the other slots stay free.
 
     Raises:
         ValueError: A time is not more than 0.
@@ -96,6 +97,7 @@ class Cohort:
         self._asked: dict[int, float] = {}  # deadline of each revoked slot
         self._members: dict[str, _Member] = {}
         self.taken: list[tuple[str, int, int]] = []
+        self.planned: Collection[int] = range(slots)
         self._moves = 0
         self._retake_at = math.inf
 
@@ -237,7 +239,8 @@ class Cohort:
     def moving(self) -> bool:
         """Whether a slot is free or revoked, or a member that has not crashed has unread notices."""
         unheard = any(state.notices for state in self._members.values() if not state.crashed)
-        return bool(self._asked) or None in self._owners or unheard
+        free = any(self._owners[slot] is None for slot in self.planned)
+        return bool(self._asked) or free or unheard
 
     def owner(self, slot: int) -> str | None:
         """Return the owner of a slot; None = the slot is free."""
@@ -275,7 +278,10 @@ class Cohort:
 
     def _replan(self, now: float) -> None:
         self._retake_at = math.inf
-        self._targets = plan(self._owners, self.members)
+        slots = sorted(self.planned)
+        self._targets = [None] * len(self._owners)
+        for slot, owner in zip(slots, plan([self._owners[slot] for slot in slots], self.members), strict=True):
+            self._targets[slot] = owner
         for slot, owner in enumerate(self._owners):
             if owner is not None and owner != self._targets[slot]:
                 self._ask(slot, now)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lanes.clock import Clock, monotonic
-from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
+from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.source import Assigned, Delivered, Lost, Revoking, SourceEvent, SourceTraits
 from memsource.jetstream.broker import JetStreamBroker
@@ -145,8 +145,7 @@ class JetStreamMemberSource(ScriptedSource):
         events: list[SourceEvent] = []
         for kind, number, epoch, timeout in self.broker.cohort.poll(self.member):
             if kind == "assigned":
-                identity = PartitionId(self.broker.topic.name, number)
-                partition = Partition(identity, READER, fencing_token=epoch)
+                partition = Partition(self.broker.place(number), READER, fencing_token=epoch)
                 self.announced[number, epoch] = self._owned[number] = partition
                 self._slots[number] = _Slot(epoch, self._takeover(number))
                 self._turns.append(number)

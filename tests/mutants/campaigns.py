@@ -109,11 +109,14 @@ def _cohort(found_by: Collection[str], first: int, *, begin: int = 0) -> Found:
     raise AssertionError("there are seeds for ever")
 
 
-def _widths(found_by: Collection[str], first: int) -> Found:
+def _widths(found_by: Collection[str], first: int, *, personality: PersonalityName) -> Found:
     from tests.memsource.sim.widths import campaign as widths_campaign
+    from tests.memsource.sim.widths import case_of
 
     found = Found()
     for seed in count(first):
+        if case_of(seed).personality != personality:
+            continue
         for run in widths_campaign(seed, runs=WIDTH_RUNS_A_SEED).each():
             found.runs += 1
             found.checks = run.findings | found.checks
@@ -184,7 +187,8 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "jetstream": partial(_simulated, personality="jetstream"),
     "kafka": partial(_simulated, personality="kafka"),
     "cohort": _cohort,
-    "widths": _widths,
+    "kafka_widths": partial(_widths, personality="kafka"),
+    "jetstream_widths": partial(_widths, personality="jetstream"),
     "lease_walks": _walks,
     "cohort_targets": partial(_cohort, begin=AIMED),
     "kept_attempts": _kept_attempts,

@@ -136,11 +136,17 @@ BACKENDS: Final = (
         ("jetstream", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
         "schedules",
     ),
-    Backend("Kafka", ("kafka_adapter", "widths"), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),
+    Backend("Kafka", ("kafka_adapter", "kafka_widths"), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),
     Backend(
         "JetStream", ("jetstream_adapter",), "jetstream_schedules", "jetstream_pairs", ("simulation", "real_faults")
     ),
-    Backend("cohort", ("cohort", "cohort_targets", "lease_walks"), "cohort_schedules", "", ("jetstream", "faults")),
+    Backend(
+        "cohort",
+        ("cohort", "cohort_targets", "lease_walks", "jetstream_widths"),
+        "cohort_schedules",
+        "",
+        ("jetstream", "faults"),
+    ),
 )
 
 

@@ -1,7 +1,9 @@
 """Changes of the width of a partitioned queue, drawn from the seed of a plan, under load, faults and rebalances.
 
 A run grows or shrinks a queue once or several times. It does so by the runbook, or in the wrong order; then the alarm
-must name the topics that nobody reads. The producers have a history too, so that ``NothingStranded`` can judge a run.
+must name the physical queues that nobody reads. The producers have a history too, so that ``NothingStranded`` can judge
+a run. On Kafka the physical queues are topics, some with several Kafka partitions. On JetStream they are the partitions
+of a cohort, whose members all have the same number.
 """
 
 from __future__ import annotations
@@ -20,8 +22,10 @@ import anyio
 from lanes import Message, PartitionedQueue, Retry, Settings
 from lanes.core.ring import lane
 from memsource.checkers import CHECKERS, NothingStranded
+from memsource.jetstream.queue import JetStreamQueuePersonality
 from memsource.kafka.broker import KafkaSettings
 from memsource.kafka.queue import QueuePersonality
+from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.loop.virtual import until
 from memsource.sim.plans.faults import faults
 from memsource.sim.plans.plan import Plan
@@ -53,7 +57,8 @@ _LOAD: Final = 60
 
 Order = Literal["runbook", "reversed"]
 
-BUDGET: Final = faults(crash=2, freeze=1, rebalance=2, lost=1, slow=1, commit_fails=1)
+ON_KAFKA: Final = faults(crash=2, freeze=1, rebalance=2, lost=1, slow=1, commit_fails=1)
+BUDGET: Final = faults(crash=2, freeze=1, rebalance=2, lost=1, redeliver=1, slow=1, commit_fails=1, restart=1)
 
 
 @dataclass(frozen=True)
@@ -71,59 +76,84 @@ class Change:
 
 @dataclass(frozen=True)
 class Case:
-    """The case of a seed."""
+    """The case of a seed. ``split``: number of Kafka partitions of each topic."""
 
+    personality: PersonalityName
     width: int
     changes: tuple[Change, ...]
     members: int
     keys: int
     settings: Settings
     kafka: KafkaSettings
+    split: int
 
 
 def case_of(seed: int) -> Case:
-    """The case of a seed."""
+    """The case of a seed. The personalities take turns."""
     rng = random.Random(f"widths {seed}")
     width = now = rng.choice(WIDTHS)
     changes = []
     for _ in range(rng.choice([1, 1, 2])):
         now = rng.choice([each for each in WIDTHS if each != now])
         changes.append(Change(now, rng.choice(["runbook", "runbook", "reversed"])))
+    concurrency = rng.randint(2, 8)
     settings = Settings(
-        concurrency=rng.randint(2, 8),
+        concurrency=concurrency,
         max_in_flight=rng.choice([16, 64]),
-        lanes=LANES,
+        concurrency_per_partition=rng.choice([None, 1, 2]),
+        max_in_flight_per_partition=rng.choice([None, 4, 8]),
+        lanes=rng.choice([LANES, LANES, None]),
         retry=Retry(attempts=3, backoff=0.1),
         commit_interval=rng.choice([0.0, 4.0, 20.0]),
         drain_timeout=10.0,
     )
     kafka = KafkaSettings(protocol=rng.choice(["eager", "cooperative", "848"]), prefetch=rng.choice([3, 100]))
-    return Case(width, tuple(changes), rng.randint(1, 3), rng.choice([40, 80]), settings, kafka)
+    members, keys, split = rng.randint(1, 3), rng.choice([40, 80]), rng.choice([1, 1, 2, 3])
+    personality = PERSONALITIES[seed % len(PERSONALITIES)]
+    return Case(personality, width, tuple(changes), members, keys, settings, kafka, split)
 
 
 SOMETIMES: Final = (
-    *(f"{change}: {order}" for change in ("grow", "shrink") for order in ("runbook", "reversed")),
-    "alarm",
-    *(f"fault: {kind}" for kind in BUDGET.kinds("kafka")),
+    *(
+        f"{name} {what}"
+        for name in PERSONALITIES
+        for what in (
+            *(f"{change}: {order}" for change in ("grow", "shrink") for order in ("runbook", "reversed")),
+            "alarm",
+        )
+    ),
+    *(f"fault: {kind}" for kind in BUDGET.kinds("jetstream")),
 )
 """What a campaign must have met; otherwise it proves little."""
 
 
-class WidthBroker(QueuePersonality):
-    """The broker of a case.
+class KafkaWidthBroker(QueuePersonality):
+    """The broker of a case on Kafka.
 
     Attributes:
         happened: Number of changes, by direction and order, and of alarms.
     """
 
     def __init__(self, case: Case) -> None:
-        super().__init__(QUEUE, most=max(WIDTHS), width=case.width, settings=case.kafka)
+        super().__init__(QUEUE, most=max(WIDTHS), width=case.width, split=case.split, settings=case.kafka)
         self.happened: Counter[str] = Counter()
+
+
+class JetStreamWidthBroker(JetStreamQueuePersonality):
+    """The broker of a case on JetStream; see ``KafkaWidthBroker``."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__(QUEUE, most=max(WIDTHS), width=case.width)
+        self.happened: Counter[str] = Counter()
+
+
+WidthBroker = KafkaWidthBroker | JetStreamWidthBroker
 
 
 def broker(plan: Plan) -> WidthBroker:
     """The broker of a plan's case."""
-    return WidthBroker(case_of(plan.seed))
+    case = case_of(plan.seed)
+    return KafkaWidthBroker(case) if case.personality == "kafka" else JetStreamWidthBroker(case)
 
 
 class WidthWorld(World):
@@ -132,14 +162,14 @@ class WidthWorld(World):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         assert isinstance(self.broker, WidthBroker)
-        self.topics: Final = self.broker
+        self.topics: Final[WidthBroker] = self.broker
         self._produced = MemoryRecorder("producer", 0, self.wall)
         self._produced.open(source=QUEUE, concurrency=1, max_in_flight=1, max_in_flight_bytes=1, now=self.clock())
 
     def produce_key(self, key: bytes, value: str) -> None:
-        """Publish a message to the topic of its key."""
+        """Publish a message to the physical queue of its key."""
         route = self.topics.producers.route_by_key(key)
-        record = self.publish(value, key=route.key, partition=route.partition)
+        record = self.publish(value, key=route.key, partition=self.topics.partition_for(route))
         self._produced.produced(self.topics.place(record.partition), record.position, record.key, self.clock())
 
     @property
@@ -210,7 +240,7 @@ class Widths:
     async def _change(self, change: Change) -> None:
         before, after = self._topics.producers, PartitionedQueue(QUEUE, change.width)
         grows = after.partitions > before.partitions
-        self._topics.happened[f"{'grow' if grows else 'shrink'}: {change.order}"] += 1
+        self._happens(f"{'grow' if grows else 'shrink'}: {change.order}")
         if grows == (change.order == "runbook"):
             await self._start_workers(after)
             if not grows:
@@ -231,18 +261,40 @@ class Widths:
             await self._start_workers(after)
         await self._wait("AlarmEnds", lambda: not self._named(), "an alarm names topics that all workers read")
 
+    def _happens(self, what: str) -> None:
+        self._topics.happened[f"{self._case.personality} {what}"] += 1
+
     async def _start_workers(self, queue: PartitionedQueue) -> None:
-        """Replace the workers of another width one after the other."""
+        """Replace the workers of another width: one after the other, or all of a cohort at once."""
+        if isinstance(self._topics, JetStreamWidthBroker):
+            await self._start_cohort(self._topics, queue)
+            return
         world = self._world
         self._topics.workers = queue
         for worker in [each for each in world.members if not self._over(each)]:
             if self._over(worker) or self._topics.width_of(worker.name) == queue.partitions:
                 continue
-            worker.stopped = True
-            with worker.acting():
-                worker.consumer.stop()
-            await self._wait("StopEnds", worker.ended.is_set, f"{worker.name} has not stopped")
+            await self._stop(worker)
             world.workers(1, self._app)
+
+    async def _start_cohort(self, topics: JetStreamWidthBroker, queue: PartitionedQueue) -> None:
+        """Stop all members, wait for their leases to end, delete the stored number, and start the members."""
+        world = self._world
+        if queue.partitions == topics.workers.partitions:
+            return
+        # A worker that replaces a crashed one may start meanwhile.
+        while not (all(map(self._over, world.members)) and topics.forget_width()):
+            for worker in [each for each in world.members if not self._over(each)]:
+                await self._stop(worker)
+            await anyio.sleep(1.0)
+        topics.workers = queue
+        world.workers(self._case.members, self._app)
+
+    async def _stop(self, worker: Worker) -> None:
+        worker.stopped = True
+        with worker.acting():
+            worker.consumer.stop()
+        await self._wait("StopEnds", worker.ended.is_set, f"{worker.name} has not stopped")
 
     def _start_producers(self, queue: PartitionedQueue) -> None:
         before, self._topics.producers = self._topics.producers, queue
@@ -266,11 +318,11 @@ class Widths:
     async def _alarm(self) -> None:
         """Wait until the alarm of some worker names each topic with messages that no worker reads."""
         queue = self._topics.workers
-        looked_at = {*self._topics.names[: 2 * queue.partitions], *self._topics.committed_topics}
+        looked_at = {*self._topics.names[: 2 * queue.partitions], *self._topics.known_names}
         wanted = (self._left() - set(queue.names)) & looked_at
         if not wanted:
             return
-        self._topics.happened["alarm"] += 1
+        self._happens("alarm")
         undisturbed = not self._world.injection.moments and not self._world.plan.schedule.jumps
         if await until(lambda: wanted <= self._named(), ALARM_WITHIN):
             return
@@ -287,12 +339,14 @@ class Widths:
 
     def _left(self) -> set[str]:
         """The topics with messages that the group has not finished."""
-        return {self._topics.names[record.partition] for record in self._topics.unfinished}
+        return {self._topics.name_of(record.partition) for record in self._topics.unfinished}
 
     # --- the judgement
 
     def _judge(self) -> None:
-        for key, started in self._first.items():
+        # A restarted server without replicas may reorder messages. The checkers know which ones.
+        reorders = any(fault.kind == "restart" for fault in self._world.injection.performed)
+        for key, started in self._first.items() if not reorders else ():
             order = list(started)
             for epoch in range(self._epoch + 1):
                 numbers = [number for each, number in order if each == epoch]
@@ -325,7 +379,9 @@ CONDITIONS: Final = Conditions(
 
 def campaign(seed: int, conditions: Conditions = CONDITIONS, *, runs: int = RUNS_A_SEED) -> Campaign:
     """The campaign of one seed: one case, without faults and with drawn faults."""
-    return Campaign(conditions, runs=runs, budget=BUDGET, personalities=("kafka",), seed=seed)
+    personality = case_of(seed).personality
+    budget = BUDGET if personality == "jetstream" else ON_KAFKA
+    return Campaign(conditions, runs=runs, budget=budget, personalities=(personality,), seed=seed)
 
 
 @dataclass(frozen=True)

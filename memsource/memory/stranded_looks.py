@@ -1,0 +1,68 @@
+"""The looks of a simulated source for stranded messages, by the functions that the real sources use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final, Protocol
+
+from lanes.clock import Clock
+from lanes.queues.partitioned import PartitionedQueue
+from lanes.queues.stranded import CONFIRMED_AFTER, LOOK_EVERY, QueueFacts, Stranded, names_beyond, stranded_in
+
+GROUP: Final = "g"
+"""Name of the group."""
+
+
+class QueueBroker(Protocol):
+    """The physical queues of a simulated broker."""
+
+    @property
+    def known_names(self) -> Collection[str]:
+        """Names of the physical queues that the group has read at any time."""
+
+    def facts(self, names: Sequence[str]) -> Mapping[str, QueueFacts]:
+        """Return the facts of the physical queues with these names."""
+
+
+class StrandedLooks:
+    """The looks of one source. A finding counts from the second look on, as in the real sources.
+
+    Args:
+        queue: The queue as the member knows it.
+        broker: The broker.
+        clock: Clock of the process, in seconds.
+        wake_at: Called with the time of the next look, at which ``look_if_due`` must be called.
+
+    Attributes:
+        found: Stranded messages at the last look.
+    """
+
+    def __init__(
+        self, queue: PartitionedQueue, broker: QueueBroker, clock: Clock, wake_at: Callable[[float], None]
+    ) -> None:
+        self.found: tuple[Stranded, ...] = ()
+        self._queue = queue
+        self._broker = broker
+        self._clock = clock
+        self._wake_at = wake_at
+        self._doubted: frozenset[str] = frozenset()
+        self._next = 0.0
+
+    def __repr__(self) -> str:
+        return f"<StrandedLooks: {len(self.found)} physical queues with stranded messages>"
+
+    def look_after(self, seconds: float = LOOK_EVERY) -> None:
+        """Plan the next look."""
+        self._next = self._clock() + seconds
+        self._wake_at(self._next)
+
+    def look_if_due(self) -> None:
+        """Look, if the time of the next look has come."""
+        if self._clock() < self._next:
+            return
+        names = names_beyond(self._queue, self._broker.known_names)
+        found = {each.name: each for each in stranded_in(self._queue, self._broker.facts(names), GROUP)}
+        before = {each.name for each in self.found}
+        self.found = tuple(each for name, each in found.items() if name in before or name in self._doubted)
+        self._doubted = frozenset(found)
+        self.look_after(LOOK_EVERY if len(found) == len(self.found) else CONFIRMED_AFTER)
