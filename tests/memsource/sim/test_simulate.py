@@ -17,6 +17,7 @@ from memsource.sim.plans.faults import FaultBudget, faults
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
+from tests.effort import runs
 
 ALL = faults(crash=1, rebalance=2, redeliver=2, io_fails=1)
 
@@ -34,10 +35,12 @@ class Accounts:
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 def test_a_right_handler_passes() -> None:
     happened: Counter[str] = Counter()
+    count = runs(120, least=40)
 
-    @simulate(runs=120, faults=ALL, sometimes=("fault: crash", "fault: rebalance", "fault: redeliver"))
+    @simulate(runs=count, faults=ALL, sometimes=("fault: crash", "fault: rebalance", "fault: redeliver"))
     async def right(world: World) -> None:
         accounts = Accounts()
 
@@ -57,8 +60,8 @@ def test_a_right_handler_passes() -> None:
     assert right.report is report
     assert report.failure is None
     happened = report.happened
-    assert (report.runs, report.rechecked) == (120, 3)
-    assert happened["fault: crash"] > 20
+    assert (report.runs, report.rechecked) == (count, count // 40)
+    assert happened["fault: crash"] > count // 6
     right()
 
 
