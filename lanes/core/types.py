@@ -507,5 +507,12 @@ class Room(NamedTuple):
     full_queues: frozenset[str] = frozenset()
 
     def closed_to(self, partition: Partition) -> bool:
-        """Return whether a partition delivers no message."""
+        """Return whether a partition delivers no message.
+
+        Args:
+            partition: An assignment, also one that the source has not announced yet.
+
+        Returns:
+            Whether the partition is in ``paused``, or its source is in ``full_queues``.
+        """
         return partition in self.paused or partition.id.source in self.full_queues
