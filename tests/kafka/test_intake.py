@@ -109,7 +109,7 @@ def test_one_message_is_awaited_and_further_ones_are_taken_without_a_wait() -> N
     stand = Stand(0)
     stand.answers = [[raw(0, 0)], [raw(0, 1), raw(0, 2)]]
     events, more = stand.intake.read(3, 0.5)
-    assert (told(events), more) == ([(0, [0]), (0, [1, 2])], True)
+    assert (told(events), more) == ([(0, [0, 1, 2])], True)
     assert stand.consumed == [(1, 0.5), (2, 0.0)]
 
 
@@ -117,9 +117,19 @@ def test_fewer_messages_than_asked_for_are_the_last_ones() -> None:
     stand = Stand(0)
     stand.answers = [[raw(0, 0)], [raw(0, 1)]]
     events, more = stand.intake.read(3, 0.5)
-    assert (told(events), more) == ([(0, [0]), (0, [1])], False)
+    assert (told(events), more) == ([(0, [0, 1])], False)
     assert stand.intake.read(3, 0.5) == ([], False)
     assert stand.consumed[2:] == [(1, 0.5)], "nothing follows a first message that does not come"
+
+
+def test_the_first_message_joins_the_run_of_its_own_partition() -> None:
+    stand = Stand(0, 1)
+    stand.answers = [[raw(0, 0)], [raw(1, 0), raw(0, 1), raw(1, 1)]]
+    events, _ = stand.intake.read(4, 0.5)
+    assert sorted(told(events)) == [(0, [0, 1]), (1, [0, 1])]
+    assert [each.size for each in events] == [4, 4]
+    stand.answers = [[raw(0, 2)], [raw(1, 2)]]
+    assert told(stand.intake.read(3, 0.5)[0]) == [(0, [2]), (1, [2])]
 
 
 def test_a_single_message_needs_a_single_call() -> None:

@@ -380,7 +380,7 @@ def test_messages_carry_the_number_of_the_demand_that_asked_for_them(reading: St
     reading.demand(2)
     reading.client.answers = [raws(0, 5), raws(0, 6, 7)]
     reading.turn()
-    assert runs(reading) == [(0, [5], 2), (0, [6, 7], 2)]
+    assert runs(reading) == [(0, [5, 6, 7], 2)]
     assert reading.client.consumed == [(1, POLL), (9, 0.0)]
 
 

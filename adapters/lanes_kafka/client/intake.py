@@ -55,10 +55,11 @@ class Intake:
         """
         # A ``consume`` call for several messages waits until it has them all, so ask for one message first.
         raws = self._consume(1, timeout)
+        # A callback of the next ``consume`` must know the end of this message, or takes it for a gap.
         events = self._events(raws)
         if events and count > 1:
             raws = self._consume(count - 1, 0.0)
-            events += self._events(raws)
+            events = _joined(events[0], self._events(raws))
             count -= 1
         return events, len(raws) >= count
 
@@ -193,6 +194,15 @@ class Intake:
         assignment.position = assignment.end = end
         self.average += (size / len(found) - self.average) * min(1.0, len(found) / 100)
         return Delivered(assignment.partition, found, size)
+
+
+def _joined(first: Delivered, events: list[Delivered]) -> list[Delivered]:
+    """Put the run of the first message before the next run of its assignment, because each run costs a delivery."""
+    for index, event in enumerate(events):
+        if event.partition is first.partition:
+            events[index] = Delivered(event.partition, first.run + event.run, first.size + event.size)
+            return events
+    return [first, *events]
 
 
 def partition_id_of(raw: Raw) -> PartitionId:
