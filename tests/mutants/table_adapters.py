@@ -15,8 +15,8 @@ from tests.mutants.table_jetstream import JETSTREAM
 from tests.mutants.table_kafka import KAFKA as PLANTED
 
 
-def _kafka(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
-    return Mutant(name, f"lanes_kafka.{module}", old, new, breaks, "kafka_adapter", found_by)
+def _kafka(name: str, module: str, old: str, new: str, breaks: str, *found_by: str, first: int = 0) -> Mutant:
+    return Mutant(name, f"lanes_kafka.{module}", old, new, breaks, "kafka_adapter", found_by, first=first)
 
 
 _DELIVERIES: Final = ("AtLeastOnce", "CaughtUp", "ContractError", "DeliveredThenStarted", "NothingLost")
@@ -38,6 +38,17 @@ KAFKA: Final = (
         "True",
         "the answer to a commit that was given up counts for its repetition, whose request is lost",
         "ConfirmedIsStored",
+    ),
+    _kafka(
+        "a_question_given_up_forgets_its_commands",
+        "client.membership",
+        '                self._admin = self._future = None\n                self._log_unanswered("no answer")\n',
+        "                self._admin = self._future = None\n"
+        "                self._asked = []\n"
+        '                self._log_unanswered("no answer")\n',
+        "a member whose question after a freeze gets neither an answer nor an error starts nothing any more",
+        "CaughtUp",
+        first=22,
     ),
     # --- three conditions
     _kafka(

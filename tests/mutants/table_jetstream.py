@@ -7,8 +7,9 @@ from typing import Final
 from tests.mutants import Mutant
 
 
-def _jetstream(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
-    return Mutant(f"js_{name}", f"lanes_jetstream.{module}", old, new, breaks, "jetstream_adapter", found_by)
+def _jetstream(name: str, module: str, old: str, new: str, breaks: str, *found_by: str, first: int = 0) -> Mutant:
+    full = f"lanes_jetstream.{module}"
+    return Mutant(f"js_{name}", full, old, new, breaks, "jetstream_adapter", found_by, first=first)
 
 
 JETSTREAM: Final = (
@@ -64,6 +65,17 @@ JETSTREAM: Final = (
     ),
     # A check that every pass of a loop needs.
     _jetstream(
+        "second_pass_does_not_shrink",
+        "durable.takeover",
+        "            if wanted > len(collected) and not await self._shrink(wanted):\n"
+        "                await self._hold_back()\n",
+        "",
+        "a second pass of a takeover collects new messages before unacknowledged ones",
+        "PerKeyOrder",
+        "CaughtUp",
+        first=113,
+    ),
+    _jetstream(
         "heard_for_ever",
         "wire.pull_requests",
         "            self._heard = False\n            self._last_sign = now\n",
@@ -72,6 +84,15 @@ JETSTREAM: Final = (
         "CaughtUp",
     ),
     # State of an earlier ownership, connection or takeover.
+    _jetstream(
+        "gaps_of_all_connections_add_up",
+        "durable.takeover",
+        "        again = reconnects == self._lost_at\n",
+        "        again = self._lost_at >= 0\n",
+        "missing deliveries of two connections count as another process",
+        "SourceError",
+        first=644,
+    ),
     _jetstream(
         "ended_request_keeps_its_room",
         "wire.pull_requests",
@@ -89,6 +110,7 @@ JETSTREAM: Final = (
         "GapIsReal",
         "SourceError",
         "CaughtUp",
+        first=180,
     ),
     _jetstream(
         "backlog_of_the_former_durable",

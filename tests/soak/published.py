@@ -74,6 +74,7 @@ PROMISES: Final = {
     "[P4](promises.md#p4)": [
         "BoundedRepeats",
         "CommitsInTime",
+        "CompletedIsKept",
         "DrainInTime",
         "DrainWaitsForRunning",
         "HandedOver",
