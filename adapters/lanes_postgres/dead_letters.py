@@ -39,6 +39,10 @@ _IDS: Final[LiteralString] = (
     "SELECT id FROM {schema}.lanes_dead_letters WHERE box = %s AND disposition IS NULL AND record IS NOT NULL "
     "GROUP BY id ORDER BY min(number) LIMIT %s"
 )
+_BOXES: Final[LiteralString] = (
+    "SELECT DISTINCT box FROM {schema}.lanes_dead_letters WHERE disposition IS NULL AND record IS NOT NULL "
+    "ORDER BY 1 LIMIT %s"
+)
 _OTHERS: Final[LiteralString] = "SELECT count(*) FROM {schema}.lanes_dead_letters WHERE box = %s AND record IS NULL"
 _FIND: Final[LiteralString] = (
     "SELECT DISTINCT ON (id) id, number, record, value, disposition FROM {schema}.lanes_dead_letters "
@@ -48,6 +52,9 @@ _DISPOSE: Final[LiteralString] = (
     "UPDATE {schema}.lanes_dead_letters SET disposition = %s, value = '' WHERE box = %s AND id = %s "
     "AND disposition IS NULL"
 )
+
+_NAMED: Final = 5
+"""Number of other names that a text about an empty list names at most."""
 
 _BYTES: Final = ("key", "record_key")
 
@@ -126,6 +133,17 @@ class PostgresDeadLetters:
             self.other_messages = found[0] if found else 0
             rows = await (await connection.execute(self._query(_IDS), (self.name, limit))).fetchall()
         return [each for (each,) in rows]
+
+    async def why_empty(self) -> str:
+        """Name other dead letters of the table; see ``lanes.dead_letters.box.Explaining.why_empty``.
+
+        Returns:
+            A text with the names; "" = the table is empty.
+        """
+        async with self._lent() as connection:
+            rows = await (await connection.execute(self._query(_BOXES), (_NAMED + 1,))).fetchall()
+        names = ", ".join(name for (name,) in rows[:_NAMED]) + (" and more" if len(rows) > _NAMED else "")
+        return f"; the table has dead letters of the names {names}" if names else ""
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
         """Read dead letters; see ``lanes.dead_letters.DeadLetterBox.find``.

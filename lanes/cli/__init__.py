@@ -2,5 +2,6 @@
 
 Reading order: ``misuse`` (an error), ``kit`` (tools of every command), ``group`` (groups and commands), ``app`` (the
 console script), ``registered`` (the entry points), ``ring``, ``queue_names`` (options), ``route``, ``queue``,
-``dead_letters``, ``origins`` (their selection), ``views`` (their texts), ``doctor`` (results of checks).
+``dead_letters``, ``dead_letter_places`` (their options), ``origins`` (their selection), ``views`` (their texts),
+``doctor`` (results of checks).
 """

@@ -1,8 +1,4 @@
-"""``lanes dead-letters …``: list, show, replay and drop dead letters.
-
-An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. The command calls the box ``kafka``
-with topic, server, configuration file and settings, and the box ``jetstream`` with server and subject.
-"""
+"""``lanes dead-letters …``: list, show, replay and drop dead letters."""
 
 from __future__ import annotations
 
@@ -14,8 +10,6 @@ import re
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import anyio
@@ -24,13 +18,13 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from lanes.cli.dead_letter_places import Config, Dsn, Name, Schema, Server, Setting, Subject, Topic, Where
 from lanes.cli.kit import (
     EXIT_INTERRUPTED,
     EXIT_UNUSABLE,
     EXIT_USAGE,
     Misuse,
     command_group,
-    require,
     stop,
     waiting_line,
 )
@@ -46,7 +40,6 @@ from lanes.runtime.consumer_arguments import StartedByImport, import_for_a_funct
 from lanes.workers.outcomes import counts
 
 _ID: Final = re.compile(r"[0-9a-f]{32}")
-_NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
 
 _AT_ONCE: Final = 16
 """Maximum number of dead letters that ``list`` keeps in memory with their values."""
@@ -69,74 +62,16 @@ _ONE_MESSAGE: Final = (
 
 _ORDER: Final = "dead letters are replayed after later messages of their keys, so the order within a key is not kept"
 
-Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE"),
-]
-Setting = Annotated[
-    list[str],
-    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
-]
-Subject = Annotated[
-    str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
-]
-Server = Annotated[
-    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Queue = Annotated[
     list[str],
-    typer.Option(help="Only of this topic, stream, subject or queue.", metavar="NAME", show_default=False),
+    typer.Option(help="Only of this log, topic, stream, subject or queue.", metavar="NAME", show_default=False),
 ]
 Partitions = Annotated[int | None, typer.Option(help="Number of partitions of each --queue.", metavar="NUMBER")]
 Id = Annotated[str, typer.Argument(help="Id as `list` shows it.", metavar="ID", show_default=False)]
 Ids = Annotated[list[str], typer.Argument(help="Ids as `list` shows them.", metavar="ID", show_default=False)]
 
 Work = Callable[[DeadLetterBox], Awaitable[int]]
-
-
-class Where(NamedTuple):
-    """The topic (Kafka) or the subject (JetStream) of the dead letters, and the options that reach its server."""
-
-    topic: str
-    config: Path | None
-    settings: list[str]
-    subject: str
-    server: str
-
-    def __str__(self) -> str:
-        return printable(self.topic or self.subject)
-
-    def box(self) -> DeadLetterBox:
-        """Make the ``DeadLetterBox``.
-
-        Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
-        """
-        if bool(self.topic) == bool(self.subject):
-            raise Misuse("needs --topic NAME (Kafka) or --subject NAME (JetStream), one of the two")
-        if self.subject:
-            if self.config is not None or self.settings:
-                raise Misuse("--subject takes neither --config nor -X, which are for Kafka")
-            if not self.server:
-                raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
-            return _make_box("jetstream", "--subject", self.server, self.subject)
-        if _NATS_URL.match(self.server):
-            raise Misuse(
-                "has --topic, which is for Kafka, and in --server the URL of a NATS server; use --subject NAME"
-            )
-        return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
-
-
-def _make_box(broker: str, option: str, *arguments: object) -> DeadLetterBox:
-    """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
-    points = entry_points(group="lanes.dead_letter_boxes", name=broker)
-    if not points:
-        stop(f"`lanes dead-letters {option}`: lanes-runtime is not installed as a package; reinstall it with pip")
-    (point,) = points
-    require(f"`lanes dead-letters {option}`", *point.extras)
-    box: DeadLetterBox = point.load()(*arguments)
-    return box
 
 
 dead_letters = command_group("List, show, replay and drop dead letters.")
@@ -149,6 +84,9 @@ def list_dead_letters(
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
+    name: Name = "",
+    dsn: Dsn = "",
+    schema: Schema = "",
     limit: Annotated[
         int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.", metavar="NUMBER")
     ] = 100,
@@ -163,7 +101,7 @@ def list_dead_letters(
     consumer registered. For other dead letters add --partitions. Without --partitions, a line says how many dead
     letters of NAME__p1, NAME__p2 and so on are left out.
     """
-    where = Where(topic, config, settings, subject, server)
+    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_list, where=where, limit=limit, origins=origins, as_json=as_json))
 
@@ -176,12 +114,15 @@ def show(
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
+    name: Name = "",
+    dsn: Dsn = "",
+    schema: Schema = "",
     with_payload: Annotated[bool, typer.Option("--payload", help="Show subject, key, headers and value too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter."""
     _run(
-        Where(topic, config, settings, subject, server),
+        Where(topic, config, settings, subject, server, name, dsn, schema),
         functools.partial(_show, id_=checked([id_])[0], with_payload=with_payload, as_json=as_json),
     )
 
@@ -194,16 +135,19 @@ def replay_dead_letters(
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
+    name: Name = "",
+    dsn: Dsn = "",
+    schema: Schema = "",
     every: Annotated[bool, typer.Option("--all", help="Replay every dead letter, the oldest first.")] = False,
     handler: Annotated[str, typer.Option(help="Handler to run.", metavar="MODULE:FUNCTION", show_default=False)] = "",
     decode: Annotated[
         str, typer.Option(help="Function that makes message.data.", metavar="MODULE:FUNCTION", show_default=False)
     ] = "",
     to_origin: Annotated[
-        bool, typer.Option("--to-origin", help="Publish messages again at the end of their topic or stream.")
+        bool, typer.Option("--to-origin", help="Publish messages again at the end of their log or topic.")
     ] = False,
     new_origin: Annotated[
-        bool, typer.Option("--new-origin", help="With --to-origin: accept another topic or stream.")
+        bool, typer.Option("--new-origin", help="With --to-origin: accept another log or topic.")
     ] = False,
     queue: Queue = [],  # noqa: B006 (typer copies it)
     partitions: Partitions = None,
@@ -217,8 +161,8 @@ def replay_dead_letters(
     letter does nothing. If the first replay was interrupted between the effect and its record, the second replay may
     repeat the effect. --queue selects as in list. Without --partitions, nothing is replayed if there are dead letters
     of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin publishes each message to the
-    partition that it came from, and only at --server. A message of another broker, or of a topic or stream that was
-    recreated, stays; --new-origin publishes it to the topic or stream of the same name at --server.
+    partition that it came from, and only at the server of the dead letters. A message of another broker, or of a topic,
+    stream or log that was recreated, stays; --new-origin publishes it to the topic, stream or log of the same name.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")
@@ -234,7 +178,7 @@ def replay_dead_letters(
     if not to_origin and not handler:
         raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin")
     act = functools.partial(_publish, new_origin=new_origin) if to_origin else _handle(handler, decode)
-    where = Where(topic, config, settings, subject, server)
+    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_replay, where=where, ids=checked(ids), origins=origins, act=act, as_json=as_json))
 
@@ -247,10 +191,13 @@ def drop(
     settings: Setting = [],  # noqa: B006 (typer copies it)
     subject: Subject = "",
     server: Server = "",
+    name: Name = "",
+    dsn: Dsn = "",
+    schema: Schema = "",
     as_json: AsJson = False,
 ) -> None:
     """Drop dead letters for good. Dropping a dead letter again does nothing."""
-    where = Where(topic, config, settings, subject, server)
+    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
 
 
@@ -273,7 +220,7 @@ def _run(where: Where, work: Work) -> None:
 @asynccontextmanager
 async def _opened(where: Where) -> AsyncIterator[DeadLetterBox]:
     box = where.box()
-    with waiting_line(f"the {'NATS server' if where.subject else 'Kafka broker'}", where.server):
+    with waiting_line(f"the {where.broker}", where.server):
         await box.open()
     try:
         yield box

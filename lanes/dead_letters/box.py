@@ -151,8 +151,8 @@ def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = ""
     if dead_letter.system and dead_letter.system not in systems:
         raise SourceError(
             f"dead letter {dead_letter.id}: its origin {origin!a} is on {dead_letter.system[:80]!a}, and --to-origin "
-            f"publishes to --server only, which is {own}; replay it with --handler, or publish the message yourself, "
-            "then drop the dead letter"
+            f"publishes to the server of the dead letters only, which is {own}; replay it with --handler, or publish "
+            "the message yourself, then drop the dead letter"
         )
     recorded = dead_letter.incarnation
     if dead_letter.system == own and recorded and found and found != recorded:

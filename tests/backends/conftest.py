@@ -1,4 +1,4 @@
-"""Fixtures of tests on several backends: a topic or subject of dead letters, and the commands that read it."""
+"""Fixtures of tests on several backends: places of dead letters, and the commands that read it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from lanes.cli import app as cli
 from tests.backends import dead_letter_handlers as handlers
-from tests.backends.dead_letter_places import Command, JetStreamPlace, KafkaPlace, Place, Said
+from tests.backends.dead_letter_places import Command, JetStreamPlace, KafkaPlace, Place, PostgresPlace, Said
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +31,14 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     return run
 
 
-@pytest.fixture(params=["kafka", "jetstream"])
+@pytest.fixture(params=["kafka", "jetstream", "postgres"])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    """A topic or subject for dead letters, on each broker."""
+    """A topic, subject or table for dead letters, on each backend."""
+    made: KafkaPlace | JetStreamPlace | PostgresPlace
     if request.param == "kafka":
-        made: KafkaPlace | JetStreamPlace = KafkaPlace(request.getfixturevalue("kafka"))
+        made = KafkaPlace(request.getfixturevalue("kafka"))
+    elif request.param == "postgres":
+        made = PostgresPlace(request.getfixturevalue("postgres"))
     else:
         made = JetStreamPlace(request.getfixturevalue("nats_server"))
     yield made

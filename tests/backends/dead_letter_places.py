@@ -1,4 +1,4 @@
-"""Topics and subjects of dead letters on both brokers, and the commands that read them."""
+"""Places of dead letters on each backend, and the commands that read them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import lanes
 from lanes_jetstream import JetStreamDeadLetters
 from lanes_kafka import KafkaDeadLetters
 from lanes_kafka.broker import describe_topic
-from tests.components import KafkaServer, NatsServer
+from lanes_postgres import PostgresDeadLetters
+from lanes_postgres.log.appending import headers_of
+from tests.components import KafkaServer, NatsServer, PostgresServer
 from tests.fakes.dead_letters import dead_letter
 from tests.kafka.dead_letters import records
 from tests.kafka.workload import Topic
+from tests.postgres.log.logs import Logs
 
 HERE = "tests.backends.dead_letter_handlers"
 """Module of the handlers that commands name."""
@@ -34,10 +37,10 @@ Command = Callable[..., Said]
 
 
 class Place:
-    """A topic or subject of dead letters, and the origin of their messages. All calls block.
+    """A topic, subject or table of dead letters, and the origin of their messages. All calls block.
 
-    ``remembers`` = a dead letter that was disposed of differs from an unknown id. ``source`` is the topic or stream of
-    the origin, and ``system`` the kind of its broker.
+    ``remembers`` = a dead letter that was disposed of differs from an unknown id. ``source`` is the topic, stream or
+    log of the origin, and ``system`` the kind of its broker.
     """
 
     def __init__(self, options: list[str], origin: str, remembers: bool, *, source: str, system: str) -> None:
@@ -141,6 +144,40 @@ class JetStreamPlace(Place):
                 await client.close()
 
         return anyio.run(work)
+
+
+class PostgresPlace(Place):
+    def __init__(self, server: PostgresServer) -> None:
+        self._logs = Logs.make(server, f"dead{_number()}", partitions=4)
+        log = self._logs.log
+        super().__init__(
+            ["--dsn", server.url, "--schema", log.schema, "--name", "billing"],
+            log.name,
+            True,
+            source=log.name,
+            system="postgresql",
+        )
+
+    def park(self, *letters: lanes.DeadLetter) -> None:
+        async def put() -> None:
+            target = PostgresDeadLetters(self._logs.url, "billing", schema=self._logs.schema)
+            await target.open()
+            for one in letters:
+                await target.put(one)
+            await target.aclose()
+
+        anyio.run(put)
+
+    def published(self) -> list[tuple[bytes, dict[str, Any]]]:
+        rows = self._logs.execute("SELECT value, headers FROM {}.lanes_log_messages ORDER BY batch, index")
+        return [(value, dict(headers_of(headers))) for value, headers in rows]
+
+    def incarnation(self) -> str:
+        ((found,),) = self._logs.execute("SELECT incarnation FROM {}.lanes_logs")
+        return str(found)
+
+    def delete(self) -> None:
+        self._logs.execute("DROP SCHEMA {} CASCADE")
 
 
 def _message(stream: str, number: int, jetstream: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``lanes dead-letters list`` and ``show`` print no payload unless it is requested, on both brokers."""
+"""``lanes dead-letters list`` and ``show`` print no payload unless it is requested, on each backend."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import re
 import pytest
 
 from lanes.history.writer import key_hash
-from tests.backends.dead_letter_places import HERE, Command, JetStreamPlace, Place, ids, of
-from tests.components import NatsServer
+from tests.backends.dead_letter_places import HERE, Command, JetStreamPlace, Place, PostgresPlace, ids, of
+from tests.components import NatsServer, PostgresServer
 
 KEY, HEADER, VALUE = "canary-key-5e1f", "canary-header-5e1f", "canary-value-5e1f"
 HOSTILE = "\x1b[2J\x07[bold]\u202e:warning:"
@@ -189,6 +189,15 @@ def test_an_empty_list_on_jetstream_names_the_subjects_that_have_messages(
     said = command("list", *options, subject.removesuffix("x") + "typo")
     stream = subject.removesuffix(".x")
     assert said.err.endswith(f"typo: no dead letters; stream {stream} captures it, and has messages of {subject}\n")
+    place.delete()
+
+
+def test_an_empty_list_on_postgresql_names_the_other_dead_letters(command: Command, postgres: PostgresServer) -> None:
+    place = PostgresPlace(postgres)
+    place.park(of(place))
+    said = command("list", *place.options[:-1], "typo")
+    assert (said.status, said.out) == (0, "")
+    assert said.err == "lanes: typo: no dead letters; the table has dead letters of the names billing\n"
     place.delete()
 
 

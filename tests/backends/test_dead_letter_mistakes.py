@@ -1,4 +1,4 @@
-"""A mistake in a `lanes dead-letters` command prints one line with the remedy, on both brokers."""
+"""A mistake in a `lanes dead-letters` command prints one line with the remedy, on each backend."""
 
 from __future__ import annotations
 
@@ -25,8 +25,18 @@ ID = "0" * 32
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        (["list"], 64, "needs --topic NAME (Kafka) or --subject NAME (JetStream), one of the two"),
-        (["list", "--topic", "a", "--subject", "b"], 64, "one of the two"),
+        (
+            ["list"],
+            64,
+            "needs --topic NAME (Kafka), --subject NAME (JetStream) or --name NAME (PostgreSQL), one of them",
+        ),
+        (["list", "--topic", "a", "--subject", "b"], 64, "one of them"),
+        (["list", "--topic", "a", "--name", "b"], 64, "one of them"),
+        (["list", "--name", "b", "--server", "x"], 64, "--name takes none of --server, --config and -X"),
+        (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "use them with --name NAME"),
+        (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "use them with --name NAME"),
+        (["list", "--name", "x" * 201], 3, "is no str of 1 to 200 characters"),
+        (["list", "--name", "b", "--dsn", "postgresql://me:canary%zz@host/x"], 3, "pass an address such as"),
         (["list", "--subject", "b"], 64, "`lanes dead-letters list` needs --server ADDRESS of a NATS server"),
         (["list", "--subject", "b", "--server", "x", "-X", "a=b"], 64, "takes neither --config nor -X"),
         (["lst"], 64, "run `lanes dead-letters --help`"),
@@ -109,10 +119,14 @@ def test_a_module_that_starts_its_consumer_without_a_guard_ends_the_command(
 def test_an_unreachable_broker_prints_one_line(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lanes_kafka.broker.TOPIC_DEADLINE", 1.0)
     monkeypatch.setattr("lanes_jetstream.wire.connection.CONNECT_TIMEOUT", 0.3)
-    for options in (KAFKA, ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead")):
+    for options in (
+        KAFKA,
+        ("--server", "nats://u:canary@127.0.0.1:9", "--subject", "dead"),
+        ("--dsn", "postgresql://u:canary@127.0.0.1:9/x", "--name", "dead"),
+    ):
         said = command("list", *options)
         assert (said.status, said.out, said.err.count("\n")) == (3, "", 1)
-        assert "127.0.0.1:9" in said.err
+        assert "127.0.0.1" in said.err and "9" in said.err
         assert "canary" not in said.err
         # The user wrote this option, and no setting of a client.
         assert "bootstrap.servers" not in said.err
@@ -170,7 +184,11 @@ def test_a_handler_of_batches_ends_the_replay_of_dead_letters(command: Command, 
 
 @pytest.mark.parametrize(
     ("missing", "options", "extra"),
-    [("confluent_kafka", KAFKA, "cli,kafka"), ("nats", ("--server", "x", "--subject", "dead"), "cli,jetstream")],
+    [
+        ("confluent_kafka", KAFKA, "cli,kafka"),
+        ("nats", ("--server", "x", "--subject", "dead"), "cli,jetstream"),
+        ("psycopg", ("--name", "dead"), "cli,postgres"),
+    ],
 )
 def test_a_missing_package_prints_one_line_with_the_remedy(
     command: Command, monkeypatch: pytest.MonkeyPatch, missing: str, options: tuple[str, ...], extra: str

@@ -1,4 +1,4 @@
-"""`lanes dead-letters drop`, unknown ids, and the outcomes of all commands as JSON, on both brokers."""
+"""`lanes dead-letters drop`, unknown ids, and the outcomes of all commands as JSON, on each backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`lanes dead-letters replay` handles or republishes each dead letter once, on both brokers."""
+"""`lanes dead-letters replay` handles or republishes each dead letter once, on each backend."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place
 def test_a_dead_letter_of_another_broker_is_not_republished(command: Command, place: Place) -> None:
     """The dead letters may be on another broker than the origin, and that broker may have an equal name."""
     own = {"source": place.source, "system": place.system}
-    other = {"kafka": "nats", "nats": "kafka"}[place.system]
+    other = {"kafka": "nats", "nats": "postgresql", "postgresql": "kafka"}[place.system]
     here = of(place, **own, incarnation=place.incarnation())
     elsewhere = of(place, **own, incarnation="2020-02-02T02:02:02.02Z")
     foreign = of(place, source=place.source, system=other)
@@ -104,8 +104,8 @@ def test_a_dead_letter_of_another_broker_is_not_republished(command: Command, pl
     assert lines[here.id].startswith("replayed: the message is now ")
     remedy = "; replay it with --handler, or "
     assert (
-        f"its origin '{place.source}/3' is on '{other}', and --to-origin publishes to --server only, which is "
-        in (lines[foreign.id])
+        f"its origin '{place.source}/3' is on '{other}', and --to-origin publishes to the server of the dead letters "
+        "only, which is " in lines[foreign.id]
     )
     assert f" {place.system}{remedy}publish the message yourself, then drop the dead letter" in lines[foreign.id]
     assert " '2020-02-02T02:02:02.02Z', and here the " in lines[elsewhere.id]
@@ -122,6 +122,7 @@ def test_a_dead_letter_of_another_broker_is_not_republished(command: Command, pl
     assert ids(command, place) == [foreign.id]
 
 
+@pytest.mark.parametrize("place", ["kafka", "jetstream"], indirect=True)
 def test_a_dead_letter_without_its_headers_is_not_replayed(command: Command, place: Place) -> None:
     """A handler would miss the headers, and a message without them would be another message."""
     sent = of(place, value=b"payload of it", headers=(("color", b"x" * 2_000_000),))

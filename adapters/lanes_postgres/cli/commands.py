@@ -1,4 +1,4 @@
-"""The commands of PostgreSQL: ``lanes doctor postgres`` and ``lanes postgres``."""
+"""The commands of PostgreSQL: ``lanes doctor postgres``, ``lanes postgres``, and the box of ``lanes dead-letters``."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from lanes_postgres.advisory_locks import AdvisoryLocks, not_connected
 from lanes_postgres.cli.doctor import examine
 from lanes_postgres.cli.retention import trim as trim_log
 from lanes_postgres.cli.subscriptions import SubscriptionView, drop_subscription, list_subscriptions
+from lanes_postgres.dead_letters import PostgresDeadLetters
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import SCHEMA, check_schema_name
@@ -106,6 +107,23 @@ def trim(
         return await trim_log(connection, schema, log, age=older_than * 3600, force=force)
 
     typer.echo(printable(f"{log}: {_run(dsn, schema, work):,} messages deleted"))
+
+
+def dead_letter_box(dsn: str, name: str, schema: str) -> PostgresDeadLetters:
+    """Make the dead-letter box of ``lanes dead-letters --name``.
+
+    Args:
+        dsn: Connection string; "" = the PG… variables of the environment.
+        name: Name of the dead letters.
+        schema: Schema of the tables; "" = the default schema.
+
+    Returns:
+        The box, which is not open yet.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+    return PostgresDeadLetters(dsn, name, schema=schema or SCHEMA)
 
 
 def _check(dsn: str, schema: str) -> None:

@@ -1,0 +1,106 @@
+"""The options that name a topic, subject or table of dead letters, and its box.
+
+An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. The commands call the box ``kafka``
+with topic, server, configuration file and settings, the box ``jetstream`` with server and subject, and the box
+``postgres`` with connection string, name and schema ("" = the default schema).
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Final, NamedTuple
+
+import typer
+
+from lanes.cli.kit import Misuse, require, stop
+from lanes.dead_letter import printable
+from lanes.dead_letters.box import DeadLetterBox
+
+_NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
+
+Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE"),
+]
+Setting = Annotated[
+    list[str],
+    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
+]
+Subject = Annotated[
+    str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
+]
+Name = Annotated[str, typer.Option(help="Name of the dead letters in PostgreSQL.", metavar="NAME", show_default=False)]
+Dsn = Annotated[
+    str,
+    typer.Option(
+        help="Connection string of PostgreSQL, without a password.",
+        metavar="DSN",
+        show_default="the PG… variables of the environment",
+    ),
+]
+Schema = Annotated[str, typer.Option(help="Schema of the PostgreSQL tables.", metavar="NAME", show_default="lanes")]
+Server = Annotated[
+    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
+]
+
+
+class Where(NamedTuple):
+    """The topic, subject or name in PostgreSQL of the dead letters, and the options that reach the server."""
+
+    topic: str
+    config: Path | None
+    settings: list[str]
+    subject: str
+    server: str
+    name: str
+    dsn: str
+    schema: str
+
+    def __str__(self) -> str:
+        return printable(self.topic or self.subject or self.name)
+
+    @property
+    def broker(self) -> str:
+        """Words for the server."""
+        return "PostgreSQL server" if self.name else "NATS server" if self.subject else "Kafka broker"
+
+    def box(self) -> DeadLetterBox:
+        """Make the ``DeadLetterBox``.
+
+        Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
+        """
+        if [bool(self.topic), bool(self.subject), bool(self.name)].count(True) != 1:
+            raise Misuse(
+                "needs --topic NAME (Kafka), --subject NAME (JetStream) or --name NAME (PostgreSQL), one of them"
+            )
+        if self.name:
+            if self.server or self.config is not None or self.settings:
+                raise Misuse("--name takes none of --server, --config and -X, which are for brokers; use --dsn")
+            return _make_box("postgres", "--name", self.dsn, self.name, self.schema)
+        if self.dsn or self.schema:
+            raise Misuse("--dsn and --schema are for dead letters in PostgreSQL; use them with --name NAME")
+        if self.subject:
+            if self.config is not None or self.settings:
+                raise Misuse("--subject takes neither --config nor -X, which are for Kafka")
+            if not self.server:
+                raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
+            return _make_box("jetstream", "--subject", self.server, self.subject)
+        if _NATS_URL.match(self.server):
+            raise Misuse(
+                "has --topic, which is for Kafka, and in --server the URL of a NATS server; use --subject NAME"
+            )
+        return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
+
+
+def _make_box(broker: str, option: str, *arguments: object) -> DeadLetterBox:
+    """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
+    points = entry_points(group="lanes.dead_letter_boxes", name=broker)
+    if not points:
+        stop(f"`lanes dead-letters {option}`: lanes-runtime is not installed as a package; reinstall it with pip")
+    (point,) = points
+    require(f"`lanes dead-letters {option}`", *point.extras)
+    box: DeadLetterBox = point.load()(*arguments)
+    return box
