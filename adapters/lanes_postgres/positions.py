@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Any, Final, LiteralString, overload
+from typing import Any, Final, Literal, LiteralString, overload
 
 from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int8
@@ -13,6 +13,7 @@ from lanes.arguments import names_unknown_options, shown_value
 from lanes.core.types import Message
 from lanes.errors import ConfigError
 from lanes_postgres.claims import Claims
+from lanes_postgres.floors import FloorClaims
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
 from lanes_postgres.rows import By, row_of
 from lanes_postgres.steps import Statement, Steps, compose
@@ -58,21 +59,24 @@ class Positions:
             processes that run one handler use the same subscription.
         schema: Schema in which ``migrate`` created the tables.
         by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
-            each message, for ``order="none"``. A message without a key always has its own row.
+            each message, for ``order="none"``. A message without a key always has its own row. ``"partition"`` keeps no
+            row of its own, and moves the position of a ``PostgresSource``, for ``order="serial"`` and
+            ``order="partition"``. Its subscription, database and schema are then those of the source.
 
     Raises:
         ConfigError: An argument is invalid.
     """
 
-    def __init__(self, subscription: str, *, schema: str = SCHEMA, by: By = "key") -> None:
+    def __init__(self, subscription: str, *, schema: str = SCHEMA, by: By | Literal["partition"] = "key") -> None:
         check_subscription(subscription)
         check_schema_name(schema)
-        if by not in ("key", "message"):
-            raise ConfigError(f'by={shown_value(by)} is unknown; use "key" or "message"')
+        if by not in ("key", "message", "partition"):
+            raise ConfigError(f'by={shown_value(by)} is unknown; use "key", "message" or "partition"')
         self._subscription = subscription
         self._schema = schema
-        self._by: By = by
+        self._by: By | Literal["partition"] = by
         self._claims = Claims(subscription, schema)
+        self._floors = FloorClaims(subscription, schema, self._claims)
 
     def __repr__(self) -> str:
         return f"<Positions of {self._subscription!r} by {self._by} in the schema {self._schema!r}>"
@@ -102,8 +106,7 @@ class Positions:
         Returns:
             A context manager; asynchronous for an asynchronous connection.
         """
-        steps = self._claims.one(message, row_of(message, self._by))
-        return block(connection, steps, self._where)
+        return block(connection, self._one(message), self._where)
 
     @overload
     def once_all(
@@ -127,8 +130,7 @@ class Positions:
         Returns:
             A context manager with the messages that must have their effect, in the given order.
         """
-        steps = self._claims.all(messages, [row_of(message, self._by) for message in messages])
-        return block(connection, steps, self._where)
+        return block(connection, self._all(messages), self._where)
 
     # --- inside a transaction of the caller
 
@@ -151,8 +153,7 @@ class Positions:
         Returns:
             Whether the message must have its effect; awaitable for an asynchronous connection.
         """
-        steps = self._claims.one(message, row_of(message, self._by))
-        return inside(connection, steps, self._where)
+        return inside(connection, self._one(message), self._where)
 
     @overload
     def claim_all(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> Awaitable[list[Message]]: ...
@@ -172,8 +173,7 @@ class Positions:
         Returns:
             The messages in the given order; awaitable for an asynchronous connection.
         """
-        steps = self._claims.all(messages, [row_of(message, self._by) for message in messages])
-        return inside(connection, steps, self._where)
+        return inside(connection, self._all(messages), self._where)
 
     # --- for operators
 
@@ -236,6 +236,16 @@ class Positions:
             Number of positions that had an epoch; awaitable for an asynchronous connection.
         """
         return inside(connection, self._unfencing(topic), self._where)
+
+    def _one(self, message: Message) -> Steps[bool]:
+        if self._by == "partition":
+            return self._floors.one(message)
+        return self._claims.one(message, row_of(message, self._by))
+
+    def _all(self, messages: Sequence[Message]) -> Steps[list[Message]]:
+        if self._by == "partition":
+            return self._floors.all(messages)
+        return self._claims.all(messages, [row_of(message, self._by) for message in messages])
 
     def _forgetting(self, topic: str, partition: int | None, below: int | None) -> Steps[int]:
         of, end = (None if number is None else Int8(number) for number in (partition, below))

@@ -46,7 +46,9 @@ _STORE: Final[LiteralString] = (
     + _KEY
     + ", epoch, floor, completed, index)"
     + _OF
-    + "AND kept.epoch = new.epoch AND kept.floor <= new.floor RETURNING new.index) SELECT array_agg(index) FROM stored"
+    # A state that is stored already is neither locked nor written: a transaction of a handler may hold its row.
+    + "AND kept.epoch = new.epoch AND (kept.floor < new.floor OR kept.floor = new.floor "
+    "AND kept.completed <> new.completed::bigint[]) RETURNING new.index) SELECT array_agg(index) FROM stored"
 )
 _LOCK: Final[LiteralString] = (
     "SELECT epoch FROM {schema}.lanes_states "
@@ -170,7 +172,7 @@ class PostgresStates:
         if found is None or found[0] is None:
             return {}
         return {
-            keys[index - 1]: State(epoch, floor, _runs(completed))
+            keys[index - 1]: State(epoch, floor, runs_of(completed))
             for index, epoch, floor, completed in zip(*found, strict=True)
         }
 
@@ -179,7 +181,7 @@ class PostgresStates:
         found = yield Statement(self._claim, (*_row(key), Int8(start)))
         assert found is not None, "INSERT … ON CONFLICT DO UPDATE returns a row"
         epoch, floor, completed = found
-        return State(epoch, floor, _runs(completed))
+        return State(epoch, floor, runs_of(completed))
 
     def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
         # One order of the rows for all transactions makes deadlocks unlikely.
@@ -218,7 +220,7 @@ class PostgresStates:
                 *_columns([key for key, _ in changes]),
                 [state.epoch for state in states],
                 [state.floor for state in states],
-                [_array(state.completed) for state in states],
+                [array_of(state.completed) for state in states],
             ),
         )
 
@@ -254,11 +256,11 @@ def _check(key: StateKey) -> None:
         raise ConfigError(f"the partition number {key.partition.number} of a state is beyond 64 bits; use a lower one")
 
 
-def _array(runs: Sequence[tuple[int, int]]) -> str:
+def array_of(runs: Sequence[tuple[int, int]]) -> str:
     """The runs as the text of an array of their starts and ends."""
     return "{" + ",".join(f"{start},{end}" for start, end in runs) + "}"
 
 
-def _runs(array: str) -> tuple[tuple[int, int], ...]:
+def runs_of(array: str) -> tuple[tuple[int, int], ...]:
     bounds = [int(bound) for bound in array.strip("{}").split(",") if bound]
     return tuple(zip(bounds[::2], bounds[1::2], strict=True))

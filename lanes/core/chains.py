@@ -15,10 +15,7 @@ from lanes.core.fair_queue import FairQueue
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import Message, Partition, PartitionId
-
-WHOLE_PARTITION: Final = 0
-"""The single lane of a partition whose messages are handled in the order of the partition."""
+from lanes.core.types import WHOLE_PARTITION, Message, Partition, PartitionId
 
 KEYLESS: Final = -1
 """The lane that all messages without a key may share."""

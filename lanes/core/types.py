@@ -47,6 +47,9 @@ key.
 Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
+WHOLE_PARTITION: Final = -2
+"""The lane of messages that are handled in the order of their partition. No other lane has this number."""
+
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")

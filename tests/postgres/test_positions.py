@@ -233,8 +233,8 @@ def test_invalid_names_are_refused() -> None:
     for name in ("", "x" * 64, "a\0b", None):
         with pytest.raises(ConfigError, match="schema="):
             Positions("books", schema=name)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match='use "key" or "message"'):
-        Positions("books", by="partition")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='use "key", "message" or "partition"'):
+        Positions("books", by="row")  # type: ignore[arg-type]
 
 
 def test_a_name_may_have_any_characters(postgres: PostgresServer, connection: Connection) -> None:

@@ -37,7 +37,7 @@ def member(logs: Logs, subscription: str = "billing", **arguments: Any) -> Postg
 
 @asynccontextmanager
 async def consuming(
-    source: PostgresSource, handler: Callable[[Message], Awaitable[None]], **arguments: Any
+    source: PostgresSource, handler: Callable[[Any], Awaitable[None] | None], **arguments: Any
 ) -> AsyncIterator[Consumer]:
     consumer = Consumer(source, handler, **arguments)
     async with anyio.create_task_group() as tasks:
