@@ -1,8 +1,8 @@
 """PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
 
 Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``dead_letters``, ``positions``, ``claims``,
-``floors``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``, ``transactions``, ``steps``,
-``migrations``, ``errors``, ``names``; and the room ``cli``.
+``floors``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``, ``lock_session``, ``connecting``,
+``transactions``, ``steps``, ``migrations``, ``errors``, ``names``; and the room ``cli``.
 """
 
 from __future__ import annotations

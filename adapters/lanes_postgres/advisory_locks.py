@@ -16,36 +16,22 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
-import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, LiteralString, TypeVar
 
 import psycopg
 from blake3 import blake3
-from psycopg import AsyncConnection, AsyncCursor
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import tuple_row
 
 from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, LanesError, SourceError
 from lanes.ownership import Held, HeldLock, check_lock_name
 from lanes_postgres.errors import lanes_error
+from lanes_postgres.lock_session import CLOSING, WHERE, LockSession, SessionMaker, abandon, pooled
 
 log = logging.getLogger("lanes.postgres")
 
 T = TypeVar("T")
-
-_REFUSED: Final = re.compile(
-    "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
-    '|(database|role) ".*" does not exist'
-)
-"""Answers of a server that a repetition does not change."""
-
-_WHERE: Final = "advisory locks"
-_OLDEST: Final = 140_000
-"""The first version of the server with ``idle_session_timeout``."""
 
 _LEAST: Final = 1.0
 _MOST: Final = 86_400.0
@@ -56,22 +42,11 @@ _MARGIN: Final = 1 / 6
 _SHARE: Final = 3
 """Number of heartbeats in a lease."""
 
-_CONNECT: Final = 10
-"""Seconds that a connection may take, unless the connection string says otherwise."""
-
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _QUIET: Final = 60.0
 """Seconds without a further log line while the server does not accept a connection."""
 
-_PROBES: Final = 3
-_CLOSING: Final = 2.0
-"""Seconds that ``aclose`` waits for the server. The server ends the session in any case."""
-
-_PREPARE: Final[LiteralString] = (
-    "SELECT set_config('idle_session_timeout', %s, false), pg_is_in_recovery(), pg_backend_pid()"
-)
-_PID: Final[LiteralString] = "SELECT pg_backend_pid()"
 _TRY: Final[LiteralString] = "SELECT pg_try_advisory_lock(%s::bigint), pg_backend_pid()"
 _UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(%s::bigint)"
 _UNLOCK_ALL: Final[LiteralString] = "SELECT pg_advisory_unlock_all()"
@@ -92,61 +67,6 @@ def key_of(name: str) -> int:
     hasher = _KEY.copy()
     hasher.update(name.encode())
     return int.from_bytes(hasher.digest(length=8), "big", signed=True)
-
-
-class _Session:
-    """One session of the server, and the locks that it holds. ``turn`` orders requests and their bookkeeping."""
-
-    def __init__(self, connection: AsyncConnection[Any], pid: int, timeout: str, verified_at: float) -> None:
-        self.connection = connection
-        self.pid = pid
-        self.timeout = timeout
-        self.verified_at = verified_at
-        self.held: dict[int, HeldLock] = {}
-        self.taking: set[int] = set()
-        self.requests: set[asyncio.Task[Any]] = set()
-        self.turn = asyncio.Lock()
-        self.ended = ""
-        self.poked = False
-        self.asked_at = verified_at
-        # A copy of the socket's descriptor, because the client removes its own reader after each request.
-        self._socket = os.dup(connection.fileno())
-
-    async def ask(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
-        """Return the one row of a query. The caller has the turn.
-
-        An answer that comes after the end of the session is an error, because its locks are lost by then.
-        """
-        self.check()
-        self.asked_at = monotonic()
-        cursor = AsyncCursor(self.connection, row_factory=tuple_row)
-        await cursor.execute(query, parameters)
-        row = await cursor.fetchone()
-        self.check()
-        assert row is not None, "a SELECT of values returns a row"
-        return row
-
-    def check(self) -> None:
-        """Raise ``SourceError`` if the session has ended."""
-        if self.ended:
-            raise SourceError(f"{_WHERE}: {self.ended}", retryable=True)
-
-    def watch(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when the server sends something unasked, such as the end of the session. Idempotent."""
-        if not self.ended:
-            asyncio.get_running_loop().add_reader(self._socket, self._readable, wake)
-
-    def _readable(self, wake: Callable[[], None]) -> None:
-        # The end of each request watches again.
-        asyncio.get_running_loop().remove_reader(self._socket)
-        if not self.turn.locked():
-            self.poked = True
-            wake()
-
-    def end(self, reason: str) -> None:
-        self.ended = reason
-        asyncio.get_running_loop().remove_reader(self._socket)
-        os.close(self._socket)
 
 
 @names_unknown_options("lanes_postgres.AdvisoryLocks")
@@ -176,29 +96,11 @@ class AdvisoryLocks:
             raise ConfigError(
                 f"lease={shown_value(lease)}: must be a number of seconds from {_LEAST:g} to {_MOST:,.0f}"
             )
-        try:
-            given = conninfo_to_dict(dsn)
-        except psycopg.Error as error:
-            raise ConfigError(f"dsn: {lanes_error(_WHERE, error)}; correct the connection string") from None
-        if not all(_is_port(port) for port in str(given.get("port", "")).split(",")):
-            # Do not show the value, because it may be a part of the password.
-            raise ConfigError("dsn: the port is no number from 1 to 65535; correct the connection string")
-        timeout = str(given.get("connect_timeout", ""))
-        self._patience = float(timeout) if timeout.isdecimal() and int(timeout) > 0 else float(_CONNECT)
-        self._dsn = dsn
         self._lease = float(lease)
-        self._options: Mapping[str, Any] = {
-            name: value
-            for name, value in {
-                "connect_timeout": _CONNECT,
-                "tcp_user_timeout": int(lease * 1000),
-                "fallback_application_name": "lanes locks",
-            }.items()
-            if name not in given
-        }
-        self._session: _Session | None = None
+        self._maker = SessionMaker(dsn, self._lease, self._spawn)
+        self._session: LockSession | None = None
         self._why = "not opened"
-        self._sessions: dict[HeldLock, tuple[_Session, int]] = {}
+        self._sessions: dict[HeldLock, tuple[LockSession, int]] = {}
         self._freeing: dict[HeldLock, asyncio.Task[None]] = {}
         self._names: dict[int, str] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -217,7 +119,7 @@ class AdvisoryLocks:
             ConfigError: The server is too old or a standby, or a transaction-pooling proxy is in between.
             SourceError: The server does not answer, or refuses the login.
         """
-        self._session = await self._connect()
+        self._session = await self._maker.connect()
 
     async def run(self) -> None:
         """Keep the session, and connect again after its end; see ``lanes.ownership.Locks.run``.
@@ -263,7 +165,7 @@ class AdvisoryLocks:
         key = self._key(name)
         session = self._session
         if session is None:
-            raise SourceError(f"{_WHERE}: no connection ({self._why})", retryable=not self._closed)
+            raise SourceError(f"{WHERE}: no connection ({self._why})", retryable=not self._closed)
         if key in session.held or key in session.taking:
             return None
         session.taking.add(key)
@@ -283,7 +185,7 @@ class AdvisoryLocks:
         if session is not None:
             try:
                 with contextlib.suppress(LanesError, TimeoutError):
-                    async with asyncio.timeout(_CLOSING):
+                    async with asyncio.timeout(CLOSING):
                         await self._within(session, self._unlock_all(session))
             finally:
                 for held in session.held.values():
@@ -295,7 +197,7 @@ class AdvisoryLocks:
 
     # --- requests: each has the turn of its session until its bookkeeping is done
 
-    async def _take(self, session: _Session, key: int, name: str, changed: Callable[[], None]) -> HeldLock | None:
+    async def _take(self, session: LockSession, key: int, name: str, changed: Callable[[], None]) -> HeldLock | None:
         async with session.turn:
             if monotonic() >= session.verified_at + self._lease / _SHARE:
                 # A heartbeat would wait for all acquisitions that were queued before it.
@@ -310,17 +212,17 @@ class AdvisoryLocks:
             self._sessions[held] = session, key
             return held
 
-    async def _verify(self, session: _Session) -> None:
+    async def _verify(self, session: LockSession) -> None:
         async with session.turn:
             await self._renew(session)
 
-    async def _renew(self, session: _Session) -> None:
+    async def _renew(self, session: LockSession) -> None:
         """Verify and renew all locks. The caller has the turn."""
         sent = monotonic()
         pid, timeout, keys = await session.ask(_VERIFY)
         self._check_pid(session, pid)
         if timeout != session.timeout:
-            raise _pooled(f"idle_session_timeout is {timeout}, but {session.timeout} was set")
+            raise pooled(f"idle_session_timeout is {timeout}, but {session.timeout} was set")
         there = set(keys or ())
         for key, held in list(session.held.items()):
             if held.active and key not in there:
@@ -334,7 +236,7 @@ class AdvisoryLocks:
         for key in there - session.held.keys():
             await session.ask(_UNLOCK, key)
 
-    async def _unlock(self, session: _Session, key: int) -> None:
+    async def _unlock(self, session: LockSession, key: int) -> None:
         async with session.turn:
             try:
                 await session.ask(_UNLOCK, key)
@@ -342,11 +244,11 @@ class AdvisoryLocks:
                 # If the server refused the request, the next heartbeat finds the lock without a holder.
                 session.held.pop(key, None)
 
-    async def _unlock_all(self, session: _Session) -> None:
+    async def _unlock_all(self, session: LockSession) -> None:
         async with session.turn:
             await session.ask(_UNLOCK_ALL)
 
-    async def _within(self, session: _Session, request: Coroutine[Any, Any, T]) -> T:
+    async def _within(self, session: LockSession, request: Coroutine[Any, Any, T]) -> T:
         """Perform a request before the earliest deadline. The session ends if it has no answer by then."""
         if session.ended:
             request.close()
@@ -356,7 +258,7 @@ class AdvisoryLocks:
             # This process was frozen, and the server may have ended the session.
             request.close()
             self._end(session, "its deadline passed before a heartbeat was sent")
-            raise SourceError(f"{_WHERE}: {session.ended}", retryable=True)
+            raise SourceError(f"{WHERE}: {session.ended}", retryable=True)
         task = self._spawn(request)
         session.requests.add(task)
         task.add_done_callback(session.requests.discard)
@@ -368,15 +270,15 @@ class AdvisoryLocks:
             # The client cancels the request at the server, which may take seconds. The locks are lost now.
             self._end(session, "the server did not answer before the deadline")
             task.cancel()
-            raise SourceError(f"{_WHERE}: {session.ended}", retryable=True)
+            raise SourceError(f"{WHERE}: {session.ended}", retryable=True)
         if task.cancelled():
-            raise SourceError(f"{_WHERE}: {session.ended or 'closed'}", retryable=True)
+            raise SourceError(f"{WHERE}: {session.ended or 'closed'}", retryable=True)
         error = task.exception()
         if error is None:
             session.watch(self._wake.set)
             return task.result()
         if isinstance(error, psycopg.Error):
-            found = lanes_error(_WHERE, error)
+            found = lanes_error(WHERE, error)
             if session.connection.closed:
                 self._end(session, f"the connection ended: {found}")
             else:
@@ -385,7 +287,7 @@ class AdvisoryLocks:
         self._end(session, str(error))
         raise error
 
-    def _left(self, session: _Session, begun: float) -> float:
+    def _left(self, session: LockSession, begun: float) -> float:
         """Return the seconds until the earliest deadline; without a lock, until a lease after the last request."""
         held = [each.deadline for each in session.held.values() if each.active]
         return min(held, default=max(begun, session.asked_at) + self._lease) - monotonic()
@@ -425,7 +327,7 @@ class AdvisoryLocks:
         pause, logged = _PAUSE, -math.inf
         while not self._is_closed():
             try:
-                session = await self._connect()
+                session = await self._maker.connect()
             except SourceError as error:
                 self._why = str(error)
                 if monotonic() >= logged + _QUIET:
@@ -438,86 +340,14 @@ class AdvisoryLocks:
                 self._end(session, "closed")
                 break
             self._session = session
-            log.warning("%s: connected again", _WHERE)
+            log.warning("%s: connected again", WHERE)
             return
         await asyncio.Event().wait()
 
     def _is_closed(self) -> bool:
         return self._closed
 
-    async def _connect(self) -> _Session:
-        try:
-            connection = await AsyncConnection.connect(
-                self._dsn, autocommit=True, prepare_threshold=None, **self._options
-            )
-        except psycopg.Error as error:
-            # The client's own text may show a part of the password.
-            raise not_connected(error) from None
-        task = self._spawn(self._prepare(connection))
-        try:
-            await asyncio.wait({task}, timeout=self._patience)
-            if not task.done():
-                raise SourceError(f"{_WHERE}: no answer within {self._patience:g} s", retryable=True)
-            return task.result()
-        except BaseException as error:
-            if task.done():
-                await connection.close()
-            else:
-                self._spawn(_abandon({task}, connection))
-            if isinstance(error, psycopg.Error):
-                raise lanes_error(_WHERE, error) from error
-            raise
-
-    async def _prepare(self, connection: AsyncConnection[Any]) -> _Session:
-        """Check that the server can hold locks, and limit the idle time of the session."""
-        version = connection.info.server_version
-        if version < _OLDEST:
-            raise ConfigError(
-                f"{_WHERE}: the server has version {version // 10_000}, which cannot limit the idle time of a session, "
-                "so a frozen process would keep its locks; upgrade the server to PostgreSQL 14 or newer, or use other "
-                "locks"
-            )
-        cursor = AsyncCursor(connection, row_factory=tuple_row)
-        (pid,) = await (await cursor.execute(_PID)).fetchone() or (0,)
-        if pid != connection.info.backend_pid:
-            try:
-                await self._refuse_shared_sessions(cursor, pid)
-            except psycopg.errors.ProtocolViolation as error:
-                # A proxy that pools by statement refuses transactions. One without a free session refuses to wait.
-                if "statement pooling" not in str(error):
-                    raise
-                raise _pooled(str(lanes_error("its answer", error))) from error
-        sent = monotonic()
-        timeout = f"{round(self._lease * 1000)}ms"
-        row = await (await cursor.execute(_PREPARE, (timeout,))).fetchone()
-        assert row is not None, "a SELECT of values returns a row"
-        shown, standby, pid = row
-        if standby:
-            raise ConfigError(
-                f"{_WHERE}: the server is a standby, whose locks no other server sees; connect to the primary "
-                "(target_session_attrs=read-write)"
-            )
-        return _Session(connection, pid, shown, sent)
-
-    async def _refuse_shared_sessions(self, cursor: AsyncCursor[Any], pid: int) -> None:
-        """Raise ``ConfigError`` if a proxy gives the session of this connection to another client between statements.
-
-        The proxy hides the process of the server. A second client in a transaction then gets the session that was used
-        last, which is that of this connection, unless a third client was faster.
-        """
-        for _ in range(_PROBES):
-            async with (
-                await AsyncConnection.connect(self._dsn, prepare_threshold=None, **self._options) as other,
-                other.transaction(),
-            ):
-                (theirs,) = await (await other.execute(_PID)).fetchone() or (0,)
-                if theirs == pid:
-                    raise _pooled(f"two clients have the session of the server's process {pid}")
-                (now,) = await (await cursor.execute(_PID)).fetchone() or (0,)
-                if now != pid:
-                    raise _pooled(f"the process of the server changed from {pid} to {now}")
-
-    def _end(self, session: _Session, reason: str) -> None:
+    def _end(self, session: LockSession, reason: str) -> None:
         """Lose the locks of a session, and close its connection. Idempotent. Does not block."""
         if session.ended:
             return
@@ -526,7 +356,7 @@ class AdvisoryLocks:
             self._session = None
             self._why = reason
             count = len(session.held)
-            log.warning("%s: the session ended with %d locks, which are lost: %s", _WHERE, count, reason)
+            log.warning("%s: the session ended with %d locks, which are lost: %s", WHERE, count, reason)
         held, session.held = session.held, {}
         for each in held.values():
             self._sessions.pop(each, None)
@@ -535,15 +365,15 @@ class AdvisoryLocks:
         for each in held.values():
             each.lose(reason)
 
-    async def _close(self, session: _Session) -> None:
+    async def _close(self, session: LockSession) -> None:
         # The requests end by themselves, unless one waits for the server.
         if session.requests:
-            await asyncio.wait(session.requests, timeout=_CLOSING)
-        await _abandon(session.requests, session.connection)
+            await asyncio.wait(session.requests, timeout=CLOSING)
+        await abandon(session.requests, session.connection)
 
-    def _check_pid(self, session: _Session, pid: int) -> None:
+    def _check_pid(self, session: LockSession, pid: int) -> None:
         if pid != session.pid:
-            raise _pooled(f"the process of the server changed from {session.pid} to {pid}")
+            raise pooled(f"the process of the server changed from {session.pid} to {pid}")
 
     def _deadline(self, sent: float) -> float:
         return sent + self._lease * (1 - _MARGIN)
@@ -553,43 +383,7 @@ class AdvisoryLocks:
         other = self._names.setdefault(key, name)
         if other != name:
             raise ConfigError(
-                f"{_WHERE}: the names {shown_value(name)} and {shown_value(other)} have the same key {key} of 64 bits; "
+                f"{WHERE}: the names {shown_value(name)} and {shown_value(other)} have the same key {key} of 64 bits; "
                 "rename one of them"
             )
         return key
-
-
-async def _abandon(requests: set[asyncio.Task[Any]], connection: AsyncConnection[Any]) -> None:
-    """Cancel requests, and close their connection. The first cancellation waits for the server, and the second not."""
-    for _ in range(2):
-        if running := {request for request in requests if not request.done()}:
-            for request in running:
-                request.cancel()
-            await asyncio.wait(running, timeout=_CLOSING)
-    await connection.close()
-
-
-def _is_port(text: str) -> bool:
-    return not text or (text.isdecimal() and 0 < int(text) < 65_536)
-
-
-def _pooled(finding: str) -> ConfigError:
-    return ConfigError(
-        f"{_WHERE}: a proxy between this process and the server shares sessions between clients ({finding}), so no "
-        "client can hold a lock; connect to the server directly, or use session pooling"
-    )
-
-
-def not_connected(error: psycopg.Error, where: str = _WHERE) -> LanesError:
-    """Return the error of a connection that could not be opened. Names the remedy if the server has none left."""
-    found = lanes_error(where, error)
-    text = str(error)
-    if "too many clients" in text or "connection slots" in text or "too many connections" in text:
-        return SourceError(f"{found}; raise max_connections, or start fewer processes", retryable=True)
-    # A connection that fails has no SQLSTATE. The text has one line for each host.
-    hosts = text.splitlines()[2:] if "Multiple connection attempts failed" in text else [text]
-    if hosts and all(_REFUSED.search(host) for host in hosts):
-        return SourceError(
-            f"{found}; correct the connection string, or the users and rights of the server", retryable=False
-        )
-    return found

@@ -13,6 +13,12 @@ from lanes.errors import ConfigError, LanesError, SourceError
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
+_REFUSED: Final = re.compile(
+    "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
+    '|(database|role) ".*" does not exist'
+)
+"""Answers of a server that a repetition does not change."""
+
 _QUOTED: Final = re.compile(r'"[^"]*"')
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
@@ -42,6 +48,21 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
         # An error without a state is the client's own: the connection is lost, or the client was misused.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
     return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES)
+
+
+def not_connected(error: psycopg.Error, where: str) -> LanesError:
+    """Return the error of a connection that could not be opened. Names the remedy if the server has none left."""
+    found = lanes_error(where, error)
+    text = str(error)
+    if "too many clients" in text or "connection slots" in text or "too many connections" in text:
+        return SourceError(f"{found}; raise max_connections, or start fewer processes", retryable=True)
+    # A connection that fails has no SQLSTATE. The text has one line for each host.
+    hosts = text.splitlines()[2:] if "Multiple connection attempts failed" in text else [text]
+    if hosts and all(_REFUSED.search(host) for host in hosts):
+        return SourceError(
+            f"{found}; correct the connection string, or the users and rights of the server", retryable=False
+        )
+    return found
 
 
 def _primary_message(error: psycopg.Error) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from lanes import ConfigError, SourceError
 from lanes.clock import monotonic
 from lanes.ownership import Held, Locks
-from lanes_postgres import AdvisoryLocks, advisory_locks
+from lanes_postgres import AdvisoryLocks, advisory_locks, lock_session
 from memsource.contract.harness import ContractBroken
 from memsource.contract.locks import LOCK_CHECKS, LockAbility, LockCheck
 from tests.components import PostgresServer
@@ -130,7 +131,7 @@ async def test_the_contract_finds_locks_that_do_not_expire_in_time(
     planted: str, value: object, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (check,) = [each for each in LOCK_CHECKS if each.__name__ == "check_a_frozen_process_loses_its_locks"]
-    monkeypatch.setattr(advisory_locks, planted, value)
+    monkeypatch.setattr(lock_session if planted == "_PREPARE" else advisory_locks, planted, value)
     with pytest.raises(ContractBroken):
         await check(Harness(postgres.url))
 
@@ -227,34 +228,57 @@ async def test_closing_while_it_connects_again_leaves_no_session(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached, go_on = anyio.Event(), anyio.Event()
-    connect = AdvisoryLocks._connect
+    connect = lock_session.SessionMaker.connect
 
-    async def slow(self: AdvisoryLocks) -> Any:
+    async def slow(self: lock_session.SessionMaker) -> Any:
         session = await connect(self)
         reached.set()
         await go_on.wait()
         return session
 
-    sessions = "SELECT coalesce(array_agg(pid), '{}') FROM pg_stat_activity WHERE application_name = 'lanes locks'"
-    async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
-        # A test before this one may have left a session that the server has not ended yet.
-        earlier = await (await connection.execute(sessions)).fetchone()
-    assert earlier is not None
     async with running(postgres.url) as locks:
         assert locks._session is not None
-        monkeypatch.setattr(AdvisoryLocks, "_connect", slow)
+        monkeypatch.setattr(lock_session.SessionMaker, "connect", slow)
         await terminate(postgres.url, locks._session.pid)
         await reached.wait()
         await locks.aclose()
         go_on.set()
-        async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
-            with anyio.fail_after(10.0):
-                while True:
-                    now = await (await connection.execute(sessions)).fetchone()
-                    if now is not None and set(now[0]) <= set(earlier[0]):
-                        break
-                    await anyio.sleep(0.02)
+        await until_no_session(postgres.url)
         assert locks._session is None
+
+
+async def until_no_session(url: str) -> None:
+    """Wait until the server has no session of locks. The tests of this module leave none."""
+    sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'lanes locks'"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        with anyio.fail_after(10.0):
+            while await (await connection.execute(sessions)).fetchone() != (0,):
+                await anyio.sleep(0.02)
+
+
+async def test_a_cancelled_connection_is_closed_at_once(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the garbage collector nor the end of the exception is needed for that."""
+
+    class Begun:
+        """What psycopg has connected so far."""
+
+    begun: list[weakref.ref[Begun]] = []
+
+    async def connect(dsn: str, **options: Any) -> None:
+        socket = Begun()
+        begun.append(weakref.ref(socket))
+        await anyio.sleep_forever()
+
+    monkeypatch.setattr(psycopg.AsyncConnection, "connect", connect)
+    task = asyncio.create_task(lock_session.SessionMaker(postgres.url, 1.0, asyncio.create_task).connect())
+    while not begun:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as kept:
+        await task
+    assert begun[0]() is None, kept
 
 
 async def test_a_heartbeat_finds_what_the_session_holds(postgres: PostgresServer) -> None:
@@ -416,7 +440,7 @@ def test_keys_have_a_domain_of_their_own() -> None:
 
 
 async def test_an_old_server_is_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(advisory_locks, "_OLDEST", 990_000)
+    monkeypatch.setattr(lock_session, "_OLDEST", 990_000)
     with pytest.raises(ConfigError, match=r"which cannot limit the idle time of a session.*upgrade the server"):
         await AdvisoryLocks(postgres.url).open()
 

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from lanes import ConfigError, SourceError
-from lanes_postgres import AdvisoryLocks, advisory_locks
+from lanes_postgres import AdvisoryLocks, lock_session
 from memsource.contract.locks import LOCK_CHECKS, LockCheck
 from tests.components import MissingComponent, PostgresServer
 from tests.components.pgbouncer import PgBouncer
@@ -64,7 +64,7 @@ async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
     proxies: Proxies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another client takes the session, as a busy pool does at any time."""
-    monkeypatch.setattr(advisory_locks, "_PROBES", 0)
+    monkeypatch.setattr(lock_session, "_PROBES", 0)
     locks = AdvisoryLocks(proxies("transaction").url, lease=3.0)
     await locks.open()
     try:

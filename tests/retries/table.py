@@ -50,7 +50,7 @@ OTHERS: Final = {
     "lanes_kafka.source:KafkaSource.receive": "waits for the events of the client's thread, and sends nothing again",
     "lanes_postgres.advisory_locks:AdvisoryLocks._connect_again": "the contract suite plays outages on a real server",
     "lanes_postgres.advisory_locks:AdvisoryLocks._within": "waits for one answer, and sends nothing again",
-    "lanes_postgres.advisory_locks:_abandon": "waits for the end of a cancelled request",
+    "lanes_postgres.lock_session:abandon": "waits for the end of a cancelled request",
     "lanes_postgres.advisory_locks:AdvisoryLocks.aclose": "waits for ended sessions, and repeats nothing",
     "lanes_postgres.advisory_locks:AdvisoryLocks.run": "the contract suite plays outages on a real server",
     "lanes_postgres.subscription.starts:decide_starts": "waits while another session gives positions",

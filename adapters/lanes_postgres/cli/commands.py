@@ -18,12 +18,12 @@ from lanes.cli.doctor import conclude
 from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop, waiting_line
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
-from lanes_postgres.advisory_locks import AdvisoryLocks, not_connected
+from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.cli.doctor import examine
 from lanes_postgres.cli.retention import trim as trim_log
 from lanes_postgres.cli.subscriptions import SubscriptionView, drop_subscription, list_subscriptions
 from lanes_postgres.dead_letters import PostgresDeadLetters
-from lanes_postgres.errors import lanes_error
+from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import SCHEMA, check_schema_name
 

@@ -12,8 +12,8 @@ from psycopg.rows import tuple_row
 
 from lanes.cli.doctor import Check
 from lanes.errors import ConfigError, LanesError
-from lanes_postgres.advisory_locks import AdvisoryLocks, not_connected
-from lanes_postgres.errors import lanes_error
+from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.migrations import check_schema
 
 _TIMEOUT: Final = 5

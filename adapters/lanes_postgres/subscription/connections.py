@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from lanes.errors import ConfigError
+from lanes_postgres.connecting import connect
 from lanes_postgres.errors import lanes_error
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
@@ -63,7 +64,7 @@ class Connections:
     async def lend(self) -> AsyncIterator[AsyncConnection[Any]]:
         """Lend a connection. A connection whose loan ended by an error or a cancellation is closed.
 
-        Raises the errors of psycopg.
+        Raises the errors of psycopg, and ``SourceError`` if an own connection cannot be opened.
         """
         if self._pool is not None:
             async with self._pool.connection() as connection:
@@ -95,7 +96,7 @@ class Connections:
 
     async def _open(self) -> AsyncConnection[Any]:
         assert self._address is not None, "a pool lends its own connections"
-        return await AsyncConnection.connect(self._address, autocommit=True)
+        return await connect(self._address, self._name)
 
     def check_address(self) -> None:
         """Raise ``ConfigError`` for an address that psycopg cannot read."""

@@ -16,7 +16,7 @@ from psycopg.types.numeric import Int4
 
 from lanes.clock import monotonic
 from lanes.core.types import Partition, PartitionId, Room
-from lanes.errors import LanesError, SourceError, is_retryable
+from lanes.errors import ConfigError, LanesError, SourceError, is_retryable
 from lanes.ownership import Locks, StateKey, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
@@ -201,26 +201,28 @@ class Visitor:
     async def run(self) -> None:
         """Work until the task is cancelled, or until ``failure`` is set. In an outage the task waits for the server."""
         while self.failure is None:
-            sent = monotonic()
+            sent, connected = monotonic(), False
             try:
                 async with self.connections.lend() as connection:
+                    connected = True
                     await self._serve(connection)
             except psycopg.Error as error:
-                self._failed(lanes_error(self.name, error), sent)
+                self._failed(lanes_error(self.name, error), sent, connected)
             except LanesError as error:
-                self._failed(error, sent)
+                self._failed(error, sent, connected)
             self.wake()
             await asyncio.sleep(_RECONNECT)
 
     async def leave(self) -> None:
         """Tell the other members that this one has gone. Best effort."""
-        with suppress(psycopg.Error):
+        with suppress(psycopg.Error, LanesError):
             async with self.connections.lend() as connection:
                 place = (self.tables.log, self.subscription, self.member)
                 await connection.execute(compose(_LEAVE, self.tables.schema), place)
 
-    def _failed(self, error: LanesError, sent: float) -> None:
-        if not is_retryable(error, unknown=False):
+    def _failed(self, error: LanesError, sent: float, connected: bool) -> None:
+        # A login that was accepted before may be accepted again, after a person has mended the server.
+        if (connected or isinstance(error, ConfigError)) and not is_retryable(error, unknown=False):
             self.failure = error
             return
         self.contact.unanswered(sent, str(error))
