@@ -19,7 +19,8 @@ _REFUSED: Final = re.compile(
 )
 """Answers of a server that a repetition does not change."""
 
-_QUOTED: Final = re.compile(r'"[^"]*"')
+# The server and its client quote by ", psycopg by the repr of a text, which may hold a ' itself.
+_QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -28,6 +29,7 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "3F000": "run lanes_postgres.migrate with the same schema=",
     "42501": "grant this user USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables lanes_…",
     "42703": "run lanes_postgres.migrate of this version of lanes",
+    "LN001": "append in a session with session_replication_role=origin",
     "42P01": "run lanes_postgres.migrate with the same schema=",
 }
 

@@ -36,6 +36,13 @@ def compose(text: LiteralString, schema: str) -> bytes:
     return sql.SQL(text).format(schema=sql.Identifier(schema.replace("%", "%%"))).as_bytes(None)
 
 
+def compose_names(text: LiteralString, schema: str) -> bytes:
+    """Return the query like ``compose``, also with the schema in literals that hold a name: ``'{schema}.table'``."""
+    quoted = compose("{schema}", schema)
+    # A doubled quote in a literal stands for a quote.
+    return compose(text, schema).replace(b"'" + quoted, b"'" + quoted.replace(b"'", b"''"))
+
+
 def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Result:
     """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's errors."""
     try:

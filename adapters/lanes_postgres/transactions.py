@@ -101,6 +101,16 @@ async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], wh
         return result
 
 
+def outside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+    """Perform a single statement outside of any transaction of the caller. Raises ``ConfigError`` inside of one."""
+    _check_outside(connection, where)
+    if not connection.autocommit:
+        return alone(connection, steps, where)
+    if isinstance(connection, AsyncConnection):
+        return perform_async(connection, steps, where)
+    return perform(_blocking(connection), steps, where)
+
+
 @contextmanager
 def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Iterator[Result]:
     _check_idle(connection, where)
@@ -150,6 +160,15 @@ def _check_idle(connection: Either, where: str) -> None:
         raise ConfigError(
             f"{where}: the connection is in a transaction or a pipeline already ({status.name}); end it first, or call "
             "claim() in your own transaction"
+        )
+
+
+def _check_outside(connection: Either, where: str) -> None:
+    status = TransactionStatus(connection.pgconn.transaction_status)
+    if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
+        raise ConfigError(
+            f"{where}: the connection is in a transaction or a pipeline ({status.name}), whose COMMIT would take a "
+            "lock of the whole server; call notify() after the COMMIT"
         )
 
 

@@ -85,7 +85,7 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
             64,
             (
                 "No such option: --all; `lanes dead-letters drop` has ID, --topic, --config, -X, --subject, --server, "
-                "--json, --help, -h; run `lanes dead-letters drop --help`"
+                "--name, --dsn, --schema, --json, --help, -h; run `lanes dead-letters drop --help`"
             ),
         ),
         (

@@ -8,6 +8,7 @@ import signal
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -279,6 +280,23 @@ async def test_a_cancelled_connection_is_closed_at_once(
     with pytest.raises(asyncio.CancelledError) as kept:
         await task
     assert begun[0]() is None, kept
+
+
+async def test_the_end_of_a_session_closes_both_of_its_descriptors(postgres: PostgresServer) -> None:
+    """The descriptor of the connection, and the copy that is watched."""
+
+    def sockets() -> int:
+        folder = Path("/proc/self/fd")
+        return sum(1 for each in folder.iterdir() if each.is_symlink() and "socket" in str(each.readlink()))
+
+    before = sockets()
+    for _ in range(3):
+        async with running(postgres.url) as locks:
+            held = await acquire(locks, "descriptors")
+            assert locks._session is not None and sockets() == before + 2
+            locks._end(locks._session, "ended by the test")
+            assert held.lost == "ended by the test"
+        assert sockets() == before
 
 
 async def test_a_heartbeat_finds_what_the_session_holds(postgres: PostgresServer) -> None:

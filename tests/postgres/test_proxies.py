@@ -13,12 +13,13 @@ import anyio
 import psycopg
 import pytest
 
-from lanes import ConfigError, SourceError
-from lanes_postgres import AdvisoryLocks, lock_session
+from lanes import ConfigError, Consumer, Message, SourceError
+from lanes_postgres import AdvisoryLocks, PostgresSource, Record, lock_session
 from memsource.contract.locks import LOCK_CHECKS, LockCheck
 from tests.components import MissingComponent, PostgresServer
 from tests.components.pgbouncer import PgBouncer
 from tests.conftest import skip_or_fail
+from tests.postgres.log.logs import Logs
 from tests.postgres.test_advisory_locks import Harness, acquire, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -53,6 +54,24 @@ async def test_transaction_pooling_is_refused_at_the_start(proxies: Proxies) -> 
     # The refused client has changed no session of other clients.
     async with await psycopg.AsyncConnection.connect(proxies("transaction").url, autocommit=True) as connection:
         assert await (await connection.execute("SHOW idle_session_timeout")).fetchone() == ("0",)
+
+
+async def test_a_consumer_behind_transaction_pooling_ends_at_its_start(
+    proxies: Proxies, postgres: PostgresServer, schema: str
+) -> None:
+    logs = Logs.make(postgres, schema)
+    logs.commit("1")
+    source = PostgresSource(proxies("transaction").url, logs.log, subscription="billing")
+
+    async def handler(message: Message) -> None:
+        raise AssertionError("a message was handled")
+
+    with anyio.fail_after(30), pytest.raises(ConfigError, match=r"a proxy .* use session pooling"):
+        await Consumer(source, handler).run()
+    # Appends need no session.
+    async with await psycopg.AsyncConnection.connect(proxies("transaction").url, prepare_threshold=None) as connection:
+        await logs.log.append(connection, [Record("2", "k")])
+    assert logs.values() == ["1", "2"]
 
 
 async def test_statement_pooling_is_refused_at_the_start(proxies: Proxies) -> None:

@@ -14,7 +14,9 @@ from lanes.cli.doctor import Check
 from lanes.errors import ConfigError, LanesError
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error, not_connected
+from lanes_postgres.log.trigger import TRIGGER, checking
 from lanes_postgres.migrations import check_schema
+from lanes_postgres.steps import perform_async
 
 _TIMEOUT: Final = 5
 """Seconds that a connection may take, unless the connection string says otherwise."""
@@ -44,9 +46,6 @@ _TABLES: Final[LiteralString] = (
     "WHERE nspname = %s AND relname LIKE 'lanes\\_%%' AND relkind = 'r' AND relname <> 'lanes_migrations' ORDER BY 1"
 )
 _USAGE: Final[LiteralString] = "SELECT has_schema_privilege(%s, 'USAGE')"
-_TRIGGER: Final[LiteralString] = (
-    "SELECT tgenabled::text FROM pg_trigger WHERE tgname = 'lanes_log_ticket' AND tgrelid = to_regclass(%s)"
-)
 
 
 async def examine(dsn: str, schema: str) -> list[Check]:
@@ -151,24 +150,10 @@ class _Doctor:
         return checks
 
     async def _trigger(self) -> Check:
-        table = sql.Identifier(self._schema, "lanes_log_messages").as_string(None)
-        cursor = await self._cursor().execute(_TRIGGER, (table,))
-        found = await cursor.fetchone()
-        if found is None:
-            return Check(
-                "trigger",
-                False,
-                "lanes_log_ticket is missing, so appended messages are never read",
-                "migrate a new schema",
-            )
-        if found[0] not in ("O", "A"):
-            return Check(
-                "trigger",
-                False,
-                "lanes_log_ticket is disabled, so appended messages are never read",
-                f"ALTER TABLE {table} ENABLE TRIGGER lanes_log_ticket",
-            )
-        return Check("trigger", True, "lanes_log_ticket orders the messages at each COMMIT")
+        fault = await perform_async(self._connection, checking(self._schema), "trigger")
+        if fault is not None:
+            return Check("trigger", False, fault.text, fault.remedy)
+        return Check("trigger", True, f"{TRIGGER} orders the messages at each COMMIT")
 
     def _grant(self) -> str:
         schema = sql.Identifier(self._schema).as_string(None)

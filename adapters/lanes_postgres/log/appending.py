@@ -18,8 +18,8 @@ from lanes.core.ring import slot
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError
 from lanes_postgres.names import SCHEMA, check_schema_name
-from lanes_postgres.steps import Statement, Steps, compose
-from lanes_postgres.transactions import alone, inside
+from lanes_postgres.steps import Statement, Steps, compose, compose_names
+from lanes_postgres.transactions import alone, inside, outside
 
 PARTITIONS: Final = 64
 """Default number of partitions of a new log."""
@@ -47,6 +47,9 @@ _MANY: Final[LiteralString] = (
     "%s::timestamptz[], %s::bytea[], %s::text[], %s::text[], %s::bytea[]) "
     "AS message (number, index, partition, run, slot, time, key, subject, headers, value) JOIN batches USING (number)"
 )
+
+
+_NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, '')"
 
 
 class Record(NamedTuple):
@@ -122,9 +125,9 @@ class Log:
         self._facts: LogFacts | None = None
         self._find = compose(_FIND, schema)
         self._create = compose(_CREATE, schema)
-        # A quoted name inside a literal; a doubled quote stands for a quote.
-        self._one = _with_sequence(_ONE, schema)
-        self._many = _with_sequence(_MANY, schema)
+        self._one = compose_names(_ONE, schema)
+        self._many = compose_names(_MANY, schema)
+        self._notify = compose_names(_NOTIFY, schema)
 
     def __repr__(self) -> str:
         return f"<Log {self.name!r} in the schema {self.schema!r}>"
@@ -177,6 +180,34 @@ class Log:
                 succeed.
         """
         return inside(connection, self._appending(self._checked(messages)), self._where())
+
+    @overload
+    def notify(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...
+
+    @overload
+    def notify(self, connection: Connection[Any]) -> None: ...
+
+    def notify(self, connection: AsyncConnection[Any] | Connection[Any]) -> Awaitable[None] | None:
+        """Wake the consumers of all logs of the schema. Optional, because they look for messages by themselves.
+
+        Call this method after the COMMIT of an append. A notification inside a transaction would take a lock of the
+        whole server at its COMMIT, so the call is refused there. One call may follow many appends. A lost call costs
+        only the time until the next look.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+
+        Returns:
+            Nothing; awaitable for an asynchronous connection.
+
+        Raises:
+            ConfigError: The connection is in a transaction, or the setup must be changed.
+            SourceError: The database did not answer or refused the statement; retryable if a later call may succeed.
+        """
+        return outside(connection, self._notifying(), self._where())
+
+    def _notifying(self) -> Steps[None]:
+        yield Statement(self._notify, ())
 
     def finding(self) -> Steps[LogFacts]:
         """Return the facts of the log. Raises ``ConfigError`` if it does not exist, or has other partitions."""
@@ -297,13 +328,6 @@ def headers_of(pairs: Sequence[Sequence[Any]] | None) -> list[tuple[str, bytes]]
         (name, value.encode() if isinstance(value, str) else base64.b64decode(value["base64"]))
         for name, value in pairs or ()
     ]
-
-
-def _with_sequence(text: LiteralString, schema: str) -> bytes:
-    """Return a query whose ``nextval('{schema}…')`` names the sequence inside a literal."""
-    query = compose(text, schema)
-    quoted = compose("{schema}", schema)
-    return query.replace(b"nextval('" + quoted, b"nextval('" + quoted.replace(b"'", b"''"))
 
 
 def _encodable(text: str) -> bool:

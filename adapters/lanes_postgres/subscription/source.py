@@ -21,6 +21,7 @@ from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log
 from lanes_postgres.log.reading import LogTables
+from lanes_postgres.log.trigger import checking
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import check_subscription
 from lanes_postgres.states import PostgresStates
@@ -124,6 +125,9 @@ class PostgresSource:
             async with self._connections.lend() as connection:
                 await check_schema(connection, schema=self._log.schema)
                 facts = await perform_async(connection, self._log.finding(), self._name)
+                fault = await perform_async(connection, checking(self._log.schema), self._name)
+                if fault is not None:
+                    raise ConfigError(f"{self._name}: the trigger {fault.text}; {fault.remedy}")
                 tables = LogTables(self._log.schema, facts.id, facts.partitions)
                 starts = await decide_starts(connection, tables, self._subscription, self._start, self._name)
         except psycopg.Error as error:

@@ -22,7 +22,7 @@ from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, So
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.reading import READER, LogTables, Wanted
 from lanes_postgres.log.sequencer import sequencing
-from lanes_postgres.steps import compose, perform_async
+from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
@@ -57,7 +57,9 @@ _MEMBERS: Final[LiteralString] = (
     "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) "
     "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
     "AND subscription = %(subscription)s AND member <> %(member)s "
-    "AND seen > clock_timestamp() - %(stale)s * interval '1 second'"
+    # After the clock of the server was set back, the row of a member that has gone has a time in the future.
+    "AND seen BETWEEN clock_timestamp() - %(stale)s * interval '1 second' "
+    "AND clock_timestamp() + %(stale)s * interval '1 second'"
 )
 _LEAVE: Final[LiteralString] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
@@ -230,7 +232,7 @@ class Visitor:
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         await connection.execute("SET default_transaction_isolation TO 'read committed'")
-        cursor = await connection.execute(compose(_CHANNEL, self.tables.schema))
+        cursor = await connection.execute(compose_names(_CHANNEL, self.tables.schema), ())
         row = await cursor.fetchone()
         assert row is not None, "a SELECT of an expression returns a row"
         connection.add_notify_handler(self._heard)

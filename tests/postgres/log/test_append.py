@@ -96,6 +96,16 @@ def test_an_append_outside_a_transaction_is_refused(logs: Logs) -> None:
     assert logs.values() == ["1"]
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_notification_inside_a_transaction_is_refused(logs: Logs, autocommit: bool) -> None:
+    """At its COMMIT it would take a lock of the whole server."""
+    with logs.connect(autocommit=autocommit) as connection:
+        logs.log.notify(connection)
+        with connection.transaction(), pytest.raises(ConfigError, match=r"call notify\(\) after the COMMIT"):
+            logs.log.notify(connection)
+        logs.log.notify(connection)
+
+
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
@@ -131,4 +141,6 @@ def test_an_invalid_number_of_partitions_is_refused(partitions: Any) -> None:
 def test_a_schema_with_quotes_works(postgres: PostgresServer, schema: str) -> None:
     logs = Logs.make(postgres, f"{schema} \"a'b%")
     logs.commit("1", "2")
+    with logs.connect() as connection:
+        logs.log.notify(connection)
     assert logs.values() == ["1", "2"]

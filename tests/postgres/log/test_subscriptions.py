@@ -134,6 +134,26 @@ async def test_a_lost_lock_ends_the_lease(logs: Logs) -> None:
         await source.aclose()
 
 
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_a_notification_wakes_a_member_that_looks_seldom(logs: Logs, autocommit: bool) -> None:
+    seen = Seen()
+    async with consuming(member(logs, poll_interval=3600.0), seen) as consumer:
+        await until(lambda: consumer.status().floors)
+        # A member looks often for a second after its start.
+        await anyio.sleep(1.5)
+        async with await psycopg.AsyncConnection.connect(logs.url, autocommit=autocommit) as connection:
+            async with connection.transaction():
+                await logs.log.append(connection, [Record("1", "k")])
+            await logs.log.notify(connection)
+        await until(lambda: seen.values == ["1"])
+
+
+async def test_a_schema_with_quotes_is_read(postgres: PostgresServer, schema: str) -> None:
+    logs = Logs.make(postgres, f"{schema} \"a'b%")
+    logs.commit("1", "2")
+    assert await suffix(logs, 2) == ["1", "2"]
+
+
 # --- start points
 
 
