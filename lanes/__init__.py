@@ -26,7 +26,7 @@ from lanes.process import main, run, serve
 from lanes.queues.partitioned import PartitionedQueue, Route
 from lanes.queues.stranded import Stranded
 from lanes.runtime.garbage import tune_gc
-from lanes.source import DeadLetters, Source, SourceTraits
+from lanes.source import DeadLetters, KeptLog, Source, SourceTraits
 
 __version__ = version("lanes-runtime")
 
@@ -49,6 +49,7 @@ __all__ = [
     "Health",
     "History",
     "Journal",
+    "KeptLog",
     "LanesError",
     "Message",
     "MessageError",

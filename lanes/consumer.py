@@ -43,6 +43,7 @@ from lanes.source import (
     Connected,
     DeadLetters,
     Declaring,
+    Keeping,
     Lagging,
     Reading,
     Rejoining,
@@ -168,6 +169,7 @@ class Consumer:
         self._source = source
         self._lagging = source if isinstance(source, Lagging) else None
         self._stranding = source if isinstance(source, Stranding) else None
+        self._keeping = source if isinstance(source, Keeping) else None
         self._reading = source if isinstance(source, Reading) else None
         self._handler = handler
         self._decode = decode
@@ -495,6 +497,7 @@ class Consumer:
                 outage=self._life.outage_seconds(),
                 queues=self._queues,
                 stranded=() if self._stranding is None else self._stranding.stranded(),
+                kept=None if self._keeping is None else self._keeping.kept_log(),
             )
         )
 

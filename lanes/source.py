@@ -33,6 +33,8 @@ __all__ = [
     "Destination",
     "Exhausted",
     "Generation",
+    "Keeping",
+    "KeptLog",
     "Lagging",
     "Lost",
     "Outage",
@@ -432,6 +434,38 @@ class Reporting(Protocol):
 
         Returns:
             A text for each finding, with the remedy and without secrets.
+        """
+
+
+class KeptLog(NamedTuple):
+    """The messages that a log keeps, because its slowest subscription has not finished them.
+
+    Attributes:
+        log: Name of the log.
+        subscription: Name of the slowest subscription, which has the most unfinished messages.
+        messages: Number of messages that it has not finished.
+        bytes: Estimated size of these messages at the broker.
+        limit: Number of bytes above which the source raises an alarm.
+    """
+
+    log: str
+    subscription: str
+    messages: int
+    bytes: int
+    limit: int
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """An optional part of a source whose broker keeps messages until every subscription has finished them."""
+
+    def kept_log(self) -> KeptLog | None:
+        """Return the messages that the log keeps for its slowest subscription, which may be another one.
+
+        Called from any thread; sends nothing, raises nothing and does not block.
+
+        Returns:
+            The result of the last look, which is at most 15 s old while the broker answers. ``None`` = unknown.
         """
 
 

@@ -28,6 +28,7 @@ OPERATION_NAME: Final = "messaging.operation.name"
 DESTINATION: Final = "messaging.destination.name"
 PARTITION: Final = "messaging.destination.partition.id"
 CONSUMER: Final = "lanes.consumer"
+SUBSCRIPTION: Final = "lanes.subscription"
 QUEUE: Final = "lanes.queue.name"
 QUEUE_PARTITION: Final = "lanes.queue.partition"
 
@@ -89,6 +90,11 @@ def _stranded(status: Status) -> Iterator[tuple[float, Labels]]:
     for queue in status.queues.values():
         for each in queue.stranded:
             yield each.messages, {QUEUE: each.queue, DESTINATION: each.name}
+
+
+def _kept(status: Status) -> Iterator[tuple[float, Labels]]:
+    if status.kept is not None:
+        yield status.kept.bytes, {DESTINATION: status.kept.log, SUBSCRIPTION: status.kept.subscription}
 
 
 def _expiring(read: Callable[[Expiring], float]) -> Callable[[Status], Iterable[tuple[float, Labels]]]:
@@ -160,6 +166,12 @@ GAUGES: Final = (
         "{message}",
         "Messages of a partitioned queue in a physical queue that no consumer of the group reads.",
         _stranded,
+    ),
+    Gauge(
+        "lanes.kept.bytes",
+        "By",
+        "Size of the messages that a log keeps for its slowest subscription.",
+        _kept,
     ),
 )
 """Every gauge, by name."""

@@ -14,6 +14,7 @@ from lanes.core.types import Partition
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.registered import QueuePartition, queue_partitions
 from lanes.queues.stranded import Stranded
+from lanes.source import KeptLog
 
 T = TypeVar("T")
 
@@ -192,6 +193,8 @@ class Status:
         outage: Seconds since the last answer of a broker, once requests stay unanswered; 0.0 = a broker answers; None =
             unknown. The outage is unknown if the source does not report it, or is not open.
         queues: Status of each partitioned queue that the source reads, by its logical name.
+        kept: Messages that the log keeps for its slowest subscription; None = unknown, or the broker does not keep
+            messages for subscriptions.
     """
 
     in_flight: int
@@ -223,6 +226,7 @@ class Status:
     oldest: Oldest | None
     outage: float | None = None
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
+    kept: KeptLog | None = None
 
 
 Lag = Callable[[Partition], int | None]
@@ -254,6 +258,7 @@ def snapshot(
     outage: float | None = None,
     queues: Sequence[PartitionedQueue] = (),
     stranded: Sequence[Stranded] = (),
+    kept: KeptLog | None = None,
 ) -> Status:
     """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
@@ -294,6 +299,7 @@ def snapshot(
         oldest=max(oldest, key=lambda each: each.age, default=None),
         outage=outage,
         queues={queue.name: _queue(engine, queue, partitions.values(), stranded) for queue in queues},
+        kept=kept,
     )
 
 

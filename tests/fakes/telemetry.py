@@ -19,7 +19,18 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from lanes import Expiring, Message, Oldest, Partition, PartitionedQueue, PartitionId, QueueStatus, Status, Stranded
+from lanes import (
+    Expiring,
+    KeptLog,
+    Message,
+    Oldest,
+    Partition,
+    PartitionedQueue,
+    PartitionId,
+    QueueStatus,
+    Status,
+    Stranded,
+)
 from lanes.observe.otel import Result, Telemetry
 from lanes.observe.status import Capacity, PartitionStatus
 
@@ -102,6 +113,7 @@ def status(**changes: Any) -> Status:
         "redelivered": {"held": 1},
         "floors": {},
     }
+    fields |= {"kept": KeptLog("orders", "mail", 12, 980, 1_000)}
     fields |= {"outage": 41.5, "oldest": OLDEST, "consumer_target": None, "target_honoured": None}
     capacity = fields["capacity"] = Capacity(concurrency=960, max_in_flight=961)
     fields["queues"] = {

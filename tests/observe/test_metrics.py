@@ -108,8 +108,17 @@ def test_stranded_messages_are_counted_by_physical_queue(sdk: Sdk) -> None:
     ]
 
 
+def test_kept_messages_are_counted_by_log_and_slowest_subscription(sdk: Sdk) -> None:
+    now = [status(kept=None)]
+    sdk.telemetry(lambda: now[0])
+    assert sdk.numbers("lanes.kept.bytes") == []
+    now[0] = status()
+    labels = CONSUMER_LABELS | {"messaging.destination.name": "orders", "lanes.subscription": "mail"}
+    assert sdk.numbers("lanes.kept.bytes") == [(980, labels)]
+
+
 def test_every_gauge_is_tested_here() -> None:
-    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, "lanes.stranded"}
+    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, "lanes.stranded", "lanes.kept.bytes"}
 
 
 def test_each_counter_counts_its_events(sdk: Sdk) -> None:
@@ -285,6 +294,7 @@ def test_no_key_payload_header_subject_or_error_text_is_exported(sdk: Sdk, caplo
         "lanes.outcome",
         "lanes.cause",
         "lanes.queue.name",
+        "lanes.subscription",
         "error.type",
     }
 

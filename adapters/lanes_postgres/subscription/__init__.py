@@ -1,5 +1,5 @@
 """A subscription of a log as a source of ``lanes``. Needs asyncio.
 
 Reading order: ``connections``, ``starts`` (first positions), ``visits`` (decisions), ``owned`` (one ownership),
-``visitor`` (the task that acquires partitions and reads messages), ``source``.
+``kept`` (an alarm), ``visitor`` (the task that acquires partitions and reads messages), ``source``.
 """

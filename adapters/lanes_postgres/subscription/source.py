@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack, suppress
 
 import psycopg
 
-from lanes.arguments import check_one_of, check_seconds, kind_of, names_unknown_options
+from lanes.arguments import check_one_of, check_seconds, check_whole, kind_of, names_unknown_options
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.ownership import Locks, State, StateChange, StateStore
-from lanes.source import Backlog, Outage, SourceEvent, SourceTraits
+from lanes.source import Backlog, KeptLog, Outage, SourceEvent, SourceTraits
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log
@@ -27,6 +27,7 @@ from lanes_postgres.names import check_subscription
 from lanes_postgres.states import PostgresStates
 from lanes_postgres.steps import perform_async
 from lanes_postgres.subscription.connections import Connections, Pool
+from lanes_postgres.subscription.kept import LIMIT, KeptWatch
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.starts import Start, check_start, decide_starts
 from lanes_postgres.subscription.visitor import OutOfRange, Visitor
@@ -62,6 +63,8 @@ class PostgresSource:
             sooner, and a look finds what a lost notification would have told.
         out_of_range: Position at which to continue if a trim deleted messages that were not read: the first message
             that is left, or the end of the partition. ``"fail"`` = stop with an error.
+        kept_limit: Number of bytes, of messages that the slowest subscription of the log has not finished, above which
+            the source raises an alarm: an error in the log, and a finding of the health.
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
         states: Store of the positions. ``None`` = the tables in the schema of the log.
 
@@ -80,6 +83,7 @@ class PostgresSource:
         time_budget: float = 5.0,
         poll_interval: float = 0.5,
         out_of_range: OutOfRange = "fail",
+        kept_limit: int = LIMIT,
         locks: Locks | None = None,
         states: StateStore | None = None,
     ) -> None:
@@ -91,7 +95,9 @@ class PostgresSource:
         check_seconds("time_budget", time_budget, 0.0)
         check_seconds("poll_interval", poll_interval, 0.01)
         check_one_of("out_of_range", out_of_range, ("fail", "earliest", "latest"))
+        check_whole("kept_limit", kept_limit, 1)
         self._name = f"postgres {log.name}/{subscription}"
+        self._kept_limit = kept_limit
         self._connections = Connections(dsn_or_pool, self._name)
         self._connections.check_address()
         self._log = log
@@ -149,6 +155,13 @@ class PostgresSource:
             poll_interval=self._poll_interval,
             out_of_range=self._out_of_range,
             name=self._name,
+            kept=KeptWatch(
+                tables=tables,
+                log_name=self._log.name,
+                incarnation=facts.incarnation,
+                name=self._name,
+                limit=self._kept_limit,
+            ),
             wake=self._arrived.set,
         )
         self._locking = asyncio.create_task(self._locks.run())
@@ -264,6 +277,19 @@ class PostgresSource:
     def outage(self) -> Outage | None:
         """Return the time since the database answered; see ``lanes.source.Connected``."""
         return self._visitor.contact.outage()
+
+    def kept_log(self) -> KeptLog | None:
+        """Return the messages that the log keeps for its slowest subscription; see ``lanes.source.Keeping``."""
+        return self._visitor.kept.kept
+
+    def findings(self) -> Sequence[str]:
+        """Return the alarm about kept messages; see ``lanes.source.Reporting``.
+
+        Returns:
+            The text of the alarm, or nothing.
+        """
+        found = self._visitor.kept.finding()
+        return [found] if found else []
 
     # --- helpers
 

@@ -24,6 +24,7 @@ from lanes_postgres.log.reading import READER, LogTables, Wanted
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
+from lanes_postgres.subscription.kept import KeptWatch
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
 
@@ -91,6 +92,7 @@ class Visitor:
         poll_interval: Seconds between two looks for messages while none arrive.
         out_of_range: Position at which to continue after a trim.
         name: Name of the source, for errors and the log.
+        kept: The look for messages that the log keeps.
         wake: Function that is called when ``events`` or ``waiting`` may have something; must not block.
         owned: The owned partitions by number.
         room: Room of the last call of ``receive``.
@@ -112,6 +114,7 @@ class Visitor:
     poll_interval: float
     out_of_range: OutOfRange
     name: str
+    kept: KeptWatch
     wake: Callable[[], None]
     owned: dict[int, Owned] = field(default_factory=dict)
     room: Room = field(default_factory=lambda: Room(0, 0))
@@ -290,6 +293,7 @@ class Visitor:
         if due:
             self._looked_at = now
             await self._share(connection)
+            await self.kept.look(connection)
         await self._read(connection)
 
     async def _look(self, connection: AsyncConnection[Any]) -> None:

@@ -1,0 +1,108 @@
+"""The messages that a log keeps for its slowest subscription, and an alarm about them. Needs asyncio."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
+
+from lanes.clock import monotonic
+from lanes.source import KeptLog
+from lanes_postgres.log.reading import LogTables
+from lanes_postgres.steps import compose, compose_names
+
+log = logging.getLogger("lanes.postgres")
+
+LIMIT: Final = 1 << 30
+"""Default number of kept bytes above which the alarm is raised."""
+
+_EVERY: Final = 10.0
+"""Seconds between two looks."""
+
+# A partition without a state begins at its start. Messages that a trim has deleted are not kept.
+_LAGS: Final[LiteralString] = (
+    "WITH parts AS MATERIALIZED (SELECT number, coalesce((SELECT position FROM {schema}.lanes_log_entries "
+    "WHERE log = %(log)s AND partition = number ORDER BY position LIMIT 1), 0) AS first, "
+    "coalesce((SELECT position + run FROM {schema}.lanes_log_entries WHERE log = %(log)s AND partition = number "
+    "ORDER BY position DESC LIMIT 1), 0) AS next FROM generate_series(0, %(partitions)s - 1) AS number) "
+    "SELECT of.name, sum(greatest(0, next - greatest(first, coalesce(state.floor, of.starts[number + 1], 0))))::bigint "
+    "FROM {schema}.lanes_subscriptions AS of CROSS JOIN parts LEFT JOIN {schema}.lanes_states AS state "
+    "ON state.subscription = of.name AND state.source = %(name)s AND state.partition = number "
+    "AND state.incarnation = %(incarnation)s WHERE of.log = %(log)s GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1"
+)
+# A sample of 64 pages costs the same for any size of the table. A size is read without the value.
+_SIZE: Final[LiteralString] = (
+    "WITH sizes AS (SELECT log, 64 + pg_column_size(value) + coalesce(pg_column_size(key), 0) "
+    "+ coalesce(pg_column_size(headers), 0) + pg_column_size(subject) AS bytes "
+    "FROM {schema}.lanes_log_messages TABLESAMPLE SYSTEM "
+    "(least(100, 100.0 * 64 * 8192 / greatest(1, pg_relation_size('{schema}.lanes_log_messages'))))) "
+    "SELECT coalesce(avg(bytes) FILTER (WHERE log = %(log)s), avg(bytes), 0)::float FROM sizes"
+)
+
+
+@dataclass(eq=False, kw_only=True)
+class KeptWatch:
+    """Looks every 10 s for the messages that a log keeps, and raises the alarm once each time they pass the limit.
+
+    Attributes:
+        tables: Reads of the log.
+        log_name: Name of the log.
+        incarnation: Identity of the log.
+        name: Name of the source, for the log line.
+        limit: Number of bytes above which the alarm is raised.
+        kept: Result of the last look. ``None`` = no look yet.
+    """
+
+    tables: LogTables
+    log_name: str
+    incarnation: str
+    name: str
+    limit: int
+    kept: KeptLog | None = None
+
+    def __post_init__(self) -> None:
+        self._looked_at = -math.inf
+        self._raised = False
+
+    async def look(self, connection: AsyncConnection[Any]) -> None:
+        """Look if it is time. Raises the errors of psycopg."""
+        now = monotonic()
+        if now < self._looked_at + _EVERY:
+            return
+        self._looked_at = now
+        wanted = {
+            "log": self.tables.log,
+            "partitions": self.tables.partitions,
+            "name": self.log_name,
+            "incarnation": self.incarnation,
+        }
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            slowest = await (await cursor.execute(compose(_LAGS, self.tables.schema), wanted)).fetchone()
+            if slowest is None:
+                # The subscription was dropped.
+                return
+            subscription, messages = slowest
+            size = await (await cursor.execute(compose_names(_SIZE, self.tables.schema), wanted)).fetchone()
+        assert size is not None, "an aggregate returns a row"
+        self.kept = KeptLog(self.log_name, subscription, messages, round(messages * size[0]), self.limit)
+        passed = self.kept.bytes > self.limit
+        if passed and not self._raised:
+            log.error("%s: %s", self.name, self.finding())
+        elif self._raised and not passed:
+            log.info("%s: log %s keeps less than %d bytes again", self.name, self.log_name, self.limit)
+        self._raised = passed
+
+    def finding(self) -> str:
+        """Return the text of the alarm; "" = the kept bytes are below the limit."""
+        kept = self.kept
+        if kept is None or kept.bytes <= kept.limit:
+            return ""
+        return (
+            f"log {kept.log!a} keeps about {kept.bytes:,} bytes ({kept.messages:,} messages) for its slowest "
+            f"subscription {kept.subscription!a}, above kept_limit={kept.limit:,}; start more of its consumers, or, if "
+            f"no one needs it, run `lanes postgres subscriptions drop {kept.subscription} --log {kept.log}`"
+        )

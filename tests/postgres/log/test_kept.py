@@ -1,0 +1,80 @@
+"""The messages that a log keeps for its slowest subscription: gauge, alarm, and the trim that ends it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+
+from lanes import Consumer, Message, Settings
+from lanes.errors import ConfigError
+from lanes_postgres import PostgresSource
+from lanes_postgres.cli.retention import trim
+from lanes_postgres.cli.subscriptions import drop_subscription
+from lanes_postgres.subscription import kept
+from tests.postgres.log.logs import Logs
+from tests.postgres.log.test_subscriptions import Seen, consuming, member, suffix, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_EVERY", 0.0)
+
+
+def keeps(consumer: Consumer, subscription: str, messages: int) -> bool:
+    found = consumer.status().kept
+    return found is not None and (found.log, found.subscription, found.messages) == ("orders", subscription, messages)
+
+
+async def test_the_slowest_subscription_is_named_with_the_bytes_that_it_keeps(
+    four: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lanes.postgres")
+    four.commit("x")
+    assert await suffix(four, 1, subscription="mail") == ["x"]
+    for number in range(40):
+        four.commit("x" * 1_000, key=str(number))
+    seen = Seen()
+    async with consuming(member(four, kept_limit=20_000), seen) as consumer:
+        await until(lambda: len(seen.values) == 41 and keeps(consumer, "mail", 40))
+        found = consumer.status().kept
+        # Rows have columns beside the value.
+        assert found is not None and 40_000 < found.bytes < 60_000 and found.limit == 20_000
+        (finding,) = consumer.health().findings
+        assert finding.startswith("log 'orders' keeps about ")
+        assert "(40 messages) for its slowest subscription 'mail', above kept_limit=20,000; start more" in finding
+        assert "`lanes postgres subscriptions drop mail --log orders`" in finding
+        assert len([each for each in caplog.messages if "keeps about" in each]) == 1
+        async with await psycopg.AsyncConnection.connect(four.url, autocommit=True) as connection:
+            assert await trim(connection, four.schema, "orders", age=0.0, force=False) == 1
+            await drop_subscription(connection, four.schema, "orders", "mail", force=True)
+        await until(lambda: keeps(consumer, "billing", 0))
+        assert consumer.health().findings == ()
+        assert any("keeps less than 20000 bytes again" in each for each in caplog.messages)
+
+
+async def test_deleted_messages_are_not_kept(logs: Logs) -> None:
+    for _ in range(5):
+        logs.commit("x", "x")
+    blocked = anyio.Event()
+
+    async def handler(message: Message) -> None:
+        await blocked.wait()
+
+    async with consuming(member(logs, out_of_range="earliest"), handler, settings=Settings(concurrency=1)) as consumer:
+        await until(lambda: keeps(consumer, "billing", 10))
+        async with await psycopg.AsyncConnection.connect(logs.url, autocommit=True) as connection:
+            assert await trim(connection, logs.schema, "orders", age=0.0, force=True) == 8
+        await until(lambda: keeps(consumer, "billing", 2))
+        blocked.set()
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1"])
+def test_an_invalid_limit_is_refused(logs: Logs, limit: Any) -> None:
+    with pytest.raises(ConfigError, match="kept_limit="):
+        PostgresSource(logs.url, logs.log, subscription="billing", kept_limit=limit)
