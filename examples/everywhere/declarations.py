@@ -1,4 +1,4 @@
-"""One handler for four places: live on Kafka or JetStream, in memory, and over stored messages on Spark.
+"""One handler for five places: live on Kafka, JetStream or PostgreSQL, in memory, and over stored messages on Spark.
 
 The handler books the steps of expense declarations, in order within a declaration. The handler takes a connection from
 a pool in a variable of this module. `begin` opens the pool and `end` closes it, around a consumer, or as `setup` and
@@ -11,6 +11,7 @@ POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/everywhere/decl
 The same `book` elsewhere:
     lanes.main(KafkaSource(config, topics="declarations"), book)
     lanes.main(JetStreamSource(url, stream="DECLARATIONS", durable="books", key=subject_token(1)), book)
+    lanes.main(PostgresSource(url, Log("declarations"), subscription="books"), book)
     replay(spark, KafkaTopic(servers=servers, topic="declarations"), book,
            setup=partial(begin, url), teardown=end, effects="fenced")
 """

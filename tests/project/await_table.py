@@ -13,7 +13,7 @@ _SENT_OR_NOT: Final = Harmless(
 )
 
 # The store compares the epoch of each position.
-_FENCED: Final = Shown("tests/postgres/log/test_subscriptions.py::test_a_lost_lock_fences_a_late_store")
+_FENCED: Final = Shown("tests/postgres/log/test_subscriptions.py::test_lost_lock_fences_late_store")
 
 TABLE: Final[dict[str, Shown | Harmless]] = {
     # --- lanes/cohort

@@ -20,7 +20,7 @@ from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost
-from lanes_postgres import AdvisoryLocks, Log, PostgresSource, Record
+from lanes_postgres import AdvisoryLocks, Log, PostgresDeadLetters, PostgresSource, Record
 from tests.components import PostgresServer
 from tests.fakes.grouped import ONCE
 from tests.postgres.log.logs import Logs
@@ -74,7 +74,51 @@ async def suffix(logs: Logs, count: int, **arguments: Any) -> list[str]:
     return seen.values
 
 
-# --- names, restarts
+# --- names, restarts, failures
+
+
+async def test_db_subscription_state(four: Logs) -> None:
+    """A member that starts again continues after the stored positions, and repeats no finished message."""
+    for number in range(20):
+        four.commit(str(number), key=str(number))
+    first = await suffix(four, 20)
+    for number in range(20, 30):
+        four.commit(str(number), key=str(number))
+    assert sorted(first + await suffix(four, 10), key=int) == [str(number) for number in range(30)]
+
+
+async def test_reraises_exception(logs: Logs) -> None:
+    """By default a failed message ends the run. Its position stays, and its partition is free at once."""
+    logs.commit("1", "2")
+
+    async def broken(message: Message) -> None:
+        raise ValueError(message.position)
+
+    with pytest.raises(HandlerHalted) as halted:
+        await Consumer(member(logs), broken, settings=Settings(retry=ONCE)).run()
+    assert isinstance(halted.value.__cause__, ValueError)
+    assert logs.execute("SELECT floor FROM {}.lanes_states") == [(0,)]
+    with anyio.fail_after(10):
+        assert await suffix(logs, 2) == ["1", "2"]
+
+
+async def test_ignores_exception(logs: Logs) -> None:
+    """With the policy skip, a failed message is kept as a dead letter and counted, and the next one follows."""
+    logs.commit("1", "2")
+    seen = Seen()
+
+    async def broken(message: Message) -> None:
+        await seen(message)
+        if message.value == b"1":
+            raise ValueError(message.position)
+
+    letters = PostgresDeadLetters(logs.url, "billing", schema=logs.schema)
+    settings = Settings(poison="skip", retry=ONCE)
+    async with consuming(member(logs), broken, dead_letters=letters, settings=settings) as consumer:
+        await until(lambda: logs.execute("SELECT floor FROM {}.lanes_states") == [(2,)])
+        assert consumer.status().dead_lettered == 1
+    assert seen.values == ["1", "2"]
+    assert logs.execute("SELECT count(*) FROM {}.lanes_dead_letters") == [(1,)]
 
 
 async def test_two_subscriptions_progress_independently(logs: Logs) -> None:
@@ -85,7 +129,7 @@ async def test_two_subscriptions_progress_independently(logs: Logs) -> None:
     assert await suffix(logs, 1, subscription="billing") == ["4"]
 
 
-async def test_a_failed_first_message_leaves_the_position(logs: Logs) -> None:
+async def test_first_message_failure_never_rewinds_position(logs: Logs) -> None:
     logs.commit("1", "2")
     assert await suffix(logs, 2) == ["1", "2"]
     logs.commit("3", "4")
@@ -157,12 +201,12 @@ async def test_a_schema_with_quotes_is_read(postgres: PostgresServer, schema: st
 # --- start points
 
 
-async def test_the_beginning_is_the_default(logs: Logs) -> None:
+async def test_default_beginning(logs: Logs) -> None:
     logs.commit("1", "2")
     assert await suffix(logs, 2) == ["1", "2"]
 
 
-async def test_next_begins_after_what_is_committed(four: Logs) -> None:
+async def test_next_message(four: Logs) -> None:
     for number in range(8):
         four.commit(str(number), key=str(number))
     seen = Seen()
@@ -176,7 +220,7 @@ async def test_next_begins_after_what_is_committed(four: Logs) -> None:
 
 
 @pytest.mark.parametrize("first", range(4))
-async def test_a_time_begins_at_the_first_message_of_this_time(logs: Logs, first: int) -> None:
+async def test_point_in_time(logs: Logs, first: int) -> None:
     times = [EPOCH + timedelta(hours=number) for number in range(3)]
     with logs.connect() as connection:
         logs.log.append(connection, [Record(str(n), "k", time=time) for n, time in enumerate(times)])
@@ -215,7 +259,7 @@ async def test_a_naive_start_is_refused(logs: Logs) -> None:
 # --- members
 
 
-async def test_three_members_share_the_partitions_and_keep_the_order(postgres: PostgresServer, schema: str) -> None:
+async def test_subscription_in_parallel(postgres: PostgresServer, schema: str) -> None:
     logs = Logs.make(postgres, schema, partitions=6)
     by_key: dict[bytes | None, list[int]] = {}
     owners: dict[int, int] = {}
@@ -243,7 +287,7 @@ async def test_three_members_share_the_partitions_and_keep_the_order(postgres: P
     assert sorted(value for values in by_key.values() for value in values) == list(range(300))
 
 
-async def test_two_members_of_one_partition_take_turns(logs: Logs) -> None:
+async def test_subscription_runner_time_budget(logs: Logs) -> None:
     counts = [0, 0]
 
     def handler(number: int) -> Callable[[Message], Awaitable[None]]:
@@ -263,7 +307,7 @@ async def test_two_members_of_one_partition_take_turns(logs: Logs) -> None:
                 await anyio.sleep(0.01)
 
 
-async def test_a_lost_lock_fences_a_late_store(logs: Logs) -> None:
+async def test_lost_lock_fences_late_store(logs: Logs) -> None:
     logs.commit("1", "2")
     gate, seen = anyio.Event(), Seen()
     events: list[str] = []
@@ -287,7 +331,7 @@ async def test_a_lost_lock_fences_a_late_store(logs: Logs) -> None:
     assert seen.values == ["1", "2", "1", "2"]
 
 
-async def test_the_oldest_partition_is_visited_first(four: Logs) -> None:
+async def test_oldest_partition_is_visited_first(four: Logs) -> None:
     ages = {"0": 3, "1": 1, "2": 2, "3": 0, "4": 4, "5": 5}
     with four.connect() as connection:
         for key, age in ages.items():

@@ -1,4 +1,4 @@
-"""One handler object has the same final state in memory, on JetStream, on Kafka and on Spark."""
+"""One handler object has the same final state in memory, on JetStream, on Kafka, on PostgreSQL and on Spark."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from examples.everywhere import declarations
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_kafka import KafkaSource
+from lanes_postgres import Log, PostgresSource, Record
 from lanes_spark import TaskJob, replay, run_task
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, NatsServer, PostgresServer
@@ -70,7 +71,7 @@ def by_a_plain_loop() -> State:
 
 
 class Books(NamedTuple):
-    """A database for one of the four runs."""
+    """A database for one of the runs."""
 
     url: str
 
@@ -148,6 +149,17 @@ async def on_kafka(server: KafkaServer, where: Books) -> None:
         await asyncio.to_thread(topic.delete)
 
 
+async def on_postgresql(where: Books) -> None:
+    """The log is in the database of the effects."""
+    log = Log("declarations", partitions=PARTITIONS)
+    async with await psycopg.AsyncConnection.connect(where.url) as connection:
+        await log.create(connection)
+        for start in range(0, len(LOG), 50):
+            await log.append(connection, [Record(event.payload, key=event.case) for event in LOG[start : start + 50]])
+            await connection.commit()
+    await live(PostgresSource(where.url, log, subscription="books"), where)
+
+
 def rows() -> list[dict[str, Any]]:
     """The log as the rows of a topic."""
     ends = [0] * PARTITIONS
@@ -202,11 +214,12 @@ def assert_the_same(found: dict[str, State]) -> None:
         assert state == expected, place
 
 
-def three_places(nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books]) -> dict[str, State]:
+def live_places(nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books]) -> dict[str, State]:
     places: dict[str, Callable[[Books], Awaitable[None]]] = {
         "memory": in_memory,
         "jetstream": partial(on_jetstream, nats_server),
         "kafka": partial(on_kafka, kafka),
+        "postgresql": on_postgresql,
     }
     found = {}
     for name, place in places.items():
@@ -223,11 +236,11 @@ def test_the_log_of_the_example_has_one_hot_key_and_many_others() -> None:
     assert {sum(name.encode()) % PARTITIONS for name in state} == set(range(PARTITIONS))
 
 
-@pytest.mark.timeout(300)  # four runs with a transaction for each message, and a minute on a busy machine
+@pytest.mark.timeout(300)  # five runs with a transaction for each message, and a minute on a busy machine
 def test_one_handler_gives_equal_results_on_kafka_jetstream_postgres_and_spark(
     nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books]
 ) -> None:
-    found = three_places(nats_server, kafka, books)
+    found = live_places(nats_server, kafka, books)
     where = books()
     in_a_task_of_spark(where)
     assert_the_same({**found, "a task of Spark": where.state()})
@@ -236,10 +249,10 @@ def test_one_handler_gives_equal_results_on_kafka_jetstream_postgres_and_spark(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas:FutureWarning")
 @pytest.mark.timeout(300)
-def test_one_handler_in_four_places_with_a_cluster(
+def test_one_handler_in_five_places_with_a_cluster(
     nats_server: NatsServer, kafka: KafkaServer, books: Callable[[], Books], tmp_path: Path
 ) -> None:
-    found = three_places(nats_server, kafka, books)
+    found = live_places(nats_server, kafka, books)
     where = books()
     on_spark(tmp_path, where)
     assert_the_same({**found, "Spark": where.state()})
