@@ -21,7 +21,7 @@ from lanes.ownership import Locks, StateKey, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.reading import READER, LogTables, Wanted
-from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.log.sequencer import looking
 from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.kept import KeptWatch
@@ -270,17 +270,20 @@ class Visitor:
             await asyncio.sleep(0)
             return
         loop, descriptor = asyncio.get_running_loop(), connection.fileno()
-        loop.add_reader(descriptor, self._readable)
+        loop.add_reader(descriptor, self._kicked.set)
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._kicked.wait()
         finally:
             loop.remove_reader(descriptor)
+        self._hear(connection)
 
-    def _readable(self) -> None:
-        self._notified = True
-        self._kicked.set()
+    def _hear(self, connection: AsyncConnection[Any]) -> None:
+        """Take the notifications that have arrived. The next request would take them after its look."""
+        connection.pgconn.consume_input()
+        while (notify := connection.pgconn.notifies()) is not None:
+            self._notified |= notify.be_pid != self._backend
 
     async def _step(self, connection: AsyncConnection[Any]) -> None:
         self.check_owned()
@@ -299,8 +302,8 @@ class Visitor:
     async def _look(self, connection: AsyncConnection[Any]) -> None:
         """Give positions to new messages, and read the ends of the partitions."""
         self._notified = False
-        done = await perform_async(connection, sequencing(self.tables.schema), self.name)
-        ends = await self.tables.ends(connection)
+        tables = self.tables
+        done, ends = await perform_async(connection, looking(tables.schema, tables.log, tables.partitions), self.name)
         if done or ends != self._ends:
             self._active_until = monotonic() + _ACTIVE
         self._ends = ends

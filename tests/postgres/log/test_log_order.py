@@ -201,3 +201,25 @@ def _waits_for_a_lock(logs: Logs, pid: int) -> bool:
 def _keys_of_two_partitions() -> tuple[str, str]:
     places = {key: ring.partition(key, 4) for key in map(str, range(20))}
     return "0", next(key for key, place in places.items() if place != places["0"])
+
+
+def test_a_look_waits_for_the_disk_only_with_a_hole(logs: Logs) -> None:
+    """Without a hole, a crash that undoes the look changes no position."""
+
+    def waits() -> bool:
+        with logs.connect() as connection:
+            connection.execute(logs.query("SELECT {}.lanes_log_look(1000, 1, 1)"))
+            ((setting,),) = connection.execute("SHOW synchronous_commit").fetchall()
+        return setting == "on"
+
+    logs.commit("1")
+    assert not waits()
+    with logs.connect() as late:
+        logs.append(late, "2")
+        late.execute("SET CONSTRAINTS ALL IMMEDIATE")
+        logs.commit("3")
+        assert waits()
+    assert waits()
+    logs.commit("4")
+    assert not waits()
+    assert logs.values() == ["1", "3", "2", "4"]
