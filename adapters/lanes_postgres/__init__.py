@@ -21,6 +21,7 @@ from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.attempts import PostgresAttempts
 from lanes_postgres.dead_letters import PostgresDeadLetters
 from lanes_postgres.log.appending import Log, Record
+from lanes_postgres.log.over import Columns
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
 from lanes_postgres.states import PostgresStates
@@ -28,6 +29,7 @@ from lanes_postgres.subscription.source import PostgresSource
 
 __all__ = [
     "AdvisoryLocks",
+    "Columns",
     "Log",
     "Positions",
     "PostgresAttempts",

@@ -44,6 +44,9 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     """
     state = error.sqlstate
     text = f"{where}: {_primary_message(error)}"
+    if state == "LN002":
+        # A refusal of a function of lanes, with its remedy.
+        return ConfigError(text)
     if state is not None and state in _REMEDIES:
         return ConfigError(f"{text}; {_REMEDIES[state]}")
     if state is None:

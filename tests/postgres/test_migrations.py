@@ -15,7 +15,7 @@ from lanes_postgres.migrations import Migration
 from tests.components import PostgresServer
 from tests.postgres.tables import Effects, message
 
-ALL = ["positions", "attempts", "states", "log", "dead_letters", "log_guards", "log_look"]
+ALL = ["positions", "attempts", "states", "log", "dead_letters", "log_guards", "log_look", "log_over"]
 
 
 def test_the_files_are_numbered_without_a_gap() -> None:

@@ -16,7 +16,7 @@ from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.log.trigger import TRIGGER, checking
 from lanes_postgres.migrations import check_schema
-from lanes_postgres.steps import perform_async
+from lanes_postgres.steps import compose, perform_async
 
 _TIMEOUT: Final = 5
 """Seconds that a connection may take, unless the connection string says otherwise."""
@@ -45,6 +45,7 @@ _TABLES: Final[LiteralString] = (
     "JOIN pg_namespace AS schema ON schema.oid = relnamespace "
     "WHERE nspname = %s AND relname LIKE 'lanes\\_%%' AND relkind = 'r' AND relname <> 'lanes_migrations' ORDER BY 1"
 )
+_RELATIONS: Final[LiteralString] = "SELECT relation FROM {schema}.lanes_logs WHERE relation IS NOT NULL ORDER BY 1"
 _USAGE: Final[LiteralString] = "SELECT has_schema_privilege(%s, 'USAGE')"
 
 
@@ -150,9 +151,11 @@ class _Doctor:
         return checks
 
     async def _trigger(self) -> Check:
-        fault = await perform_async(self._connection, checking(self._schema), "trigger")
-        if fault is not None:
-            return Check("trigger", False, fault.text, fault.remedy)
+        relations = await (await self._cursor().execute(compose(_RELATIONS, self._schema))).fetchall()
+        for relation in (None, *(name for (name,) in relations)):
+            fault = await perform_async(self._connection, checking(self._schema, relation), "trigger")
+            if fault is not None:
+                return Check("trigger", False, fault.text, fault.remedy)
         return Check("trigger", True, f"{TRIGGER} orders the messages at each COMMIT")
 
     def _grant(self) -> str:

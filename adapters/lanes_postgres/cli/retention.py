@@ -8,17 +8,23 @@ from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 
 from lanes.errors import ConfigError
+from lanes_postgres.log.appending import LogFacts
+from lanes_postgres.log.reading import LogTables
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
 
 BATCHES: Final = 5_000
 """Number of batches that one transaction deletes, at most."""
 
-_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation FROM {schema}.lanes_logs WHERE name = %s"
+_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
 # A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
 # which then keeps its messages, or begins after the deleted messages.
 _LOCK: Final[LiteralString] = "LOCK TABLE {schema}.lanes_subscriptions IN ACCESS EXCLUSIVE MODE"
 _COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.lanes_subscriptions WHERE log = %s"
+_DELETED: Final[LiteralString] = (
+    "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
+    "WHERE message.batch = doomed.batch RETURNING 1) "
+)
 # The last batch of a partition stays, because the next position follows from it. A batch that is not old enough keeps
 # all later ones of its partition, so that the positions have no gap.
 _TRIM: Final[LiteralString] = (
@@ -37,9 +43,8 @@ _TRIM: Final[LiteralString] = (
     "ORDER BY entry.partition, entry.position LIMIT %(most)s), "
     "entries AS (DELETE FROM {schema}.lanes_log_entries AS entry USING doomed WHERE entry.log = %(log)s "
     "AND entry.partition = doomed.partition AND entry.position = doomed.position RETURNING 1), "
-    "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
-    "WHERE message.batch = doomed.batch RETURNING 1) "
-    "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM messages)"
+    + _DELETED
+    + "SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM messages)"
 )
 
 
@@ -59,7 +64,13 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
     found = await (await cursor.execute(compose(_FIND, schema), (log,))).fetchone()
     if found is None:
         raise ConfigError(f"the schema {schema!a} has no log {log!a}; correct --log or --schema")
-    number, partitions, incarnation = found
+    facts = LogFacts(*found)
+    number, partitions, incarnation = facts[:3]
+    query = _TRIM
+    if facts.relation is not None:
+        # The rows belong to the user, who deletes them.
+        tables = LogTables(schema, number, partitions, facts.messages)
+        query = tables.of_messages(_TRIM.replace(_DELETED, "messages AS (SELECT FROM doomed) "))
     wanted = {
         "log": number,
         "name": log,
@@ -79,7 +90,7 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
                     f"log {log!a} has no subscription, so no message is finished; start a consumer first, or "
                     "add --force"
                 )
-            batches, messages = await (await cursor.execute(compose(_TRIM, schema), wanted)).fetchone() or (0, 0)
+            batches, messages = await (await cursor.execute(compose(query, schema), wanted)).fetchone() or (0, 0)
         deleted += int(messages)
         if not batches:
             return deleted

@@ -12,11 +12,12 @@ from typing import Any, Final, LiteralString, NamedTuple, overload
 from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int4
 
-from lanes.arguments import names_unknown_options, shown_value
+from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.core.ring import partition as partition_of
 from lanes.core.ring import slot
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError
+from lanes_postgres.log.over import Columns, Over
 from lanes_postgres.names import SCHEMA, check_schema_name
 from lanes_postgres.steps import Statement, Steps, compose, compose_names
 from lanes_postgres.transactions import alone, inside, outside
@@ -27,10 +28,10 @@ PARTITIONS: Final = 64
 _MOST_PARTITIONS: Final = 65_536
 _NAME_LIMIT: Final = 200
 
-_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation FROM {schema}.lanes_logs WHERE name = %s"
+_FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
 _CREATE: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_logs (name, partitions) VALUES (%s, %s) ON CONFLICT DO NOTHING "
-    "RETURNING id, partitions, incarnation"
+    "RETURNING id, partitions, incarnation, relation"
 )
 # A partition is a parameter of one row each, because an INSERT of one row is most of what an outbox does.
 _ONE: Final[LiteralString] = (
@@ -77,11 +78,18 @@ class LogFacts(NamedTuple):
         id: Number of the log in its schema.
         partitions: Number of partitions.
         incarnation: Identity of this creation of the log.
+        relation: The user's table that the log reads, with its schema. ``None`` = the log has its own messages.
     """
 
     id: int
     partitions: int
     incarnation: str
+    relation: str | None = None
+
+    @property
+    def messages(self) -> str:
+        """Name of the table or view of the messages, in the schema of the log."""
+        return "lanes_log_messages" if self.relation is None else f"lanes_log_over_{self.id}"
 
 
 @names_unknown_options("lanes_postgres.Log")
@@ -122,12 +130,67 @@ class Log:
         self.name = name
         self.schema = schema
         self._partitions = partitions
+        self._over: Over | None = None
         self._facts: LogFacts | None = None
         self._find = compose(_FIND, schema)
         self._create = compose(_CREATE, schema)
         self._one = compose_names(_ONE, schema)
         self._many = compose_names(_MANY, schema)
         self._notify = compose_names(_NOTIFY, schema)
+
+    @classmethod
+    def over(
+        cls,
+        table: str,
+        *,
+        columns: Columns = Columns(),  # noqa: B008 (a tuple of names)
+        name: str | None = None,
+        partitions: int | None = None,
+        schema: str = SCHEMA,
+    ) -> Log:
+        """Return a log that reads a table of your own, such as an existing outbox.
+
+        A trigger at the COMMIT of each inserted row gives the row its place in the order of the log. A source refuses
+        a table without the trigger. ``create`` installs it, and so does the statement that ``migration`` returns. Rows
+        that were inserted before are no messages. A deleted row is not delivered. Messages of one key are in one
+        partition. ``append`` is refused: insert rows.
+
+        Args:
+            table: Name of the table, perhaps with its schema: ``outbox`` or ``shop.outbox``.
+            columns: Names of the columns to read.
+            name: Name of the log. ``None`` = the name of the table.
+            partitions: Number of partitions, 1 to 65,536. ``None`` = 64.
+            schema: Schema in which ``migrate`` created the tables of ``lanes``.
+
+        Returns:
+            The log.
+
+        Raises:
+            ConfigError: An argument is invalid.
+        """
+        if not isinstance(table, str) or not table or "\0" in table or not _encodable(table):
+            raise ConfigError(f"table={shown_value(table)} is no name of a table; use a name such as 'shop.outbox'")
+        if not isinstance(columns, Columns):
+            raise ConfigError(f"columns is {kind_of(columns)}; pass lanes_postgres.Columns(key=…, value=…)")
+        log = cls(table if name is None else name, partitions=partitions, schema=schema)
+        log._over = Over(table, columns)
+        return log
+
+    def migration(self) -> str:
+        """Return the SQL statement that ``create`` executes for a log over a table, for a migration of your own.
+
+        Returns:
+            One statement without parameters. The user who executes it owns the table.
+
+        Raises:
+            ConfigError: The log is over no table.
+        """
+        if self._over is None:
+            raise ConfigError(f"{self._where()} is over no table, so it has no migration; call Log.create")
+        return self._over.migration(self.name, self._wanted_partitions(), self.schema)
+
+    def _wanted_partitions(self) -> int:
+        return PARTITIONS if self._partitions is None else self._partitions
 
     def __repr__(self) -> str:
         return f"<Log {self.name!r} in the schema {self.schema!r}>"
@@ -213,6 +276,11 @@ class Log:
         """Return the facts of the log. Raises ``ConfigError`` if it does not exist, or has other partitions."""
         if self._facts is None:
             found = yield Statement(self._find, (self.name,))
+            if found is None and self._over is not None:
+                raise ConfigError(
+                    f"the schema {self.schema!r} has no log {self.name!r} over the table {self._over.table}; call "
+                    "Log.over(…).create(connection), or execute the statement of Log.over(…).migration(), once"
+                )
             if found is None:
                 raise ConfigError(
                     f"the schema {self.schema!r} has no log {self.name!r}; call Log({self.name!r}).create(connection) "
@@ -225,8 +293,12 @@ class Log:
         return f"log {self.name!r} in the schema {self.schema!r}"
 
     def _creating(self) -> Steps[LogFacts]:
-        partitions = PARTITIONS if self._partitions is None else self._partitions
-        found = yield Statement(self._create, (self.name, Int4(partitions)))
+        if self._over is not None:
+            yield Statement(self.migration().replace("%", "%%").encode(), ())
+            found = yield Statement(self._find, (self.name,))
+            assert found is not None, "the function has made the log"
+            return self._same(LogFacts(*found))
+        found = yield Statement(self._create, (self.name, Int4(self._wanted_partitions())))
         if found is None:
             # The conflicting row was committed after the first statement began, so a second statement sees it.
             found = yield Statement(self._find, (self.name,))
@@ -234,6 +306,8 @@ class Log:
         return self._same(LogFacts(*found))
 
     def _same(self, facts: LogFacts) -> LogFacts:
+        if self._over is not None and facts.relation is None:
+            raise ConfigError(f"{self._where()} has its own messages, and is over no table; use Log({self.name!r})")
         if self._partitions not in (None, facts.partitions):
             raise ConfigError(
                 f"{self._where()} has {facts.partitions} partitions, and partitions={self._partitions} differs; omit "
@@ -255,6 +329,8 @@ class Log:
         if not messages:
             return
         facts = yield from self.finding()
+        if facts.relation is not None:
+            raise ConfigError(f"{self._where()} reads the table {facts.relation}; insert rows there instead of append")
         spread = random.randrange(facts.partitions)
         rows = [self._row(number, message, facts, spread) for number, message in enumerate(messages)]
         if len(rows) == 1:

@@ -131,11 +131,18 @@ class LogTables:
         schema: Schema of the tables.
         log: Number of the log.
         partitions: Number of partitions.
+        messages: Name of the table or view of the messages, in the schema.
     """
 
     schema: str
     log: int
     partitions: int
+    messages: str = "lanes_log_messages"
+
+    @property
+    def own(self) -> bool:
+        """Whether the log has its own messages. Rows of a user's table may be deleted at any time."""
+        return self.messages == "lanes_log_messages"
 
     async def fetch(
         self, connection: AsyncConnection[Any], wanted: Sequence[Wanted]
@@ -163,6 +170,10 @@ class LogTables:
         """Return the first position with a message of this time or later, by partition. Reads the whole log."""
         return dict(await self._rows(connection, _SINCE, {"time": time}))
 
+    def of_messages(self, query: LiteralString) -> LiteralString:
+        """Return a query about the messages of this log. The name of the view has only letters and digits."""
+        return query.replace("{schema}.lanes_log_messages", "{schema}." + self.messages)
+
     def _wanted(self, wanted: Sequence[Wanted]) -> dict[str, object]:
         return {
             "partitions": [each.partition for each in wanted],
@@ -174,5 +185,5 @@ class LogTables:
         self, connection: AsyncConnection[Any], query: LiteralString, parameters: Mapping[str, object]
     ) -> list[tuple[Any, ...]]:
         async with connection.cursor(row_factory=tuple_row) as cursor:
-            await cursor.execute(compose(query, self.schema), {"log": self.log, **parameters})
+            await cursor.execute(compose(self.of_messages(query), self.schema), {"log": self.log, **parameters})
             return await cursor.fetchall()

@@ -28,12 +28,16 @@ class Fault(NamedTuple):
     remedy: str
 
 
-def checking(schema: str, table: str = "lanes_log_messages") -> Steps[Fault | None]:
-    """Return the fault of the trigger of a table; None = the trigger orders the messages."""
-    name = sql.Identifier(schema, table).as_string(None)
+def checking(schema: str, relation: str | None = None) -> Steps[Fault | None]:
+    """Return the fault of the trigger; None = the trigger orders the messages.
+
+    ``relation`` = the quoted name of a user's table; None = the table of the logs with their own messages.
+    """
+    name = sql.Identifier(schema, "lanes_log_messages").as_string(None) if relation is None else relation
+    missing = "migrate a new schema" if relation is None else "execute the statement of Log.over(…).migration()"
     found = yield Statement(_FIND.encode(), (TRIGGER, name))
     if found is None:
-        return Fault(f"{TRIGGER} is missing on {name}, so appended messages are never read", "migrate a new schema")
+        return Fault(f"{TRIGGER} is missing on {name}, so appended messages are never read", missing)
     if found[0] not in ("O", "A"):
         return Fault(
             f"{TRIGGER} is disabled on {name}, so appended messages are never read",

@@ -44,6 +44,13 @@ _SIZE: Final[LiteralString] = (
 )
 
 
+# A view cannot be sampled.
+_SIZE_OVER: Final[LiteralString] = (
+    "SELECT coalesce(avg(64 + length(value)), 0)::float FROM (SELECT value FROM {schema}.lanes_log_messages LIMIT 100) "
+    "AS found"
+)
+
+
 @dataclass(eq=False, kw_only=True)
 class KeptWatch:
     """Looks every 10 s for the messages that a log keeps, and raises the alarm once each time they pass the limit.
@@ -86,7 +93,8 @@ class KeptWatch:
                 # The subscription was dropped.
                 return
             subscription, messages = slowest
-            size = await (await cursor.execute(compose_names(_SIZE, self.tables.schema), wanted)).fetchone()
+            query = _SIZE if self.tables.own else self.tables.of_messages(_SIZE_OVER)
+            size = await (await cursor.execute(compose_names(query, self.tables.schema), wanted)).fetchone()
         assert size is not None, "an aggregate returns a row"
         self.kept = KeptLog(self.log_name, subscription, messages, round(messages * size[0]), self.limit)
         passed = self.kept.bytes > self.limit

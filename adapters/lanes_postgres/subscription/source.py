@@ -131,10 +131,10 @@ class PostgresSource:
             async with self._connections.lend() as connection:
                 await check_schema(connection, schema=self._log.schema)
                 facts = await perform_async(connection, self._log.finding(), self._name)
-                fault = await perform_async(connection, checking(self._log.schema), self._name)
+                fault = await perform_async(connection, checking(self._log.schema, facts.relation), self._name)
                 if fault is not None:
                     raise ConfigError(f"{self._name}: the trigger {fault.text}; {fault.remedy}")
-                tables = LogTables(self._log.schema, facts.id, facts.partitions)
+                tables = LogTables(self._log.schema, facts.id, facts.partitions, facts.messages)
                 starts = await decide_starts(connection, tables, self._subscription, self._start, self._name)
         except psycopg.Error as error:
             raise lanes_error(self._name, error) from error

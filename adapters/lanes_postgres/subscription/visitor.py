@@ -477,8 +477,13 @@ class Visitor:
             if owned.over or owned.revoked or owned.read != each.start:
                 continue
             if not messages or messages[0].position != each.start:
-                await self._trimmed(connection, owned)
-                continue
+                if self.tables.own or each.start < (await self.tables.firsts(connection))[each.partition]:
+                    await self._trimmed(connection, owned)
+                    continue
+                if not messages:
+                    # All rows up to the known end were deleted by their owner.
+                    self._pass(owned, owned.end)
+                    continue
             owned.waiting.extend(messages)
             owned.read = messages[-1].position + 1
             count += len(messages)
@@ -504,6 +509,10 @@ class Visitor:
             return
         target = owned.end if self.out_of_range == "latest" else target
         log.error('%s: %s (first entry %d); out_of_range="%s"', self.name, what, first, self.out_of_range)
+        self._pass(owned, target)
+
+    def _pass(self, owned: Owned, target: int) -> None:
+        """Continue at a position below which no message is left."""
         owned.read = target
         self._events.append(Progressed(owned.partition, target))
         self.wake()

@@ -135,7 +135,7 @@ def in_child(work: Callable[[], None], at: int | None, after: bool) -> tuple[int
 
 
 def main(url: str, schema: str, kind: str, every: str) -> None:
-    connecting.AsyncConnection = Doomed  # type: ignore[misc]
+    vars(connecting)["AsyncConnection"] = Doomed
 
     def work(name: str) -> Callable[[], None]:
         if kind == "append":

@@ -210,7 +210,7 @@ def test_a_look_waits_for_the_disk_only_with_a_hole(logs: Logs) -> None:
         with logs.connect() as connection:
             connection.execute(logs.query("SELECT {}.lanes_log_look(1000, 1, 1)"))
             ((setting,),) = connection.execute("SHOW synchronous_commit").fetchall()
-        return setting == "on"
+        return str(setting) == "on"
 
     logs.commit("1")
     assert not waits()
