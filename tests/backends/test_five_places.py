@@ -258,5 +258,5 @@ def test_one_handler_in_five_places_with_a_cluster(
     assert_the_same({**found, "Spark": where.state()})
 
 
-def test_the_example_of_four_places_runs(books: Callable[[], Books], tmp_path: Path) -> None:
+def test_the_example_of_five_places_runs(books: Callable[[], Books], tmp_path: Path) -> None:
     run(Path(declarations.__file__), tmp_path, POSTGRES_URL=books().url)
