@@ -1,8 +1,11 @@
 """The options that name a topic, subject or table of dead letters, and its box.
 
-An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. The commands call the box ``kafka``
-with topic, server, configuration file and settings, the box ``jetstream`` with server and subject, and the box
-``postgres`` with connection string, name and schema ("" = the default schema).
+An adapter registers its box in the entry-point group ``lanes.dead_letter_boxes``. The commands call the box with these
+arguments:
+
+- ``kafka``: topic, server, configuration file, settings
+- ``jetstream``: server, subject
+- ``postgres``: connection string, name, and schema, where "" is the default schema
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def replay_dead_letters(
     repeat the effect. --queue selects as in list. Without --partitions, nothing is replayed if there are dead letters
     of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin publishes each message to the
     partition that it came from, and only at the server of the dead letters. A message of another broker, or of a topic,
-    stream or log that was recreated, stays; --new-origin publishes it to the topic, stream or log of the same name.
+    stream or log that was recreated, stays. --new-origin publishes it to the topic, stream or log of the same name.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")
