@@ -120,6 +120,7 @@ class Consumer:
         "_end_process",
         "_handler",
         "_journal",
+        "_keeping",
         "_lagging",
         "_life",
         "_on_event",
