@@ -166,8 +166,11 @@ class Doorbell:
     async def _wait_in_trio(self, seconds: float) -> None:
         event = self._event = anyio.Event()
         try:
-            with anyio.move_on_after(max(0.0, seconds)):
+            if seconds == math.inf:
                 await event.wait()
+            else:
+                with anyio.move_on_after(max(0.0, seconds)):
+                    await event.wait()
         finally:
             self._event = None
 

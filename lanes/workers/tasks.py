@@ -1,7 +1,7 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
 A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle
-worker sleeps on an event and is woken only for a ready lane. ``WakeLimit`` decides how many workers are woken in one
+worker sleeps on a doorbell and is woken only for a ready lane. ``WakeLimit`` decides how many workers are woken in one
 turn of the loop. The task of a worker starts when the worker is woken for the first time.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
@@ -26,12 +26,13 @@ from anyio.abc import TaskGroup
 from lanes.attempts import given_up_before
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.handlers import AsyncHandler, check_returned
+from lanes.loops import Doorbell
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
 from lanes.workers.freezes import StartLooks
 from lanes.workers.outcomes import RESULTS, OutcomeReporter, cancellation_of, failure
 from lanes.workers.overtime import AGAIN, BURST, PATIENCE, cancel_once, report_ignored
-from lanes.workers.wake_limit import FEW, SURE, TIME_SLICE, WakeLimit
+from lanes.workers.wake_limit import ALONE, SURE, TIME_SLICE, WakeLimit
 
 _STRIDE_LIMIT: Final = 64
 """Maximum number of messages between two reads of the clock."""
@@ -50,7 +51,7 @@ class _Worker:
     scope: anyio.CancelScope = field(init=False)
     # The scope within ``scope``, whose shield bounds the rate of cancellations.
     gate: anyio.CancelScope = field(init=False)
-    wake: anyio.Event = field(init=False)
+    bell: Doorbell = field(default_factory=Doorbell)
 
 
 class TaskWorkers:
@@ -111,9 +112,9 @@ class TaskWorkers:
     def wake(self, *, taking: int = 0) -> None:
         """Wake idle workers for the ready lanes. ``taking``: number of ready lanes that the caller takes."""
         # The last of several woken workers wakes further workers, and so does a worker that has yielded. If handlers do
-        # not suspend, the first few workers handle all messages, and to wake a worker costs more than a message.
+        # not suspend, the first worker handles all messages, and to wake a worker costs more than a message.
         waiting, limit = self._waiting, self._wake_limit
-        if self._waking or (waiting >= FEW and not limit.share) or not (self._idle or self._unstarted):
+        if self._waking or (waiting >= ALONE and not limit.share) or not (self._idle or self._unstarted):
             return
         ready = self._engine.ready - taking
         if ready <= waiting:
@@ -122,7 +123,7 @@ class TaskWorkers:
         for _ in range(min(len(self._idle) + self._unstarted, ready - waiting, limit(ready) - waiting)):
             self._waking += 1
             if self._idle:
-                self._idle.pop().wake.set()
+                self._idle.pop().bell.ring()
             else:
                 self._begin()
 
@@ -267,9 +268,8 @@ class TaskWorkers:
                     continue
             message = engine.take()
             if message is None:
-                worker.wake = anyio.Event()
                 self._idle.append(worker)
-                await worker.wake.wait()
+                await worker.bell.wait()
                 self._woken()
                 continue
             leased = message.partition.deadline != NEVER

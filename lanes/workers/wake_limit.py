@@ -17,14 +17,15 @@ TIME_SLICE: Final = 0.002
 """Seconds of one turn of the event loop in which handlers run that do not suspend, or in which woken workers start
 handlers."""
 
+ALONE: Final = 1
+"""Number of workers that are woken at once while no handler suspends. The first worker handles all messages. It wakes a
+second one, which finds the other messages if the handler of the first suspends."""
+
 FEW: Final = 8
-"""Number of workers that may always be woken at once."""
+"""Number of workers that may be woken at once as soon as a handler suspends."""
 
 SURE: Final = 0.99
 """Share above which further suspensions do not count, because they hardly raise the share."""
-
-_FIRST_FIT: Final = 64
-"""Number of starts that are assumed to fit into a time slice, until more have fitted."""
 
 _WEIGHT: Final = 1 / 16
 """Weight of one handler in the share."""
@@ -50,10 +51,12 @@ class WakeLimit:
     def __init__(self, concurrency: int, *, grouped: bool = False) -> None:
         self._concurrency = concurrency
         self.share = 1.0 if grouped else 0.0
-        self.fits = concurrency if grouped else min(_FIRST_FIT, concurrency)
+        self.fits = concurrency if grouped else min(FEW, concurrency)
 
     def __call__(self, ready: int) -> int:
         """Return the number of workers that may be woken at once for a number of ready lanes."""
+        if not self.share:
+            return ALONE
         return max(FEW, min(math.ceil(self.share * ready), self.fits))
 
     def suspended(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from lanes import Message
 from lanes.workers.tasks import TaskWorkers
-from lanes.workers.wake_limit import FEW, SURE, TIME_SLICE, WakeLimit
+from lanes.workers.wake_limit import ALONE, FEW, SURE, TIME_SLICE, WakeLimit
 from memsource import MemorySource
 from tests.fakes.support import Run, consumer_of, published, started, turns, until
 
@@ -40,9 +40,11 @@ class Clock:
         return self.now
 
 
-def test_few_workers_are_woken_before_a_handler_has_suspended() -> None:
+def test_one_worker_is_woken_before_a_handler_has_suspended_and_few_afterwards() -> None:
     limit = WakeLimit(KEYS)
-    assert [limit(ready) for ready in (0, 1, FEW, KEYS)] == [FEW] * 4
+    assert [limit(ready) for ready in (0, 1, FEW, KEYS)] == [ALONE] * 4
+    limit.suspended()
+    assert [limit(ready) for ready in (0, 1, FEW)] == [FEW] * 3
 
 
 def test_a_worker_is_woken_for_each_ready_lane_while_all_handlers_suspend() -> None:
@@ -61,7 +63,7 @@ def test_the_limit_of_woken_workers_follows_the_share_of_handlers_that_suspend()
         limit.returned(1)
     assert 0.4 * KEYS < limit(KEYS) < 0.6 * KEYS
     limit.returned(200)
-    assert (limit.share, limit(KEYS)) == (0.0, FEW)
+    assert (limit.share, limit(KEYS)) == (0.0, ALONE)
 
 
 def test_the_limit_of_woken_workers_is_what_fits_into_a_slice() -> None:
@@ -138,8 +140,8 @@ async def test_handlers_that_never_suspend_wake_few_workers() -> None:
     consumer = consumer_of(MemorySource(broker), handler, concurrency=KEYS, max_in_flight=KEYS, clock=clock)
     async with started(consumer) as run:
         await until(lambda: broker.unfinished == 0)
-        # The handlers use up 250 slices, and each slice gives the other workers a turn.
-        assert len(workers_of(run)._workers) <= FEW + 1
+        # The handlers use up 250 slices, and each slice gives the other worker a turn.
+        assert len(workers_of(run)._workers) <= 2
         assert await run.stop() is None
 
 
