@@ -1,5 +1,8 @@
 """The watch over the event loop of a run, by a thread that asks the loop for a turn up to ten times a second.
 
+A loop that waits for events is not asked, because the question would only wake it. Only the frames of asyncio's own
+loop and of trio show that a loop waits.
+
 A handler holds the loop if it blocks, for example in ``time.sleep`` or in a client without asyncio. Meanwhile nothing
 else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
 the handler in the stack of the loop's thread, and names the handler in the log.
@@ -62,6 +65,9 @@ _JOINED_WITHIN: Final = 1.0
 
 _IDLE: Final = ("asyncio", "selectors", "trio", "anyio", "uvloop")
 """Modules that run on the loop's thread while no code of the user holds the loop."""
+
+_WAITING: Final = {"selectors": "asyncio.base_events", "trio._core._io_epoll": "trio._core._run"}
+"""Modules in which the thread of a loop waits for events, each with the module of the loop that calls it."""
 
 _WORKERS: Final = ("lanes.workers.tasks", "lanes.workers.batches")
 """Modules that call handlers on the event loop."""
@@ -230,6 +236,8 @@ class LoopWatch:
             if over or self._over.is_set():
                 break
             self._frozen = 0.0
+            if self._loop_waits():
+                continue
             asked = self._clock()
             try:
                 self._enter(self._answer)
@@ -269,6 +277,15 @@ class LoopWatch:
             else:
                 self._locked, self._locked_by = late, holder
         return found
+
+    def _loop_waits(self) -> bool:
+        """Whether the loop waits for events now, and therefore has its turns."""
+        frame = sys._current_frames().get(self._loop_thread)
+        loop = None if frame is None else _WAITING.get(frame.f_globals.get("__name__", ""))
+        if frame is None or loop is None:
+            return False
+        # A handler may wait in a selector too, but the loop does not call this selector.
+        return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == loop
 
     def _follow(self, asked: float) -> None:
         """Wait for the end of a hold."""

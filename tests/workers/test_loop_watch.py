@@ -365,3 +365,36 @@ async def test_the_reason_of_a_loss_names_the_handler_that_held_the_loop(caplog:
         assert lost.reason is not None
         assert re.match("its lease has run out; charge held the event loop for " + SECONDS, lost.reason)
         assert await run.stop() is None
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_idle_loop_is_not_woken_and_a_hold_after_it_is_found(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, backend: str
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(loop_watch, "_LATE_AFTER", 3_600.0)
+    monkeypatch.setattr(loop_watch, "INTERVAL", 0.01)
+    questions = 0
+    answer = LoopWatch._answer
+
+    def counted(watch: LoopWatch) -> None:
+        nonlocal questions
+        questions += 1
+        answer(watch)
+
+    monkeypatch.setattr(LoopWatch, "_answer", counted)
+
+    async def run_idle() -> None:
+        broker = MemoryBroker()
+        async with started(consumer_of(MemorySource(broker), charge)) as run:
+            await until(lambda: run.consumer.ready)
+            before = questions
+            # The watch looks a hundred times, and finds the loop between two waits at the most a few times.
+            await anyio.sleep(1.0)
+            assert questions - before < 20
+            broker.publish("a")
+            await until(lambda: broker.unfinished == 0)
+            await until(lambda: ends(caplog))
+            assert await run.stop() is None
+
+    anyio.run(run_idle, backend=backend)
