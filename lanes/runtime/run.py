@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import cast
 
@@ -421,20 +421,25 @@ class Run:
     # --- in
 
     async def _pump(self) -> None:
+        left: deque[SourceEvent] = deque()
         while not self._exhausted:
-            room = self.engine.room()
-            if self.stopping:
-                room = Room(0, 0, frozenset(self.engine.partitions.values()))
-            room = self.attempts.room(room)
-            self._starved = room.messages <= 0
-            events: Sequence[SourceEvent] = ()
+            # One scope serves many calls, because a scope costs more than a short run of messages. A scope that was
+            # cancelled meanwhile would cancel the next call, whose room is new already.
             with anyio.CancelScope() as self._receiving:
-                events = await self._source.receive(room)
-            left = pieces(events)
-            self._enter_slice(left)
+                while not (left or self._exhausted or self._receiving.cancel_called):
+                    left = pieces(await self._source.receive(self._room()))
+                    self._enter_slice(left)
             while left:
                 await anyio.lowlevel.checkpoint()
                 self._enter_slice(left)
+
+    def _room(self) -> Room:
+        room = self.engine.room()
+        if self.stopping:
+            room = Room(0, 0, frozenset(self.engine.partitions.values()))
+        room = self.attempts.room(room)
+        self._starved = room.messages <= 0
+        return room
 
     def _enter_slice(self, events: deque[SourceEvent]) -> None:
         """Remove and process events until a time slice is used up, so that thousands of messages delay no timer."""
