@@ -92,6 +92,9 @@ class PerKeyOrder(PromiseChecker):
         self._deleted = deleted
         self._gaps: set[Segment] = set()  # segments with a gap
         self._late: set[tuple[Segment, str, int, int]] = set()
+        # Deleted messages that were first seen too late. A process that a freeze has kept from its loss may deliver
+        # them, but must not start them.
+        self._not_to_start: dict[tuple[str, int], str] = {}
         self._repeats = 0
         self._across: dict[tuple[str, str], _Lane] = {}
         self._within: dict[Segment, dict[tuple[str, int, str], _Lane]] = {segment: {} for segment in timeline.segments}
@@ -116,10 +119,12 @@ class PerKeyOrder(PromiseChecker):
         lane = self._across.get((row.partition, key))
         if lane is None:
             lane = self._across[row.partition, key] = _Lane()
-        # A former owner may report a deleted message that it has fetched before the deletion, and then its loss.
-        deleted = (row.partition, row.position) in self._deleted
-        if lane.know(row.position) and row.position < lane.highest and not deleted and self._comparable(row):
-            self._findings.violation(segment, row, f"first seen after the start of {lane.highest_start()}")
+        if lane.know(row.position) and row.position < lane.highest and self._comparable(row):
+            what = f"first seen after the start of {lane.highest_start()}"
+            if row.event == "delivered" and (row.partition, row.position) in self._deleted:
+                self._not_to_start[row.partition, row.position] = what
+            else:
+                self._findings.violation(segment, row, what)
         return lane
 
     @on("redelivered")
@@ -154,7 +159,9 @@ class PerKeyOrder(PromiseChecker):
             self._late.add(name)
         lane.know(position)
         what = ""
-        if name in self._late and across.finished(position):
+        if late := self._not_to_start.pop((row.partition, position), ""):
+            what = late
+        elif name in self._late and across.finished(position):
             self._repeats += 1
         elif name in self._late and not self._comparable(row):
             # The message may have ended in rows that cannot be compared.

@@ -17,7 +17,8 @@ _FREEZE: Final = 1.0
 """Seconds without a row that may be a freeze."""
 
 _NOT_CALLED: Final = 0.25
-"""Maximum number of seconds from the ``started`` row to the call of the handler."""
+"""Maximum number of seconds from the ``started`` row to the call of the handler, and from the end of a freeze to the
+row of a handler that was not called."""
 
 
 class _Tenure:
@@ -175,7 +176,13 @@ class KeptWorkGoesOn(PromiseChecker):
 
 
 def _is_recalled(segment: Segment, row: Row, started: float) -> bool:
-    """Whether the process wrote no row for the length of a freeze before ``row``, from the start of the handler on."""
-    at = bisect_left(segment.rows, row.n, key=attrgetter("n"))
-    silent_since = segment.rows[at - 1].mono if at else row.mono
-    return row.mono - silent_since >= _FREEZE and silent_since - started <= _NOT_CALLED
+    """Whether a freeze shortly after the start of the handler ended shortly before ``row``."""
+    woke = row.mono
+    for each in reversed(segment.rows[: bisect_left(segment.rows, row.n, key=attrgetter("n"))]):
+        if woke - each.mono >= _FREEZE:
+            return each.mono - started <= _NOT_CALLED
+        # The process may write other rows first when it wakes.
+        woke = each.mono
+        if row.mono - woke > _NOT_CALLED:
+            break
+    return False

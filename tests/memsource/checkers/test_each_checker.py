@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from memsource.checkers import (
     NoDuplicateCleanly,
     OneTerminalOutcome,
     OrderAcrossAssignments,
+    PerKeyOrder,
     checkers_within,
 )
 from tests.memsource.checkers.cases import CLOSES, COMMITS, Case, Part
@@ -131,6 +133,33 @@ def test_a_handler_that_a_freeze_kept_from_its_call_is_recalled() -> None:
     assert status(102.0, 102.1, 107.0) == "passed"
     assert status(102.0, 102.1, 102.6) == "violated"
     assert status(102.0, 103.0, 107.0) == "violated"
+
+
+def test_a_process_that_wakes_from_a_freeze_may_write_other_rows_before_the_recalled_handler() -> None:
+    def status(woken: float, recalled: float) -> str:
+        run = [
+            *at(102.0, delivered(0), started(0)),
+            *at(woken, delivered(2)),
+            *at(recalled, ended(0, result="cancelled"), delivered(1)),
+        ]
+        return judged(KeptWorkGoesOn, segment(*run)).status
+
+    assert status(107.0, 107.0) == status(107.0, 107.2) == "passed"
+    assert status(107.0, 107.5) == status(102.5, 102.6) == "violated"
+
+
+def test_a_deleted_message_may_be_seen_late_but_must_not_start_late() -> None:
+    first = segment(assigned(), at(101.0, delivered(5), ran(5)), end=None)
+    other: list[Part] = [assigned(), at(102.0, delivered(1))]
+
+    def status(*rows: Part, deleted: Collection[tuple[str, int]] = ()) -> str:
+        second = segment(*other, *rows, start=100.5, pid=2, end=None)
+        return judged(lambda timeline: PerKeyOrder(timeline, deleted=deleted), first, second).status
+
+    of_first = delivered(1)["partition"]
+    assert status() == "violated"
+    assert status(deleted={(of_first, 1)}) == "passed"
+    assert status(at(103.0, ran(1)), deleted={(of_first, 1)}) == "violated"
 
 
 def test_a_process_that_lost_a_partition_is_not_its_owner() -> None:
