@@ -124,8 +124,8 @@ class KafkaSource:
         self._owned: dict[Partition, tuple[int | None, bool]] = {}
         self._number = 0
         self._asked: Room | None = None
-        # What was received when the last demand was made.
-        self._received = self._bytes_received = 0
+        # Number of assignments that the last demand knew.
+        self._assigned = 0
         self._failure: SourceError | None = None
         self._warned = False
         self._answers: set[Answer[Any]] = set()
@@ -409,8 +409,8 @@ class KafkaSource:
 
     # --- called on the loop by the thread
 
-    def _deliver(self, events: Sequence[SourceEvent], number: int) -> None:
-        self._prefetched.add(events, number)
+    def _deliver(self, events: Sequence[SourceEvent], number: int, filling: bool = False) -> None:
+        self._prefetched.add(events, number, filling=filling)
         self._arrived.ring()
 
     def _on_failure(self, failure: SourceError) -> None:
@@ -432,36 +432,31 @@ class KafkaSource:
             self._owned.pop(event.partition, None)
 
     def _needs_demand(self, room: Room) -> bool:
-        """Whether the thread needs a new demand. While half of the room of the last demand is left, it reads on."""
+        """Whether the thread needs a new demand. While half of its credit is left, it reads on."""
         prefetched, asked = self._prefetched, self._asked
-        if asked is None or asked.paused or room.paused:
-            return self._received != prefetched.received or asked != room or prefetched.due() <= self._clock()
-        count = asked.messages - (prefetched.received - self._received)
-        size = asked.bytes - (prefetched.bytes_received - self._bytes_received)
-        if room.messages <= 0 or room.bytes <= 0:
-            # Without room the thread reads ahead.
-            return asked != room or count < asked.messages
-        return count <= room.messages // 2 or size <= room.bytes // 2
+        if asked is None or asked.paused != room.paused or self._assigned != prefetched.assigned:
+            return True
+        if (asked.messages > 0) != (room.messages > 0) or prefetched.due() <= self._clock():
+            return True
+        return prefetched.needs_credit(prefetched.credit(room, self._owned.keys()))
 
     def _ask(self, room: Room) -> None:
         assert self._client_thread is not None, "open() comes first"
-        self._asked = room
-        self._received, self._bytes_received = self._prefetched.received, self._prefetched.bytes_received
-        self._number += 1
         prefetched = self._prefetched
+        self._asked, self._assigned = room, prefetched.assigned
+        self._number += 1
         rewind = prefetched.rewind(room, self._owned.keys(), self._number, self._clock())
-        waiting = prefetched.waiting(room.paused)
+        # The rewind has dropped messages, which makes room for others.
+        prefetched.granted = prefetched.credit(room, self._owned.keys())
         self._client_thread.demand(
             Demand(
                 self._number,
                 room.messages,
-                room.bytes,
+                prefetched.granted,
+                prefetched.assigned,
                 room.paused,
                 rewind,
-                client_paused=prefetched.client_paused,
-                waiting=waiting,
-                waiting_paused=prefetched.messages - waiting,
-                received=prefetched.received,
+                prefetched.client_paused,
             )
         )
 

@@ -15,7 +15,6 @@ from lanes.core import flow
 from lanes.observe import health
 from lanes_kafka.client import prefetch, thread
 from lanes_kafka.client.mailbox import Demand
-from lanes_kafka.client.prefetch import ReadAhead
 from tests.kafka import members as group_members
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS, Client, Story, Work, group
@@ -163,15 +162,15 @@ async def test_a_pause_takes_effect_between_two_calls_of_the_client(
             asking(self, demand)
             polls.setdefault(bool(demand.paused), client.polls)
 
-        def to_read(self: ReadAhead, demand: Demand, *arguments: Any) -> int:
+        def to_read(self: thread.ClientThread, demand: Demand) -> int:
             """Begin the count anew while the loop, which may be late, has messages to take first."""
-            count = choosing(self, demand, *arguments)
+            count = choosing(self, demand)
             if not count and False in polls:
                 polls[False] = client.polls
             return count
 
-        choosing = ReadAhead.to_read
-        monkeypatch.setattr(ReadAhead, "to_read", to_read)
+        choosing = thread.ClientThread._to_read
+        monkeypatch.setattr(thread.ClientThread, "_to_read", to_read)
         monkeypatch.setattr(thread.ClientThread, "demand", demand)
         for command, call in ((one.consumer.pause, "pause"), (one.consumer.resume, "resume")):
             before = len(client.told)

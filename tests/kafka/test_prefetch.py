@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from lanes.core.types import Message, Partition, PartitionId, Room
-from lanes.source import Delivered, Lost, SourceEvent
-from lanes_kafka.client.group import Group
-from lanes_kafka.client.mailbox import Demand
-from lanes_kafka.client.prefetch import READ_AHEAD, READ_AHEAD_BYTES, REWIND_AFTER, Prefetched, ReadAhead
+from lanes.source import Assigned, Delivered, Lost, SourceEvent
+from lanes_kafka.client.prefetch import READ_AHEAD, READ_AHEAD_BYTES, REWIND_AFTER, Credit, Prefetched
 from lanes_kafka.client.records import READER
 
 PARTITIONS = [Partition(PartitionId("T", number), READER, "") for number in range(3)]
@@ -39,7 +35,7 @@ def test_partitions_share_the_room_by_need() -> None:
     held = Prefetched()
     held.add([run(0, 0, 100), run(1, 0, 5), run(2, 0, 100)], 1)
     assert delivered(held.take(Room(45, 1_000))) == {0: 20, 1: 5, 2: 20}
-    assert held.messages == 160 and held.received == 205
+    assert held.messages == 160 and held.received == (205, 205)
     assert positions(held.take(Room(10, 1_000)), 0) == [20, 21, 22, 23, 24]
 
 
@@ -59,7 +55,7 @@ def test_a_briefly_paused_partition_keeps_its_messages() -> None:
     held = Prefetched()
     held.add([run(0, 0, 10)], 1)
     assert held.rewind(paused(0), OWNED, 2, 0.0) == {} and held.client_paused == frozenset()
-    assert held.take(paused(0)) == [] and held.waiting(paused(0).paused) == 0
+    assert held.take(paused(0)) == []
     assert held.due() == REWIND_AFTER
     assert held.rewind(Room(10, 100), OWNED, 3, REWIND_AFTER) == {} and held.due() == math.inf
     assert positions(held.take(Room(10, 100)), 0) == list(range(10))
@@ -112,53 +108,93 @@ def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> N
     assert held.client_paused == {PARTITIONS[0], PARTITIONS[1]} and held.messages == count
 
 
-def wanted(
-    ahead: ReadAhead,
-    room: int,
-    *,
-    partitions: int = 2,
-    client_paused: int = 0,
-    gone: int = 0,
-    held: int = 0,
-    aside: int = 0,
-    received: int = 0,
-    average: float = 1.0,
-) -> int:
-    owned = {each.id: SimpleNamespace(partition=each) for each in PARTITIONS[:partitions]}
-    group = cast(Group, SimpleNamespace(owned=owned, rebalances=1))
-    paused = frozenset([*PARTITIONS[:client_paused], *PARTITIONS[len(PARTITIONS) - gone :]])
-    demand = Demand(1, room, 64 << 20 if room else 0, paused, {}, waiting=held, waiting_paused=aside, received=received)
-    return ahead.to_read(demand, group, average)
+def credit(held: Prefetched, room: int, *, owned: int = 2, aside: int = 0, size: int = 1 << 20) -> tuple[int, int]:
+    """Messages and bytes that the thread may read now, with this room and with some paused partitions."""
+    given = held.credit(Room(room, size if room else 0, frozenset(PARTITIONS[:aside])), set(PARTITIONS[:owned]))
+    return given.messages - held.received.messages, given.bytes - held.received.bytes
 
 
 def test_reading_ahead_is_bounded() -> None:
-    ahead = ReadAhead()
-    assert wanted(ahead, 10) == 10 + READ_AHEAD, "the first check of the partitions"
-    ahead.gather([run(0, 0, 70), run(1, 0, 30)])
-    assert wanted(ahead, 10) == 10 + READ_AHEAD - 100
-    assert delivered(list(ahead.take())) == {0: 70, 1: 30} and ahead.take() == []
-    # The messages are on their way to the loop.
-    assert wanted(ahead, 10) == 0
-    assert wanted(ahead, 10, received=100) == 10, "fast handlers get all messages"
-    assert wanted(ahead, 0, received=100) == READ_AHEAD
-    assert wanted(ahead, 0, held=READ_AHEAD // 2, received=100) == 0
-    assert wanted(ahead, 0, partitions=1, received=100) == 0
-    assert wanted(ahead, 0, received=100, average=READ_AHEAD_BYTES / 3) == 3
-    assert wanted(ahead, 10, received=100, average=1e12) == 1, "a message larger than the whole room"
+    held = Prefetched()
+    held.add([Assigned(PARTITIONS[0]), Assigned(PARTITIONS[1])], 1)
+    assert credit(held, 10) == (10 + READ_AHEAD, (1 << 20) + READ_AHEAD_BYTES), "the first look at the partitions"
+    held.add([run(0, 0, 70), run(1, 0, 30)], 1)
+    assert held.messages == held.bytes == 100 and credit(held, 10) == (0, 0)
+    assert credit(held, 0) == (READ_AHEAD - 100, READ_AHEAD_BYTES - 100)
+    assert credit(held, 0, owned=1) == (0, 0), "one partition needs no reading ahead"
+    held.take(Room(100, 1_000))
+    assert credit(held, 10) == (10, 1 << 20), "fast handlers get all messages"
+    held.add([run(0, 70, READ_AHEAD // 2)], 1)
+    assert credit(held, 0) == (0, 0)
+
+
+@pytest.mark.parametrize("owned", [1, 2, 3])
+def test_the_prefetch_stays_within_its_bytes(owned: int) -> None:
+    held = Prefetched()
+    held.add([Assigned(each) for each in PARTITIONS[:owned]], 1)
+    held.take(Room(0, 0))
+    position = 0
+    size = READ_AHEAD_BYTES // 10
+    while (given := credit(held, 0, owned=owned))[0] > 0 and given[1] > 0:
+        held.add([run(position % owned, position, 1, size)], 1)
+        position += 1
+    # One message may exceed the bytes.
+    assert held.bytes <= READ_AHEAD_BYTES + size
+    assert (position > 0) is (owned > 1)
 
 
 def test_messages_of_paused_partitions_are_bounded() -> None:
-    ahead = ReadAhead()
-    assert wanted(ahead, 10, partitions=3, client_paused=1, aside=1_000) == 10 + READ_AHEAD - 1_000
-    ahead.gather([run(0, 0, 1), run(1, 0, 1)])
-    ahead.take()
-    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD // 2, received=2) == 10, "the other partitions continue"
-    assert wanted(ahead, 10, client_paused=1, aside=READ_AHEAD + 5, received=2) == 5
-    assert wanted(ahead, 10, client_paused=2, received=2) == 0, "no message can be delivered"
+    held = Prefetched()
+    held.add([Assigned(each) for each in PARTITIONS] + [run(0, 0, 1_000)], 1)
+    assert credit(held, 0, owned=3, aside=1)[0] == READ_AHEAD - 1_000
+    assert credit(held, 10, aside=1) == (10, 1 << 20), "the other partition continues"
+    held.add([run(0, 1_000, READ_AHEAD - 1_000 + 5)], 1)
+    assert credit(held, 10, aside=1) == (5, 1 << 20)
+    assert credit(held, 10, aside=2) == (0, 0), "no message can be delivered"
 
 
 def test_a_paused_partition_that_was_given_back_stops_no_other_partition() -> None:
-    # The loop may send no newer demand before the next message arrives.
-    assert wanted(ReadAhead(), 10, partitions=1, gone=1) == 10
-    assert wanted(ReadAhead(), 10, gone=1) == 10 + READ_AHEAD, "two partitions are left"
-    assert wanted(ReadAhead(), 10, partitions=1, client_paused=1, gone=1) == 0, "no message can be delivered"
+    held = Prefetched()
+    held.add([Assigned(each) for each in PARTITIONS], 1)
+    gone = frozenset({PARTITIONS[2]})
+    assert held.credit(Room(10, 100, gone), {PARTITIONS[0]}).messages == 10
+    assert held.credit(Room(10, 100, gone), set(PARTITIONS[:2])).messages == 10 + READ_AHEAD, "two partitions are left"
+    assert held.credit(Room(10, 100, gone | {PARTITIONS[0]}), {PARTITIONS[0]}).messages == 0
+
+
+def test_a_credit_is_renewed_when_half_of_it_is_used_up() -> None:
+    held = Prefetched()
+    held.granted = Credit(10, 1_000)
+    assert not held.needs_credit(Credit(10, 1_000))
+    held.add([run(0, 0, 4)], 1)
+    assert not held.needs_credit(Credit(14, 1_004)), "six of ten are left"
+    held.add([run(0, 4, 1)], 1)
+    assert held.needs_credit(Credit(15, 1_005)) and not held.needs_credit(Credit(10, 1_000)), "nothing is gained"
+    held.add([run(0, 5, 1, 600)], 1)
+    assert held.needs_credit(Credit(10, 1_605)), "the bytes are used up first"
+    held.add([run(0, 6, 10)], 1)
+    assert not held.needs_credit(held.received), "without room nothing is gained"
+
+
+def test_the_first_messages_after_an_assignment_wait_for_those_of_the_other_partitions() -> None:
+    held = Prefetched()
+    held.add([Assigned(PARTITIONS[0]), Assigned(PARTITIONS[1])], 1)
+    room = Room(10, 1_000)
+    assert [type(each) for each in held.take(room)] == [Assigned, Assigned]
+    held.granted = held.credit(room, set(PARTITIONS[:2]))
+    held.add([run(0, 0, 1_000)], 2, filling=True)
+    assert held.take(room) == []
+    held.add([run(1, 0, 1_000)], 2, filling=True)
+    assert held.take(room) == []
+    held.add([], 2)
+    assert delivered(held.take(room)) == {0: 5, 1: 5}
+    held.add([run(1, 1_000, 1_000)], 2, filling=True)
+    assert delivered(held.take(room)) == {0: 5, 1: 5}, "later messages do not wait"
+
+
+def test_no_message_waits_for_others_after_the_credit_is_used_up() -> None:
+    held = Prefetched()
+    held.add([Assigned(PARTITIONS[0])], 1)
+    held.granted = Credit(10, 1_000)
+    held.add([run(0, 0, 10)], 2, filling=True)
+    assert delivered(held.take(Room(10, 1_000))) == {0: 10}

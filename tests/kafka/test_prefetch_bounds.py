@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lanes.core.types import Room
 from lanes.source import Progressed
-from lanes_kafka.client.prefetch import READ_AHEAD, REWIND_AFTER, Prefetched, ReadAhead
-from tests.kafka.test_prefetch import OWNED, PARTITIONS, paused, positions, run, wanted
+from lanes_kafka.client.prefetch import REWIND_AFTER, Prefetched
+from tests.kafka.test_prefetch import OWNED, PARTITIONS, credit, paused, positions, run
 
 
 def test_messages_read_for_the_demand_of_a_rewind_are_delivered() -> None:
@@ -16,7 +16,7 @@ def test_messages_read_for_the_demand_of_a_rewind_are_delivered() -> None:
     held.add([run(0, 15, 5)], 2)
     held.add([run(0, 5, 3)], 3)
     assert positions(held.take(Room(10, 100)), 0) == [5, 6, 7]
-    assert held.received == 18
+    assert held.received.messages == 18
 
 
 def test_a_commit_that_pauses_all_partitions_pauses_no_client_while_there_is_room() -> None:
@@ -34,7 +34,7 @@ def test_a_message_waits_alone_in_the_smallest_room() -> None:
     (first,) = held.take(Room(1, 100))
     assert len(positions([first], 0) + positions([first], 1)) == 1 and held.messages == 5
     assert held.take(Room(0, 100)) == [] and held.messages == 5
-    assert wanted(ReadAhead(), 1) == 1 + READ_AHEAD and wanted(ReadAhead(), 1, partitions=1) == 1
+    assert credit(Prefetched(), 1, owned=1)[0] == 1
 
 
 def test_messages_without_content_need_no_bytes() -> None:

@@ -252,18 +252,18 @@ async def test_a_source_that_is_not_open_reports_no_lag_outage_or_retention(monk
 # --- demands
 
 
-async def test_a_demand_of_paused_partitions_is_sent_for_each_new_room(stand: Stand) -> None:
+async def test_a_demand_is_sent_for_each_change_of_paused_or_assigned_partitions(stand: Stand) -> None:
     await stand.ask()
     await stand.ask()
-    assert [(each.number, each.messages, each.bytes) for each in stand.thread.demands] == [(1, 10, 1_000)]
+    assert [(each.number, each.messages, each.credit) for each in stand.thread.demands] == [(1, 10, (10, 1_000))]
     await stand.ask(Room(3, 50, frozenset(stand.partitions[:1])))
     demand = stand.thread.demands[-1]
-    assert (demand.number, demand.messages, demand.bytes) == (2, 3, 50) and demand.paused == {stand.partitions[0]}
+    assert (demand.number, demand.messages, demand.credit) == (2, 3, (0, 0)) and demand.paused == {stand.partitions[0]}
     await stand.take(Assigned(stand.partitions[0]), stand.run(0, 5, 2))
     await stand.ask(Room(3, 50, frozenset(stand.partitions[:1])))
     await stand.ask(Room(3, 50, frozenset(stand.partitions[:1])))
     await stand.ask(Room(2, 50, frozenset(stand.partitions[:1])))
-    assert [each.number for each in stand.thread.demands] == [1, 2, 3, 4], "each delivery and each room"
+    assert [(each.number, each.assigned) for each in stand.thread.demands] == [(1, 0), (2, 0), (3, 1)]
 
 
 @pytest.mark.parametrize(("count", "size"), [(5, 1), (1, 500)])
@@ -295,7 +295,10 @@ async def test_a_demand_counts_the_messages_on_the_loop(stand: Stand) -> None:
     assert [len(each.run) for each in found if isinstance(each, Delivered)] == [2]
     await stand.ask(Room(0, 1_000, paused))
     demand = stand.thread.demands[-1]
-    assert (demand.waiting, demand.waiting_paused, demand.received) == (2, 7, 11)
+    assert demand.credit.messages == 11, "two messages wait for room already"
+    await stand.ask(Room(20, 1_000, paused))
+    await stand.ask(Room(20, 1_000, paused))
+    assert stand.thread.demands[-1].credit.messages == 11 + 20
     assert demand.rewind == {} and demand.client_paused == frozenset()
 
 
@@ -309,7 +312,7 @@ async def test_a_long_pause_drops_messages_and_asks_for_them_again(stand: Stand)
     await stand.ask(paused)
     demand = stand.thread.demands[-1]
     assert demand.rewind == {stand.partitions[0]: (demand.number, 5)}
-    assert demand.client_paused == {stand.partitions[0]} and demand.waiting_paused == 0
+    assert demand.client_paused == {stand.partitions[0]} and stand.source._prefetched.messages == 0
     assert demand.number == len(stand.thread.demands) == 2
 
 
@@ -389,7 +392,7 @@ async def test_a_release_names_the_position_unless_messages_above_are_completed(
     release = stand.thread.sent[-1]
     assert isinstance(release, Release) and (release.partition, release.committed) == (partition, committed)
     await stand.ask()
-    assert stand.thread.demands[-1].waiting == 0, "its messages are dropped"
+    assert stand.source._prefetched.messages == 0, "its messages are dropped"
     await stand.source.release(partition)
     assert stand.thread.sent[-1].committed is None, "the source knows nothing about a partition that it gave back"
 

@@ -17,8 +17,16 @@ from lanes.source import Assigned, Delivered, Lost, Outage, SourceEvent
 from lanes_kafka.client import mailbox, thread
 from lanes_kafka.client.commits import Commit
 from lanes_kafka.client.mailbox import Close, Demand
+from lanes_kafka.client.prefetch import Credit
 from lanes_kafka.client.records import record_key
-from lanes_kafka.client.thread import BATCH, IDLE_AFTER, IDLE_POLL, PAUSE_AFTER, POLL, ClientThread
+from lanes_kafka.client.thread import (
+    BATCH,
+    IDLE_AFTER,
+    IDLE_POLL,
+    PAUSE_AFTER,
+    POLL,
+    ClientThread,
+)
 from lanes_kafka.config import client_config
 from tests.kafka.fakes import FakeAdmin, FakeAnswer
 
@@ -146,6 +154,7 @@ class Stand:
     Attributes:
         now: Time of the clock.
         told: The delivered events, each with the number of the demand.
+        announced: Whether each delivery has announced a further one.
         failures: The reported failures.
         ends: Number of reported ends.
         alive: Whether the loop runs.
@@ -160,6 +169,7 @@ class Stand:
         self.told: list[tuple[SourceEvent, int]] = []
         self.failures: list[str] = []
         self.ends = 0
+        self.announced: list[bool] = []
         self.alive = True
         self.clients: list[Client] = []
         bridge: Any = SimpleNamespace(post=lambda call: call(), is_alive=lambda: self.alive)
@@ -171,7 +181,7 @@ class Stand:
             self._make,
             record_key,
             bridge,
-            lambda events, number: self.told.extend((each, number) for each in events),
+            self._deliver,
             lambda failure: self.failures.append(str(failure)),
             self._end,
             lambda: self.now,
@@ -180,6 +190,10 @@ class Stand:
         )
         self.opened = FakeAnswer()
         self.partition: Partition
+
+    def _deliver(self, events: Sequence[SourceEvent], number: int, filling: bool) -> None:
+        self.told += [(each, number) for each in events]
+        self.announced.append(filling)
 
     def _thread(self, *, target: Callable[[], None], name: str, daemon: bool) -> Any:
         # Python must end although the thread of an abandoned source runs.
@@ -217,9 +231,15 @@ class Stand:
         for _ in range(times):
             self.thread._turn()
 
-    def demand(self, number: int, messages: int = 10, **named: Any) -> None:
-        room = {"paused": frozenset[Partition](), "rewind": {}} | named
-        self.thread.demand(Demand(number, messages, MEGABYTE if messages else 0, **room))
+    def demand(self, number: int, messages: int = 10, *, received: int = 0, assigned: int = 10, **named: Any) -> None:
+        """Give a room for messages, of which the loop has received some since the start."""
+        room: dict[str, Any] = {
+            "credit": Credit(received + messages, MEGABYTE if messages else 0),
+            "assigned": assigned,
+            "paused": frozenset[Partition](),
+            "rewind": {},
+        }
+        self.thread.demand(Demand(number, messages, **(room | named)))
 
     def assigned(self, *numbers: int) -> list[Partition]:
         """Let the group assign partitions within the next poll."""
@@ -431,12 +451,14 @@ def test_a_rewind_seeks_once(reading: Stand) -> None:
 def test_messages_that_were_read_before_a_rewind_keep_the_old_number(reading: Stand) -> None:
     """The loop drops them by this number."""
     partition = reading.partition
-    reading.client.answers = [raws(0, 5)]
-    found, _ = reading.thread._intake.read(1, 0.0)
-    reading.thread._read_ahead.gather(found)
-    reading.demand(2, rewind={partition: (2, 5)})
+
+    def rewind() -> list[Raw]:
+        reading.demand(2, rewind={partition: (2, 5)})
+        return raws(0, 5)
+
+    reading.client.answers = [rewind, []]
     reading.turn()
-    assert runs(reading)[0] == (0, [5], 1)
+    assert runs(reading) == [(0, [5], 1)]
     reading.client.answers = [raws(0, 5)]
     reading.turn()
     assert runs(reading)[1:] == [(0, [5], 2)]
@@ -445,10 +467,10 @@ def test_messages_that_were_read_before_a_rewind_keep_the_old_number(reading: St
 def test_a_paused_partition_is_paused_in_the_client_only_if_demanded(reading: Stand) -> None:
     partition = reading.partition
     both = frozenset({partition})
-    reading.demand(2, paused=both)
+    reading.demand(2, paused=both, credit=Credit(0, 0))
     reading.turn()
     assert reading.client.calls == [] and reading.client.consumed == []
-    reading.demand(3, paused=both, client_paused=both)
+    reading.demand(3, paused=both, client_paused=both, credit=Credit(0, 0))
     reading.turn()
     assert reading.client.calls == [("pause", [(0, -1001)])]
     assert reading.client.consumed == [(1, POLL)], "a paused client is polled for its callbacks"
@@ -486,10 +508,47 @@ def test_one_call_reads_a_bounded_number_of_messages(reading: Stand) -> None:
     reading.client.answers = [raws(0, 5), raws(0, *range(6, 5 + BATCH))]
     reading.turn()
     assert [count for count, _ in reading.client.consumed] == [1, BATCH - 1]
-    assert runs(reading) == [], "more messages follow, so they are sent together"
+    assert sum(len(run) for _, run, _ in runs(reading)) == BATCH and reading.announced[-1]
     reading.client.answers = [raws(0, 5 + BATCH), []]
     reading.turn()
-    assert sum(len(run) for _, run, _ in runs(reading)) == BATCH + 1
+    assert sum(len(run) for _, run, _ in runs(reading)) == BATCH + 1 and not reading.announced[-1]
+
+
+def test_an_announced_delivery_follows_without_a_message_and_without_a_wait(reading: Stand) -> None:
+    reading.demand(2, 5_000)
+    reading.client.answers = [raws(0, 5), raws(0, *range(6, 5 + BATCH))]
+    reading.turn()
+    assert reading.announced[-1:] == [True]
+    del reading.announced[:-1]
+    reading.forget()
+    reading.turn()
+    assert reading.announced == [True, False] and reading.told == [] and reading.client.consumed == [(1, 0.0)]
+    reading.turn()
+    assert reading.client.consumed[1:] == [(1, POLL)]
+
+
+def test_nothing_is_read_for_a_demand_that_does_not_know_the_newest_assignment(reading: Stand) -> None:
+    reading.demand(2, assigned=0)
+    reading.turn()
+    assert reading.client.consumed == [] and len(reading.queue.waits) == 1
+    reading.demand(3, assigned=1)
+    reading.turn()
+    assert reading.client.consumed == [(1, POLL)]
+
+
+def test_a_credit_in_bytes_is_exceeded_by_one_message_at_most(reading: Stand) -> None:
+    reading.demand(2, credit=Credit(100, 1))
+    reading.client.answers = [raws(0, 5)]
+    reading.turn(2)
+    assert runs(reading) == [(0, [5], 2)] and reading.client.consumed == [(1, POLL)]
+
+
+def test_messages_without_content_are_read_without_a_bound_in_bytes(reading: Stand) -> None:
+    reading.demand(2, 1_000)
+    empty = [Raw(topic="t", partition=0, offset=offset) for offset in range(5, 305)]
+    reading.client.answers = [empty[:1], empty[1:], raws(0, 305), []]
+    reading.turn(2)
+    assert [len(run) for _, run, _ in runs(reading)] == [1, 299, 1]
 
 
 def test_after_a_failure_nothing_is_read(reading: Stand) -> None:

@@ -82,11 +82,28 @@ KAFKA: Final = (
         "ContractError",
     ),
     _kafka(
-        "gone_partitions_count_as_paused",
+        "an_announced_delivery_never_comes",
+        "client.thread",
+        "        if events or self._filling:\n",
+        "        if events:\n",
+        "the first messages of an assignment wait for messages that the client turned out not to have",
+        "CaughtUp",
+    ),
+    _kafka(
+        "a_new_assignment_makes_no_demand",
+        "source",
+        " or self._assigned != prefetched.assigned:\n",
+        ":\n",
+        "the thread waits for a demand that knows the newest assignment",
+        "CaughtUp",
+    ),
+    _kafka(
+        "dropped_messages_keep_their_place",
         "client.prefetch",
-        "            others -= sum(each.partition in paused for each in group.owned.values())\n",
-        "            others -= len(paused)\n",
-        "a demand that names a partition which was given back stops another partition of an idle consumer",
+        "            elif isinstance(event, Delivered):\n                self._remove(event)\n"
+        "        self._events = kept\n",
+        "        self._events = kept\n",
+        "messages that were dropped use up the credit of the thread",
         "CaughtUp",
     ),
     # --- a check of every pass
@@ -254,6 +271,15 @@ KAFKA: Final = (
         "PerKeyOrder",
         "ContractError",
         "SourceError",
+    ),
+    _kafka(
+        "messages_before_a_rewind_carry_its_number",
+        "client.thread",
+        "        number = self._applied.number\n",
+        "        number = self._demand.number\n",
+        "messages that were read before a rewind are delivered after it",
+        *_DELIVERIES,
+        "PerKeyOrder",
     ),
     _kafka(
         "a_replaced_demand_rewinds_nothing",

@@ -11,9 +11,11 @@ _COMMIT_ANSWERS: Final = "tests/kafka/test_commit_answers.py::test_"
 _MEMBERSHIP: Final = "tests/kafka/test_membership.py::test_"
 _OUT_OF_RANGE: Final = "tests/kafka/test_out_of_range.py::test_"
 _PREFETCH: Final = "tests/kafka/test_prefetch.py::test_"
+_PREFETCH_BOUNDS: Final = "tests/kafka/test_prefetch_bounds.py::test_"
 _SHUTDOWN: Final = "tests/kafka/test_shutdown.py::test_"
 _START_POSITIONS: Final = "tests/kafka/test_start_positions.py::test_"
 _START_TIMES: Final = "tests/kafka/test_start_times.py::test_"
+_THREAD_TURNS: Final = "tests/kafka/test_thread_turns.py::test_"
 _WAKE_LIMIT: Final = "tests/workers/test_wake_limit.py::test_"
 _TOPIC_IDS: Final = "tests/kafka/test_topic_ids.py::test_"
 _CONTRACT: Final = "tests/memsource/contract/test_kafka.py::test_the_kafka_source_keeps_the_contract_on_a_mock"
@@ -238,6 +240,47 @@ _READING: Final = (
         _PREFETCH + "the_client_is_paused_for_a_long_pause_or_for_all_partitions",
     ),
     _mutant(
+        "messages_of_a_rewind_are_not_counted",
+        "client.prefetch",
+        "            if isinstance(event, Delivered):\n                self.received = ",
+        "            if isinstance(event, Delivered) and self._rewound.get(event.partition, _NEVER)[0] <= number:\n"
+        "                self.received = ",
+        "the credit of the thread shrinks by the messages that were on their way during a rewind",
+        _PREFETCH_BOUNDS + "messages_read_for_the_demand_of_a_rewind_are_delivered",
+    ),
+    _mutant(
+        "demand_only_after_the_last_message",
+        "client.prefetch",
+        "    return left < wanted - received and left <= (wanted - received) // 2\n",
+        "    return left < wanted - received and left == 0\n",
+        "the client's thread waits for a new demand although the event loop has room",
+        _PREFETCH + "a_credit_is_renewed_when_half_of_it_is_used_up",
+    ),
+    _mutant(
+        "paused_messages_are_not_in_the_credit",
+        "client.prefetch",
+        "        most = min(most, places + READ_AHEAD - waiting - aside)\n",
+        "",
+        "the messages of paused partitions exceed the bound of the prefetch",
+        _PREFETCH + "messages_of_paused_partitions_are_bounded",
+    ),
+    _mutant(
+        "read_bytes_are_not_in_the_credit",
+        "client.thread",
+        "        size = demand.credit.bytes - self._bytes_sent\n",
+        "        size = demand.credit.bytes\n",
+        "the prefetch exceeds 8 MiB",
+        _THREAD_TURNS + "a_credit_in_bytes_is_exceeded_by_one_message_at_most",
+    ),
+    _mutant(
+        "no_demand_of_the_newest_assignment",
+        "client.thread",
+        "        if self._failure is not None or demand.assigned < self._assigned:\n",
+        "        if self._failure is not None:\n",
+        "the first partition that is read gets the whole room",
+        _THREAD_TURNS + "nothing_is_read_for_a_demand_that_does_not_know_the_newest_assignment",
+    ),
+    _mutant(
         "closed_before_drained",
         "client.thread",
         "            self._group.release(command.partition)\n",
@@ -263,8 +306,8 @@ _WAKING: Final = (
     Mutant(
         "a_worker_for_each_lane",
         "lanes.workers.wake_limit",
-        "        return max(FEW, min(math.ceil(self.share * ready), self.fits))\n",
-        "        return max(FEW, ready)\n",
+        "            return ALONE\n",
+        "            return max(FEW, ready)\n",
         "a worker is woken for each ready lane, although handlers never suspend and the first worker handles all lanes",
         "kafka",
         (_WAKE_LIMIT + "handlers_that_never_suspend_wake_few_workers[asyncio]",),

@@ -10,34 +10,32 @@ from typing import Protocol
 from lanes.core.types import Partition
 from lanes_kafka.bridge import Answer
 from lanes_kafka.client.commits import Commit
+from lanes_kafka.client.prefetch import Credit
 
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """The room for messages on the event loop.
+    """What the thread may read, and for which partitions.
 
     Attributes:
         number: Number of this demand, higher than the number of every earlier demand.
-        messages: Number of messages that fit; 0 or less without room.
-        bytes: Number of bytes that fit; 0 or less without room.
+        messages: Number of messages that fit on the event loop; 0 or less without room.
+        credit: Messages and bytes that the thread may have read in all, since its start.
+        assigned: Number of assignments that the loop knew. The thread reads nothing for a demand that does not know the
+            newest assignment.
         paused: Partitions whose messages are not delivered.
         rewind: For each partition whose messages the loop has dropped, the number of the demand that dropped them and
             the position to read again.
         client_paused: Partitions of ``paused`` for which the client itself is paused.
-        waiting: Number of prefetched messages on the loop that wait for room.
-        waiting_paused: Number of prefetched messages on the loop whose partition is paused.
-        received: Number of messages that the loop has received since its start.
     """
 
     number: int
     messages: int
-    bytes: int
+    credit: Credit
+    assigned: int
     paused: frozenset[Partition]
     rewind: dict[Partition, tuple[int, int]]
     client_paused: frozenset[Partition] = frozenset()
-    waiting: int = 0
-    waiting_paused: int = 0
-    received: int = 0
 
 
 @dataclass(slots=True, eq=False)

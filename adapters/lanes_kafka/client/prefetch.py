@@ -1,9 +1,9 @@
-"""Reading more messages than the event loop has room for, so that all partitions share the room.
+"""The one buffer between a client and the engine. Messages wait in it, so that all partitions share the room.
 
 The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
 the order of the queue, handlers would run for one partition at a time, and at most one handler for each key of this
-partition. ``ReadAhead`` decides in the client's thread how many messages to read. ``Prefetched`` keeps the messages on
-the event loop, and divides the room among the partitions.
+partition. ``Prefetched`` keeps messages on the event loop, and divides the room among the partitions. ``credit`` bounds
+what the client's thread reads. The thread keeps no messages itself.
 """
 
 from __future__ import annotations
@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence, Set
-from typing import Final
+from typing import Final, NamedTuple
 
 from lanes.core.types import Partition, Room
-from lanes.source import Delivered, Lost, Progressed, Revoking, SourceEvent
-from lanes_kafka.client.group import Group
-from lanes_kafka.client.mailbox import Demand
+from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent
 
 READ_AHEAD: Final = 20_000
 """Maximum number of messages read beyond the room when several partitions are read. Messages of paused partitions count
 until they are dropped."""
 
 READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""Maximum size in bytes of the messages read beyond the room, estimated from the average size of a message."""
+"""Maximum size in bytes of the messages read beyond the room. One message may exceed it."""
 
 REWIND_AFTER: Final = 1.0
 """Seconds that a partition stays paused before its messages are dropped and the client is paused for it. The drop and
@@ -32,67 +30,18 @@ the pause discard fetched messages, and fetching messages again takes time."""
 _NEVER: Final = (0, 0)
 
 
-class ReadAhead:
-    """Messages that the thread has not sent to the event loop yet. Also decides the number of messages to read next.
+class Credit(NamedTuple):
+    """What the thread may have read in all, since its start.
 
-    Used in the thread that owns the client. Without messages the object is False.
+    A total needs no correction for messages that are on their way to the loop.
+
+    Attributes:
+        messages: Number of messages.
+        bytes: Size of the messages. The last message may exceed it.
     """
 
-    def __init__(self) -> None:
-        self._gathered: list[Delivered] = []
-        self._count = 0
-        self._sent = 0
-        self._rebalances = self._sent_at = -1
-
-    def __bool__(self) -> bool:
-        return bool(self._gathered)
-
-    def to_read(self, demand: Demand, group: Group, average: float) -> int:
-        """Choose the number of messages to read now.
-
-        Args:
-            demand: The room on the event loop.
-            group: Assignments of the client.
-            average: Average size of a message, in bytes.
-
-        Returns:
-            The number of messages, 0 or more.
-        """
-        others, paused = len(group.owned), demand.paused
-        if paused:
-            # The demand may still name a partition that was given back since.
-            others -= sum(each.partition in paused for each in group.owned.values())
-        if not others and paused:
-            return 0
-        several = others > 1
-        # While handlers keep up, no reading ahead is needed, except at the first read after a rebalance.
-        ahead = several and (demand.messages <= 0 or group.rebalances != self._sent_at)
-        self._rebalances = group.rebalances
-        # This demand does not count messages that were on their way to the loop when the loop made it.
-        waiting = demand.waiting + self._sent - demand.received
-        room = max(0, demand.messages)
-        if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 0):
-            return 0
-        size = max(0, demand.bytes) + (READ_AHEAD_BYTES if ahead else 0)
-        most = min(room + (READ_AHEAD if ahead else 0), int(size / average)) - waiting
-        # Prefetched messages of paused partitions use up the read-ahead until they are dropped.
-        most = min(most, room + READ_AHEAD - waiting - demand.waiting_paused) - self._count
-        # A message that is larger than the whole room is read alone.
-        return max(most, 1 if room and not waiting and not self._count else 0)
-
-    def gather(self, events: list[Delivered]) -> None:
-        """Keep these events until ``take``."""
-        self._gathered += events
-        self._count += sum(len(event.run) for event in events)
-
-    def take(self) -> list[Delivered]:
-        """Remove and return all kept events, in the order in which they were read."""
-        events, self._gathered = self._gathered, []
-        self._sent += self._count
-        self._count = 0
-        if events:
-            self._sent_at = self._rebalances
-        return events
+    messages: int
+    bytes: int
 
 
 class Prefetched:
@@ -100,30 +49,43 @@ class Prefetched:
 
     Attributes:
         messages: Number of prefetched messages.
-        received: Number of messages added since the start, dropped messages included.
-        bytes_received: Bytes of the messages added since the start, dropped messages included.
+        bytes: Size of the prefetched messages.
+        received: Messages and bytes added since the start, dropped messages included.
+        granted: The last credit that the thread was given.
+        assigned: Number of assignments added since the start.
         client_paused: Partitions for which the client is paused.
     """
 
     def __init__(self) -> None:
-        self.messages = 0
-        self.received = self.bytes_received = 0
+        self.messages = self.bytes = self.assigned = 0
+        self.received = self.granted = Credit(0, 0)
         self.client_paused: frozenset[Partition] = frozenset()
         self._events: deque[SourceEvent] = deque()
         self._rewound: dict[Partition, tuple[int, int]] = {}
         self._paused_at: dict[Partition, float] = {}
         self._is_taking = False
+        # Whether an assignment is new, and whether the thread is still reading the first messages after it.
+        self._is_new = self._is_filling = False
 
-    def add(self, events: Sequence[SourceEvent], number: int) -> None:
-        """Add events that were read for demand ``number``, except those read before a rewind of their partition."""
+    def add(self, events: Sequence[SourceEvent], number: int, *, filling: bool = False) -> None:
+        """Add events that were read for demand ``number``, except those read before a rewind of their partition.
+
+        ``filling``: whether the thread reads on at once, and adds events again even if it finds no further message.
+        """
+        self._is_new = self._is_new and (filling or not self._is_filling)
+        self._is_filling = filling
         for event in events:
             if isinstance(event, Delivered):
-                self.received += len(event.run)
-                self.bytes_received += event.size
+                self.received = Credit(self.received.messages + len(event.run), self.received.bytes + event.size)
+                self._is_new = self._is_new and filling
             if isinstance(event, Delivered | Progressed) and self._rewound.get(event.partition, _NEVER)[0] > number:
                 continue
             if isinstance(event, Delivered):
                 self.messages += len(event.run)
+                self.bytes += event.size
+            elif isinstance(event, Assigned):
+                self.assigned += 1
+                self._is_new = True
             elif isinstance(event, Lost | Revoking):
                 self.drop(event.partition)
                 self._rewound.pop(event.partition, None)
@@ -136,14 +98,54 @@ class Prefetched:
             if not (isinstance(event, Delivered | Progressed) and event.partition is partition):
                 kept.append(event)
             elif isinstance(event, Delivered):
-                self.messages -= len(event.run)
+                self._remove(event)
         self._events = kept
 
-    def waiting(self, paused: frozenset[Partition]) -> int:
-        """Number of messages that only wait for room, because their partition is not ``paused``."""
-        return self.messages - sum(
-            len(event.run) for event in self._events if isinstance(event, Delivered) and event.partition in paused
+    def _remove(self, event: Delivered) -> None:
+        self.messages -= len(event.run)
+        self.bytes -= event.size
+
+    def credit(self, room: Room, owned: Set[Partition]) -> Credit:
+        """Return what the thread may read in all, for a room on the event loop.
+
+        Args:
+            room: The room on the event loop, with the paused partitions.
+            owned: All owned partitions.
+
+        Returns:
+            The credit, which is at least what was received.
+        """
+        messages, size = self.received
+        paused = room.paused
+        reading = len(owned - paused) if paused else len(owned)
+        if paused and not reading:
+            return self.received
+        aside, bytes_aside = self._aside(paused)
+        waiting, bytes_waiting = self.messages - aside, self.bytes - bytes_aside
+        places = max(0, room.messages)
+        # While handlers keep up, no reading ahead is needed, except at the first read after an assignment.
+        ahead = reading > 1 and (places == 0 or self._is_new)
+        if waiting and waiting >= places + (READ_AHEAD // 2 if ahead else 0):
+            return self.received
+        most = places + (READ_AHEAD if ahead else 0) - waiting
+        # Prefetched messages of paused partitions use up the read-ahead until they are dropped.
+        most = min(most, places + READ_AHEAD - waiting - aside)
+        most_bytes = max(0, room.bytes) + (READ_AHEAD_BYTES if ahead else 0) - bytes_waiting
+        most_bytes = min(most_bytes, max(0, room.bytes) + READ_AHEAD_BYTES - bytes_waiting - bytes_aside)
+        return Credit(messages + max(0, most), size + max(0, most_bytes))
+
+    def needs_credit(self, credit: Credit) -> bool:
+        """Whether the thread needs this credit now: at most half of it is left in the credit that the thread has."""
+        return _is_due(credit.messages, self.granted.messages, self.received.messages) or _is_due(
+            credit.bytes, self.granted.bytes, self.received.bytes
         )
+
+    def _aside(self, paused: frozenset[Partition]) -> tuple[int, int]:
+        """Number and size of the prefetched messages whose partition is paused."""
+        if not paused or not self._events:
+            return 0, 0
+        found = [event for event in self._events if isinstance(event, Delivered) and event.partition in paused]
+        return sum(len(event.run) for event in found), sum(event.size for event in found)
 
     def due(self) -> float:
         """Time at which ``rewind`` must act next on the partitions that were paused at its last call; inf = never."""
@@ -209,6 +211,9 @@ class Prefetched:
         """
         if not self._events:
             return []
+        if self._is_new and self._is_filling and self._is_granted():
+            # Without messages of the other partitions, the first partition would get the whole room.
+            room = Room(0, 0, room.paused)
         taken: list[SourceEvent] = []
         kept: deque[SourceEvent] = deque()
         shares, size, full = self._shares(room), room.bytes, set[Partition]()
@@ -226,7 +231,7 @@ class Prefetched:
                     full.add(partition)
                     kept.append(rest)
                 shares[partition] = share - len(event.run)
-                self.messages -= len(event.run)
+                self._remove(event)
                 size -= event.size
             elif isinstance(event, Progressed) and event.partition in full:
                 kept.append(event)
@@ -234,6 +239,10 @@ class Prefetched:
             taken.append(event)
         self._events = kept
         return taken
+
+    def _is_granted(self) -> bool:
+        received, granted = self.received, self.granted
+        return received.messages < granted.messages and received.bytes < granted.bytes
 
     def _shares(self, room: Room) -> dict[Partition, int]:
         """Number of messages of each partition that fit.
@@ -251,6 +260,11 @@ class Prefetched:
             shares[partition] = min(available[partition], left // sharing)
             left -= shares[partition]
         return shares
+
+
+def _is_due(wanted: int, granted: int, received: int) -> bool:
+    left = max(0, granted - received)
+    return left < wanted - received and left <= (wanted - received) // 2
 
 
 def _split(event: Delivered, count: int) -> tuple[Delivered, Delivered]:

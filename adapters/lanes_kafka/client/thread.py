@@ -24,7 +24,7 @@ from lanes.core.offset_map import LIMIT
 from lanes.core.types import Settlement
 from lanes.errors import SourceError
 from lanes.queues.partitioned import PartitionedQueue
-from lanes.source import Outage, SourceEvent
+from lanes.source import Assigned, Delivered, Outage, SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, Commits, TopicIdCheck, metadata_room
 from lanes_kafka.client.group import Group
@@ -35,7 +35,7 @@ from lanes_kafka.client.lag import EndOffsets, isolation_of
 from lanes_kafka.client.mailbox import Close, Command, Confirm, Demand, Expire, Mailbox, Release
 from lanes_kafka.client.membership import Membership, Session, SessionWatch, session_of
 from lanes_kafka.client.outage_watch import OutageWatch
-from lanes_kafka.client.prefetch import ReadAhead
+from lanes_kafka.client.prefetch import Credit
 from lanes_kafka.client.queue_watch import QueueWatch
 from lanes_kafka.client.rebuilds import Rebuilds
 from lanes_kafka.client.records import KeyFunction, offset_of
@@ -98,8 +98,8 @@ class ClientThread:
         make: Makes a client from its configuration.
         key: Returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver_on_loop: Called on the event loop with events in order, and with the number of the demand that they
-            answer.
+        deliver_on_loop: Called on the event loop with events in order, with the number of the demand that they answer,
+            and with whether the thread reads on at once and then makes this call again.
         failed: Called on the event loop when the thread cannot continue.
         ended: Called on the event loop when the thread ends.
         clock: Monotonic clock, in seconds.
@@ -124,7 +124,7 @@ class ClientThread:
     make: Callable[[dict[str, Any]], Consumer]
     key: KeyFunction
     bridge: Bridge
-    deliver_on_loop: Callable[[Sequence[SourceEvent], int], None]
+    deliver_on_loop: Callable[[Sequence[SourceEvent], int, bool], None]
     failed: Callable[[SourceError], None]
     ended: Callable[[], None]
     clock: Clock
@@ -149,10 +149,12 @@ class ClientThread:
         self._outage_watch = OutageWatch(self.name, clock)
         self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
         self.client_log = ClientLog(self.name, clock, settings)
-        self._demand = Demand(0, 0, 0, frozenset(), {})
+        self._demand = Demand(0, 0, Credit(0, 0), 0, frozenset(), {})
         self._applied = self._demand
         self._mailbox = Mailbox(self._perform)
-        self._read_ahead = ReadAhead()
+        # What was sent to the loop since the start.
+        self._messages_sent = self._bytes_sent = self._assigned = 0
+        self._filling = False
         self._failure: SourceError | None = None
         self._idle_since = self._quiet_since = clock()
         self._positions_at = 0.0
@@ -312,31 +314,28 @@ class ClientThread:
             return
         self._group.join_watch.joins()
         if demand is not self._applied:
-            # Deliver under the old demand's number, so that rewound messages are not delivered twice.
-            self._deliver([])
             self._apply(demand)
             self._quiet_since = now
         waits = self._topic_id_check or self._membership or self.queue_watch
-        count, patience = 0, _ANSWER_POLL if waits else POLL
+        patience = _ANSWER_POLL if waits else POLL
         if now - self._quiet_since >= IDLE_AFTER and not waits and not self._commits.unanswered:
             patience = IDLE_POLL
-        if self._failure is None:
-            count = self._read_ahead.to_read(demand, self._group, self._intake.average)
+        count = self._to_read(demand)
         if count and (demand.messages > 0 or now - self._idle_since < PAUSE_AFTER):
             if demand.messages > 0:
                 self._idle_since = now
                 self._group.apply_pauses(self._client, demand.client_paused, demand.paused)
-            self._read(count, 0.0 if self._mailbox or self._read_ahead else patience, demand)
+            self._read(count, 0.0 if self._mailbox or self._filling else patience)
         elif all(each.paused for each in self._group.owned.values()):
             # A paused client returns no messages, but ``consume`` runs its callbacks.
-            self._read(1, patience, demand)
+            self._read(1, patience)
         elif now - self._idle_since >= PAUSE_AFTER:
             everything = frozenset(each.partition for each in self._group.owned.values())
             self._group.apply_pauses(self._client, everything, everything)
         elif self._commits.unanswered or waits:
             # The answers to commits do not wake the thread.
             if not self._mailbox.wait(_ANSWER_POLL) and self._commits.unanswered:
-                self._read(1, 0.0, demand)
+                self._read(1, 0.0)
         else:
             self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)
         self._do_housekeeping()
@@ -351,7 +350,19 @@ class ClientThread:
         # Resume no partition here: a partition that was paused for lack of room stays paused.
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
-    def _read(self, count: int, timeout: float, demand: Demand) -> None:
+    def _to_read(self, demand: Demand) -> int:
+        """Choose the number of messages to read now."""
+        if self._failure is not None or demand.assigned < self._assigned:
+            return 0
+        size = demand.credit.bytes - self._bytes_sent
+        if size <= 0:
+            return 0
+        # A message that is larger than the credit is read alone.
+        return max(
+            0, min(demand.credit.messages - self._messages_sent, int(size / max(1.0, self._intake.average)) or 1)
+        )
+
+    def _read(self, count: int, timeout: float) -> None:
         self.polled = self.clock()
         events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self.clock()
@@ -359,9 +370,8 @@ class ClientThread:
             self._quiet_since = self.polled
             self.errors.answered()
             self._keys.observe(events, self._topics.known)
-            self._read_ahead.gather(events)
-        if self._read_ahead and not (more and count > BATCH):
-            self._deliver([])
+        if events or self._filling:
+            self._deliver(events, filling=more and count > BATCH)
 
     # --- commands
 
@@ -388,9 +398,9 @@ class ClientThread:
         if command.committed is not None and self._failure is None and not self.errors.down:
             if until is None:
                 before = self.clock()
-                self._read_ahead.gather(self._intake.read_past(command.partition, command.committed, self._patience))
+                others = self._intake.read_past(command.partition, command.committed, self._patience)
                 self._patience = max(0.0, self._patience + before - self.clock())
-                self._deliver([])
+                self._deliver(others)
             # No event reports a gap after the last message of a released partition. The lag would remain, so commit the
             # gap here.
             gap = self._intake.gap_after(command.partition, command.committed)
@@ -483,7 +493,7 @@ class ClientThread:
     def _do_housekeeping(self) -> None:
         now = self.clock()
         self._topic_id_check.advance(self._client)
-        self._membership.advance(self._client, lambda: self._read(1, 0.0, self._demand))
+        self._membership.advance(self._client, lambda: self._read(1, 0.0))
         ask = not self.errors.down and self._failure is None
         self.queue_watch.advance(ask=ask)
         if now >= self._positions_at:
@@ -510,11 +520,19 @@ class ClientThread:
             except SourceError as failure:
                 self._fail(failure)
 
-    def _deliver(self, events: Sequence[SourceEvent]) -> None:
-        """Send the gathered messages to the loop, followed by ``events``."""
-        number, events = self._applied.number, [*self._read_ahead.take(), *events]
-        if events:
-            self.bridge.post(lambda: self.deliver_on_loop(events, number))
+    def _deliver(self, events: Sequence[SourceEvent], *, filling: bool = False) -> None:
+        """Send events to the loop. ``filling``: whether the thread reads on at once, and calls this method again."""
+        if not events and not self._filling:
+            return
+        self._filling = filling
+        for event in events:
+            if isinstance(event, Delivered):
+                self._messages_sent += len(event.run)
+                self._bytes_sent += event.size
+            elif isinstance(event, Assigned):
+                self._assigned += 1
+        number = self._applied.number
+        self.bridge.post(lambda: self.deliver_on_loop(events, number, filling))
 
     def _check_loop(self) -> None:
         if not self.bridge.is_alive():

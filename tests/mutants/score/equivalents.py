@@ -402,24 +402,6 @@ EQUIVALENTS: Final = (
         "The two have equal lengths.",
     ),
     Equivalent(
-        "adapters/lanes_kafka/client/prefetch.py",
-        "ReadAhead.__init__",
-        "self._rebalances = self._sent_at = -1 → self._rebalances = self._sent_at = None",
-        "The number of rebalances is neither value.",
-    ),
-    Equivalent(
-        "adapters/lanes_kafka/client/prefetch.py",
-        "ReadAhead.to_read",
-        "if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 0): → if waiting and waiting >= room + (READ_AHEAD / 2 if ahead else 0):",
-        "The bound is even.",
-    ),
-    Equivalent(
-        "adapters/lanes_kafka/client/prefetch.py",
-        "ReadAhead.to_read",
-        "if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 0): → if waiting and waiting >= room + (READ_AHEAD // 2 if ahead else 1):",
-        "Messages that fill the room leave 0 to read.",
-    ),
-    Equivalent(
         "adapters/lanes_kafka/client/retention.py",
         "LogRetention._take",
         "self._note(assignment, int(answer.result(0).offset), end, now) → self._note(assignment, int(answer.result(1).offset), end, now)",
