@@ -1,6 +1,6 @@
-"""The thread that owns a Kafka client, and all code that runs in this thread.
+"""The thread that owns a Kafka client, all code that runs in this thread, and the buffer of its messages on the loop.
 
-Reading order: ``thread``, ``mailbox``, ``rebuilds``, ``group``, ``offsets``, ``topics``, ``intake``, ``records``,
-``prefetch``, ``commits`` (a commit waits for its topic ids), ``membership``, ``join_watch``, ``outage_watch``, ``lag``,
-``retention``, ``key_watch``, ``queue_watch``, ``growth``.
+Reading order: ``thread``, ``mailbox``, ``prefetch`` (on the event loop), ``rebuilds``, ``group``, ``offsets``,
+``topics``, ``intake``, ``read_rest``, ``records``, ``commits`` (a commit waits for its topic ids), ``membership``,
+``join_watch``, ``outage_watch``, ``lag``, ``retention``, ``key_watch``, ``queue_watch``, ``growth``.
 """

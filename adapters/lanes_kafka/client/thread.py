@@ -37,6 +37,7 @@ from lanes_kafka.client.membership import Membership, Session, SessionWatch, ses
 from lanes_kafka.client.outage_watch import OutageWatch
 from lanes_kafka.client.prefetch import Credit
 from lanes_kafka.client.queue_watch import QueueWatch
+from lanes_kafka.client.read_rest import ReadRest
 from lanes_kafka.client.rebuilds import Rebuilds
 from lanes_kafka.client.records import KeyFunction, offset_of
 from lanes_kafka.client.retention import LogRetention
@@ -158,6 +159,8 @@ class ClientThread:
         self._failure: SourceError | None = None
         self._idle_since = self._quiet_since = clock()
         self._positions_at = 0.0
+        self._rest = ReadRest()
+        self._has_more = False
         self._patience = _READ_PAST_FOR
         self.thread = threading.Thread(target=self._run, name="lanes-kafka", daemon=True)
 
@@ -325,7 +328,11 @@ class ClientThread:
             if demand.messages > 0:
                 self._idle_since = now
                 self._group.apply_pauses(self._client, demand.client_paused, demand.paused)
-            self._read(count, 0.0 if self._mailbox or self._filling else patience)
+            if now < self._rest.until:
+                self._mailbox.wait(self._rest.until - now)
+            elif not self._topic_id_check or self._has_more or not self._mailbox.wait(_ANSWER_POLL):
+                # The answer about topic ids ends a wait of the mailbox, but not a poll.
+                self._read(count, 0.0 if self._mailbox or self._filling else patience)
         elif all(each.paused for each in self._group.owned.values()):
             # A paused client returns no messages, but ``consume`` runs its callbacks.
             self._read(1, patience)
@@ -366,7 +373,9 @@ class ClientThread:
         self.polled = self.clock()
         events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self.clock()
+        self._has_more = more
         if events:
+            self._rest.read(sum(len(event.run) for event in events), self.polled, more=more)
             self._quiet_since = self.polled
             self.errors.answered()
             self._keys.observe(events, self._topics.known)

@@ -14,6 +14,7 @@ import lanes_kafka.client.intake
 import lanes_kafka.client.mailbox
 import lanes_kafka.client.membership
 import lanes_kafka.client.prefetch
+import lanes_kafka.client.read_rest
 import lanes_kafka.client.thread
 import lanes_kafka.client.topics
 import lanes_kafka.dead_letters.producer
@@ -30,6 +31,9 @@ POLL: Final = 1.0
 ANSWER_POLL: Final = 0.1
 """Seconds between two polls while commits wait, for the same reason longer than in the adapter."""
 
+REST: Final = 0.2
+"""Seconds of the rest between small reads. The messages of a run arrive with longer pauses than in the adapter's own
+0.01 s."""
 
 ASK_EVERY: Final = 4.0
 """Seconds between two regular questions for the topic ids, for the same reason. Each commit asks too."""
@@ -114,6 +118,7 @@ class KafkaAdapter:
             (client.thread, "AdminClient", self._admin),
             (client.thread, "POLL", POLL),
             (client.thread, "_ANSWER_POLL", ANSWER_POLL),
+            (client.read_rest, "REST", REST),
             # Each run draws these two.
             (client.thread, "BATCH", client.thread.BATCH),
             (client.prefetch, "READ_AHEAD", client.prefetch.READ_AHEAD),
