@@ -261,8 +261,8 @@ KAFKA: Final = (
     _kafka(
         "events_of_a_newer_demand",
         "client.thread",
-        "        number, events = self._applied.number, [*self._read_ahead.take(), *events]\n",
-        "        number, events = self._demand.number, [*self._read_ahead.take(), *events]\n",
+        "        number = self._applied.number\n",
+        "        number = self._demand.number\n",
         "messages read before a rewind are delivered under the number of a demand that the thread has not seen",
         "AtLeastOnce",
         "NothingLost",
@@ -271,15 +271,6 @@ KAFKA: Final = (
         "PerKeyOrder",
         "ContractError",
         "SourceError",
-    ),
-    _kafka(
-        "messages_before_a_rewind_carry_its_number",
-        "client.thread",
-        "        number = self._applied.number\n",
-        "        number = self._demand.number\n",
-        "messages that were read before a rewind are delivered after it",
-        *_DELIVERIES,
-        "PerKeyOrder",
     ),
     _kafka(
         "a_replaced_demand_rewinds_nothing",
