@@ -18,7 +18,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, S
 
 from bench.figures import Effort, Figure
 from bench.kafka_broker import TIMEOUT, alone
-from bench.paced import IDLE, SETTLED_IN, WARM_UP, Load, Watch, due, paced, pause
+from bench.paced import WARM_UP, Load, Watch, due, paced, pause
 from lanes import Consumer, Message
 from lanes_jetstream import JetStreamSource, subject_token
 from tests.components import running
@@ -36,7 +36,7 @@ def figures(effort: Effort) -> list[Figure]:
         return paced(
             "jetstream-light",
             effort,
-            lambda by: alone(_idle, url, f"idle-{next(number)}", by=by),
+            lambda by, settled, seconds: alone(_idle, url, f"idle-{next(number)}", settled, seconds, by=by),
             lambda by, count, rate: alone(_paced, url, f"paced-{next(number)}", count, rate, by=by),
             goals=False,
         )
@@ -51,20 +51,20 @@ async def _create(url: str) -> None:
     await client.close()
 
 
-def _idle(url: str, durable: str, *, by: str) -> float:
+def _idle(url: str, durable: str, settled: float, seconds: float, *, by: str) -> float:
     """Return the percent of a core that a consumer of a stream without new messages needs."""
     used = 0.0
 
     async def look(stop: Callable[[], object]) -> None:
         nonlocal used
-        await asyncio.sleep(SETTLED_IN)
+        await asyncio.sleep(settled)
         begin = time.process_time()
-        await asyncio.sleep(IDLE)
+        await asyncio.sleep(seconds)
         used = time.process_time() - begin
         stop()
 
     asyncio.run(_consume(url, durable, by, lambda message: None, look))
-    return 100 * used / IDLE
+    return 100 * used / seconds
 
 
 def _paced(url: str, durable: str, count: int, rate: int, *, by: str) -> Load:

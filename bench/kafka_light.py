@@ -22,7 +22,7 @@ from confluent_kafka import Producer
 import lanes
 from bench.figures import Effort, Figure
 from bench.kafka_broker import PARTITIONS, TIMEOUT, Backlog, alone, broker, create, until
-from bench.paced import IDLE, SETTLED_IN, WARM_UP, Load, Watch, due, paced, pause
+from bench.paced import WARM_UP, Load, Watch, due, paced, pause
 from lanes import Message
 
 
@@ -34,21 +34,21 @@ def figures(effort: Effort) -> list[Figure]:
         return paced(
             "kafka-light",
             effort,
-            lambda by: alone(_idle, backlog, by=by),
+            lambda by, settled, seconds: alone(_idle, backlog, settled, seconds, by=by),
             lambda by, count, rate: alone(_paced, backlog, count, rate, by=by),
             goals=True,
         )
 
 
-def _idle(backlog: Backlog, *, by: str) -> float:
+def _idle(backlog: Backlog, settled: float, seconds: float, *, by: str) -> float:
     """Return the percent of a core that a consumer of an empty topic needs."""
     used = 0.0
 
     async def look(stop: Callable[[], object]) -> None:
         nonlocal used
-        await asyncio.sleep(SETTLED_IN)
+        await asyncio.sleep(settled)
         begin = time.process_time()
-        await asyncio.sleep(IDLE)
+        await asyncio.sleep(seconds)
         used = time.process_time() - begin
         stop()
 
@@ -67,15 +67,15 @@ def _idle(backlog: Backlog, *, by: str) -> float:
     else:
         client = Client(backlog.config(auto_offset_reset="latest"))
         client.subscribe([backlog.topic])
-        end = time.monotonic() + SETTLED_IN
+        end = time.monotonic() + settled
         while time.monotonic() < end:
-            client.poll(1.0)
-        begin, end = time.process_time(), time.monotonic() + IDLE
+            client.poll(min(1.0, settled))
+        begin, end = time.process_time(), time.monotonic() + seconds
         while time.monotonic() < end:
-            client.poll(1.0)
+            client.poll(min(1.0, seconds))
         used = time.process_time() - begin
         client.close()
-    return 100 * used / IDLE
+    return 100 * used / seconds
 
 
 def _paced(backlog: Backlog, count: int, rate: int, *, by: str) -> Load:
