@@ -82,14 +82,6 @@ KAFKA: Final = (
         "ContractError",
     ),
     _kafka(
-        "an_announced_delivery_never_comes",
-        "client.thread",
-        "        if events or self._filling:\n",
-        "        if events:\n",
-        "the first messages of an assignment wait for messages that the client turned out not to have",
-        "CaughtUp",
-    ),
-    _kafka(
         "a_new_assignment_makes_no_demand",
         "source",
         " or self._assigned != prefetched.assigned:\n",

@@ -273,6 +273,14 @@ _READING: Final = (
         _THREAD_TURNS + "a_credit_in_bytes_is_exceeded_by_one_message_at_most",
     ),
     _mutant(
+        "an_announced_delivery_never_comes",
+        "client.thread",
+        "        if events or self._filling:\n",
+        "        if events:\n",
+        "the first messages of an assignment wait for messages that the client turned out not to have",
+        _THREAD_TURNS + "an_announced_delivery_follows_without_a_message_and_without_a_wait",
+    ),
+    _mutant(
         "no_demand_of_the_newest_assignment",
         "client.thread",
         "        if self._failure is not None or demand.assigned < self._assigned:\n",
