@@ -271,6 +271,7 @@ KAFKA: Final = (
         "        return {each: self._rewound[each] for each in positions}\n",
         "a rewind is lost when a newer demand replaces its demand before the thread has seen it",
         *_DELIVERIES,
+        first=1_210,
     ),
 )
 
