@@ -80,7 +80,7 @@ async def test_statement_pooling_is_refused_at_the_start(proxies: Proxies) -> No
 
 
 async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
-    proxies: Proxies, monkeypatch: pytest.MonkeyPatch
+    proxies: Proxies, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another client takes the session, as a busy pool does at any time."""
     monkeypatch.setattr(lock_session, "_PROBES", 0)
@@ -95,6 +95,12 @@ async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
         assert held.lost
     finally:
         await locks.aclose()
+        # The locks limited the idle time of a session that the proxy would give to the next test.
+        async with await psycopg.AsyncConnection.connect(postgres.url, autocommit=True) as connection:
+            await connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+                "AND backend_type = 'client backend' AND application_name <> ''"
+            )
 
 
 @pytest.mark.parametrize(
