@@ -6,6 +6,7 @@ from typing import Final, Literal, NamedTuple
 
 from blake3 import blake3
 
+from lanes.arguments import kind_of
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, MessageError
@@ -53,8 +54,14 @@ def row_of(message: Message, by: By) -> Row:
     """Return the row of a message.
 
     Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key, or if the topic
-    name has a zero byte. Raises ``MessageError`` for a number beyond 64 bits.
+    name has a zero byte, or for another object in place of the message. Raises ``MessageError`` for a number beyond 64
+    bits.
     """
+    if not isinstance(message, Message):
+        raise ConfigError(
+            f"the second argument is {kind_of(message)}: pass the connection first, then one Message; once_all and "
+            "claim_all take a list of messages"
+        )
     partition, key, position = message.partition, message.key, message.position
     where = partition.id
     dead_letter = isinstance(message.raw, DeadLetter)

@@ -151,6 +151,14 @@ def test_any_connection_settings_work(postgres: PostgresServer, effects: Effects
                 assert len(found) == 1
 
 
+@pytest.mark.parametrize("call", ["once", "claim"])
+def test_arguments_in_the_wrong_place_are_refused(connection: Connection, effects: Effects, call: str) -> None:
+    function = getattr(Positions("books", schema=effects.schema), call)
+    for arguments, kind in (((message(5), connection), "a Connection"), ((connection, [message(5)]), "a list")):
+        with pytest.raises(ConfigError, match=f"the second argument is {kind}: pass the connection first, .* once_all"):
+            function(*arguments)
+
+
 @pytest.mark.anyio
 async def test_a_block_as_a_condition_is_refused(
     connection: Connection, aconnection: AsyncConnection, effects: Effects
