@@ -6,8 +6,8 @@ that every source passes is in ``memsource.contract``. The Hypothesis strategies
 
 A public name is imported at its first use, because every test run loads the pytest plugin, which imports this package.
 
-Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
-``adapters``, ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
+Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``postgres``, ``history``, ``checkers``, ``contract``,
+``sim``, ``adapters``, ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Final
 from tests.mutants import Mutant
 from tests.mutants.table_jetstream import JETSTREAM
 from tests.mutants.table_kafka import KAFKA as PLANTED
+from tests.mutants.table_postgres import POSTGRES
 
 
 def _kafka(name: str, module: str, old: str, new: str, breaks: str, *found_by: str, first: int = 0) -> Mutant:
@@ -289,6 +290,7 @@ _ALSO: Final = {
 ADAPTERS: Final = (
     *KAFKA,
     *JETSTREAM,
+    *POSTGRES,
     *(
         replace(PLANTED[name], name=f"simulated_{name}", campaign="kafka_adapter", found_by=found_by)
         for name, found_by in _ALSO.items()

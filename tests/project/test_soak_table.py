@@ -21,14 +21,17 @@ RESULTS: dict[str, dict[str, Any]] = {
         "schedules": 9_000,
         "kafka_schedules": 1_000,
         "jetstream_schedules": 500,
+        "postgres_schedules": 400,
         "cohort_schedules": 70,
         "kafka_pairs": (400, 486),
         "jetstream_pairs": (300, 400),
+        "postgres_pairs": (200, 567),
         "real_faults": 12,
         "planted_names": [name for name in MUTANTS if name != "two_of_a_lane"],
     },
     "kafka": {"faults": 34},
     "jetstream": {"faults": 56},
+    "postgres": {"faults": 78},
 }
 
 
@@ -70,5 +73,5 @@ def test_a_soak_that_has_not_run_keeps_its_former_result(tmp_path: Path) -> None
     last.write_text(json.dumps({name: {"faults": 1} for name in NAMES}))
     leave("kafka", {"faults": 2}, tmp_path)
     assert collected(tmp_path, last) == {
-        "simulation": {"faults": 1}, "kafka": {"faults": 2}, "jetstream": {"faults": 1}
+        "simulation": {"faults": 1}, "kafka": {"faults": 2}, "jetstream": {"faults": 1}, "postgres": {"faults": 1}
     }  # fmt: skip

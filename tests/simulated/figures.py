@@ -18,6 +18,7 @@ NAMES: Final = (
     "schedules",
     "kafka_schedules",
     "jetstream_schedules",
+    "postgres_schedules",
     "width_schedules",
     "pairs",
     "pairs_unreached",

@@ -16,6 +16,7 @@ from tests.effort import spread
 ADAPTERS: Final = {
     "kafka": ("tests.simulated.kafka.adapter", "KafkaAdapter"),
     "jetstream": ("tests.simulated.jetstream.adapter", "JetStreamAdapter"),
+    "postgres": ("tests.simulated.postgres.adapter", "PostgresAdapter"),
 }
 """Module and class of the side of each adapter."""
 

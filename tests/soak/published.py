@@ -34,8 +34,11 @@ PROMISES: Final = {
         "KeptBeforeRetry",
         "LeaseCovers",
         "LeaseHolds",
+        "LockHolds",
+        "LossEndsLease",
         "NothingStartsInDoubt",
         "OrderAcrossAssignments",
+        "OwnersStore",
         "PerKeyOrder",
         "RedeliveryNotRun",
         "RetryHoldsLane",
@@ -62,6 +65,7 @@ PROMISES: Final = {
         "OneTerminalOutcome",
         "OwnersCommit",
         "PositionsRise",
+        "StartsOnce",
         "UnknownCommitRepeated",
     ],
     "[P3](promises.md#p3)": [
@@ -89,6 +93,7 @@ PROMISES: Final = {
         "Deadlock",
         "DeletionIsNear",
         "DeletionTold",
+        "FrozenEnds",
         "GapIsReal",
         "KeptWorkGoesOn",
         "LaneProgress",
@@ -141,6 +146,7 @@ BACKENDS: Final = (
     Backend(
         "JetStream", ("jetstream_adapter",), "jetstream_schedules", "jetstream_pairs", ("simulation", "real_faults")
     ),
+    Backend("PostgreSQL", ("postgres_adapter",), "postgres_schedules", "postgres_pairs", ("postgres", "faults")),
     Backend(
         "cohort",
         ("cohort", "cohort_targets", "lease_walks", "jetstream_widths"),

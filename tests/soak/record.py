@@ -13,7 +13,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / ".cache" / "soak"
 LAST: Final = Path(__file__).with_name("last.json")
-NAMES: Final = ("simulation", "kafka", "jetstream")
+NAMES: Final = ("simulation", "kafka", "jetstream", "postgres")
 
 
 def leave(name: str, result: dict[str, Any], folder: Path = FOLDER) -> None:

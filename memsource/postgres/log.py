@@ -1,0 +1,184 @@
+"""The reference log: transactions append messages, and a sequencer gives positions to the messages that are visible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class StoredRow(NamedTuple):
+    """A message of the log.
+
+    Attributes:
+        key: Key; None = no key.
+        subject: Subject.
+        value: Payload.
+        time: Time of the message, in seconds since the epoch.
+    """
+
+    key: bytes | None
+    subject: str
+    value: bytes
+    time: float
+
+
+@dataclass(eq=False)
+class Batch:
+    """The messages of one partition in one transaction.
+
+    Attributes:
+        partition: Number of the partition.
+        rows: The messages.
+    """
+
+    partition: int
+    rows: tuple[StoredRow, ...]
+
+
+@dataclass(eq=False)
+class Transaction:
+    """A transaction that appends messages. It is *running* until ``ReferenceLog.commit`` or ``roll_back``.
+
+    Attributes:
+        batches: The appended batches.
+        tickets: The tickets of the batches; empty before the transaction is at its COMMIT.
+    """
+
+    batches: list[Batch] = field(default_factory=list)
+    tickets: list[int] = field(default_factory=list)
+
+
+class _Hole(NamedTuple):
+    """A ticket that was not visible, and the transactions that were running when that was noticed."""
+
+    ticket: int
+    running: frozenset[Transaction]
+
+
+class ReferenceLog:
+    """A log whose positions follow the order of the tickets that transactions take at their COMMIT.
+
+    A COMMIT has two parts. ``at_commit`` takes the tickets, and ``commit`` makes the messages visible. Other
+    transactions may take tickets, and the sequencer may run, between the two parts.
+
+    Args:
+        partitions: Number of partitions.
+
+    Attributes:
+        running: The transactions that have not ended.
+        on_position: Function that is called with the partition and the first position of each batch.
+    """
+
+    def __init__(self, partitions: int) -> None:
+        self.running: set[Transaction] = set()
+        self.on_position: Callable[[int, int], None] = lambda partition, position: None
+        self._rows: list[dict[int, StoredRow]] = [{} for _ in range(partitions)]
+        self._ends = [0] * partitions
+        self._tickets = 0
+        # Ticket -> batch, of the committed batches without a position.
+        self._pending: dict[int, Batch] = {}
+        self._highest = 0
+        self._holes: list[_Hole] = []
+
+    def __repr__(self) -> str:
+        return f"<ReferenceLog {len(self._ends)} partitions, {sum(self._ends)} messages, {len(self._pending)} pending>"
+
+    # --- appenders
+
+    def begin(self) -> Transaction:
+        """Begin a transaction."""
+        transaction = Transaction()
+        self.running.add(transaction)
+        return transaction
+
+    def at_commit(self, transaction: Transaction) -> None:
+        """Take a ticket for each batch of a transaction, which becomes visible by ``commit``."""
+        for _ in transaction.batches:
+            self._tickets += 1
+            transaction.tickets.append(self._tickets)
+
+    def commit(self, transaction: Transaction) -> None:
+        """Make the messages of a transaction visible, after ``at_commit``."""
+        self.running.remove(transaction)
+        self._pending.update(zip(transaction.tickets, transaction.batches, strict=True))
+
+    def roll_back(self, transaction: Transaction) -> None:
+        """End a transaction without its messages. Its tickets are never used."""
+        self.running.remove(transaction)
+
+    def append(self, partition: int, rows: Iterable[StoredRow]) -> None:
+        """Append messages in a transaction of its own, which commits at once."""
+        transaction = self.begin()
+        transaction.batches.append(Batch(partition, tuple(rows)))
+        self.at_commit(transaction)
+        self.commit(transaction)
+
+    # --- the sequencer
+
+    def sequence(self) -> int:
+        """Give the next positions to the visible batches, in the order of their tickets. Return their number.
+
+        A ticket below the highest one that is not visible is a hole. A later call finds its batch, and gives it the
+        position that is the next one then. A hole is forgotten when all transactions have ended that ran at its
+        discovery, because its own transaction is one of them.
+        """
+        holes = {hole.ticket for hole in self._holes}
+        found = sorted(ticket for ticket in self._pending if ticket > self._highest or ticket in holes)
+        before, self._highest = self._highest, max([self._highest, *found])
+        running = frozenset(self.running)
+        self._holes = [hole for hole in self._holes if hole.ticket not in found and hole.running & running]
+        self._holes += [
+            _Hole(ticket, running) for ticket in range(before + 1, self._highest + 1) if ticket not in found
+        ]
+        for ticket in found:
+            batch = self._pending.pop(ticket)
+            position = self._ends[batch.partition]
+            for index, row in enumerate(batch.rows):
+                self._rows[batch.partition][position + index] = row
+            self._ends[batch.partition] += len(batch.rows)
+            self.on_position(batch.partition, position)
+        return len(found)
+
+    # --- readers
+
+    @property
+    def ends(self) -> list[int]:
+        """The next position of each partition."""
+        return list(self._ends)
+
+    @property
+    def firsts(self) -> list[int]:
+        """The lowest position of each partition that is left; the next one in a partition without messages."""
+        return [min(rows, default=end) for rows, end in zip(self._rows, self._ends, strict=True)]
+
+    @property
+    def waiting(self) -> list[Batch]:
+        """The batches that are visible and have no position."""
+        return list(self._pending.values())
+
+    def read(self, partition: int, start: int, most: int) -> list[tuple[int, StoredRow]]:
+        """Return at most ``most`` messages at or above a position, with their positions."""
+        rows = self._rows[partition]
+        return [(position, rows[position]) for position in range(start, self._ends[partition]) if position in rows][
+            :most
+        ]
+
+    def rows(self, partition: int) -> Mapping[int, StoredRow]:
+        """Return the messages of a partition by their positions."""
+        return self._rows[partition]
+
+    def since(self, time: float) -> dict[int, int]:
+        """Return the first position with a message of this time or later, by partition."""
+        found = {}
+        for partition, rows in enumerate(self._rows):
+            positions = [position for position, row in rows.items() if row.time >= time]
+            if positions:
+                found[partition] = min(positions)
+        return found
+
+    def trim(self, partition: int, below: int) -> None:
+        """Delete the messages below a position, but not the last one. Idempotent."""
+        rows = self._rows[partition]
+        for position in [each for each in rows if each < min(below, self._ends[partition] - 1)]:
+            del rows[position]

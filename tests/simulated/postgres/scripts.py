@@ -1,0 +1,272 @@
+"""Scripts of the statements that ``lanes_postgres`` makes, for the simulated server and for a real one.
+
+A script plays on a ``Stage`` and returns its observations, which must be equal on both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import psycopg
+
+from lanes.core.types import PartitionId
+from lanes.ownership import Fenced, State, StateChange, StateKey
+from lanes_postgres import PostgresStates
+from lanes_postgres.advisory_locks import _TRY, _UNLOCK, _UNLOCK_ALL, _VERIFY
+from lanes_postgres.lock_session import _PREPARE
+from lanes_postgres.log.reading import LogTables, Wanted
+from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.steps import compose, compose_names, perform_async
+from lanes_postgres.subscription.starts import _FIND, decide_starts
+from lanes_postgres.subscription.visitor import _CHANNEL, _LEAVE, _MEMBERS
+from tests.simulated.postgres.statements import LOG, SCHEMA
+
+Seen = list[Any]
+Commit = Callable[[], Awaitable[None]]
+
+KEY: Final = StateKey("billing", PartitionId(LOG, 0), "1")
+OTHER: Final = StateKey("billing", PartitionId(LOG, 1), "1")
+TABLES: Final = LogTables(SCHEMA, 1, 2)
+LONG_AGO: Final = datetime(2000, 1, 1, tzinfo=UTC)
+NEVER: Final = datetime(2100, 1, 1, tzinfo=UTC)
+
+_WAITS: Final = 0.3
+"""Seconds after which a statement counts as waiting for another transaction."""
+
+
+class Stage(Protocol):
+    """A log of two partitions, on a simulated or a real server. Connections have autocommit."""
+
+    async def connect(self) -> Any:
+        """Open a connection."""
+
+    async def append(self, partition: int, *values: bytes) -> None:
+        """Append messages in a transaction."""
+
+    async def late(self, partition: int, *values: bytes) -> tuple[Commit, Commit]:
+        """Append messages in a transaction that has taken its ticket. Return what commits it and what rolls it back."""
+
+
+Script = Callable[[Stage], Coroutine[Any, Any, Seen]]
+
+
+@asynccontextmanager
+async def two(stage: Stage) -> Any:
+    """Two connections, which are closed after the block."""
+    one, other = await stage.connect(), await stage.connect()
+    try:
+        yield one, other
+    finally:
+        await one.close()
+        await other.close()
+
+
+def _states(connection: Any) -> PostgresStates:
+    @asynccontextmanager
+    async def lend() -> Any:
+        yield connection
+
+    return PostgresStates(lend, schema=SCHEMA)
+
+
+def _without_epoch(state: State) -> tuple[Any, ...]:
+    return state.floor, [tuple(run) for run in state.completed]
+
+
+async def _waits(work: asyncio.Task[Any]) -> bool:
+    done, _ = await asyncio.wait({work}, timeout=_WAITS)
+    return not done
+
+
+async def _row(connection: Any, query: Any, *parameters: Any) -> Any:
+    return await (await connection.execute(query, parameters or None)).fetchone()
+
+
+# --- states
+
+
+async def a_store_compares_the_epoch_and_no_floor_falls(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        first, second = _states(one), _states(other)
+        seen.append(dict(await first.read([KEY])))
+        begun = await first.claim(KEY, 5)
+        seen.append(_without_epoch(begun))
+        seen.append(await first.store([StateChange(KEY, State(begun.epoch, 8, [(9, 11), (12, 13)]))]))
+        seen.append(await first.store([StateChange(KEY, State(begun.epoch, 7, []))]))
+        again = await second.claim(KEY, 5)
+        seen += [again.epoch > begun.epoch, _without_epoch(again)]
+        changes = [StateChange(KEY, State(begun.epoch, 20, [])), StateChange(OTHER, State(1, 3, []))]
+        seen.append(await first.store(changes))
+        seen.append({key: _without_epoch(state) for key, state in (await first.read([OTHER, KEY])).items()})
+    return seen
+
+
+async def a_claim_waits_for_a_transaction_that_has_stored(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        first, second = _states(one), _states(other)
+        begun = await first.claim(KEY, 0)
+        async with one.transaction():
+            await first.store_in(one, StateChange(KEY, State(begun.epoch, 4, [])))
+            claiming = asyncio.ensure_future(second.claim(KEY, 0))
+            seen.append(await _waits(claiming))
+        seen.append(_without_epoch(await claiming))
+        try:
+            async with one.transaction():
+                await first.store_in(one, StateChange(KEY, State(begun.epoch, 9, [])))
+        except Fenced:
+            seen.append("fenced")
+        seen.append(_without_epoch((await second.read([KEY]))[KEY]))
+    return seen
+
+
+# --- locks
+
+
+async def a_lock_belongs_to_one_session(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        # A session that takes its lock twice would have to free it twice. The adapter never does.
+        for connection, query in (
+            (one, _TRY),
+            (other, _TRY),
+            (other, _UNLOCK),
+            (one, _UNLOCK),
+            (one, _UNLOCK),
+            (other, _TRY),
+            (one, _TRY),
+        ):
+            seen.append((await _row(connection, query, 7))[0])
+        await _row(other, _UNLOCK_ALL)
+        seen.append((await _row(one, _TRY, 7))[0])
+        pid, _, locks = await _row(one, _VERIFY)
+        seen += [pid == one.pgconn.backend_pid, locks]
+        await one.close()
+        async with asyncio.timeout(20):
+            while not (await _row(other, _TRY, 7))[0]:  # noqa: ASYNC110  # no event tells the end of a session
+                await asyncio.sleep(0.01)
+        seen.append("free after the end of its session")
+    return seen
+
+
+async def an_idle_session_ends_with_its_locks(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        shown, standby, pid = await _row(one, _PREPARE, "500ms")
+        seen += [shown, standby, pid == one.pgconn.backend_pid, (await _row(one, _TRY, 8))[0]]
+        await asyncio.sleep(0.3)
+        seen.append((await _row(one, _VERIFY))[1:])
+        await asyncio.sleep(0.3)
+        seen.append((await _row(other, _TRY, 8))[0])
+        await asyncio.sleep(0.6)
+        seen.append((await _row(other, _TRY, 8))[0])
+        try:
+            await _row(one, _VERIFY)
+        except psycopg.OperationalError:
+            seen.append("ended")
+        seen.append(one.closed)
+    return seen
+
+
+# --- the log
+
+
+async def _read_all(connection: Any) -> Seen:
+    found = await TABLES.fetch(connection, [Wanted(0, 0, 10), Wanted(1, 0, 10)])
+    return [(number, [(each.position, each.value) for each in rows]) for number, rows in sorted(found.items())]
+
+
+async def positions_follow_the_tickets_and_a_late_commit_is_not_passed(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        await stage.append(0, b"a", b"b")
+        commit, _ = await stage.late(0, b"late")
+        _, roll_back = await stage.late(0, b"gone")
+        await stage.append(0, b"c")
+        await stage.append(1, b"x")
+        seen.append(await perform_async(one, sequencing(SCHEMA), "script"))
+        seen += [await TABLES.ends(one), await _read_all(one)]
+        seen.append(await perform_async(other, sequencing(SCHEMA), "script"))
+        await commit()
+        seen.append(await perform_async(other, sequencing(SCHEMA), "script"))
+        await roll_back()
+        await stage.append(1, b"y")
+        seen.append(await perform_async(one, sequencing(SCHEMA), "script"))
+        seen += [await TABLES.ends(one), await TABLES.firsts(one), await _read_all(other)]
+        seen.append(sorted((await TABLES.oldest(one, {0: 2, 1: 2})).keys()))
+        seen += [dict(await TABLES.since(one, LONG_AGO)), dict(await TABLES.since(one, NEVER))]
+        found = await TABLES.fetch(one, [Wanted(0, 1, 2), Wanted(1, 5, 1)])
+        seen.append([(each.position, each.value, each.key, each.subject, each.headers) for each in found[0]])
+        seen.append(sorted(found))
+    return seen
+
+
+async def the_sequencer_notifies_the_readers(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        (channel,) = await _row(one, compose_names(_CHANNEL, SCHEMA))
+        one.add_notify_handler(lambda notify: seen.append(notify.pid == other.pgconn.backend_pid))
+        await one.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(channel)))
+        await stage.append(0, b"a")
+        await perform_async(other, sequencing(SCHEMA), "script")
+        await perform_async(other, sequencing(SCHEMA), "script")
+        await asyncio.sleep(0.1)
+        await TABLES.ends(one)
+        await one.execute("UNLISTEN *")
+        await stage.append(0, b"b")
+        await perform_async(other, sequencing(SCHEMA), "script")
+        await asyncio.sleep(0.1)
+        seen.append(await TABLES.ends(one))
+    return seen
+
+
+# --- subscriptions
+
+
+async def new_members_decide_once_where_they_begin(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        await stage.append(1, b"x", b"y")
+        both = await asyncio.gather(
+            decide_starts(one, TABLES, "billing", "next", "script"),
+            decide_starts(other, TABLES, "billing", "beginning", "script"),
+        )
+        seen.append(both[0] == both[1])
+        await stage.append(0, b"a")
+        seen.append(await decide_starts(one, TABLES, "billing", "next", "script") == both[0])
+        seen.append(await decide_starts(one, TABLES, "mail", "next", "script"))
+        seen.append(await decide_starts(one, TABLES, "audit", LONG_AGO, "script"))
+        seen.append(await decide_starts(one, TABLES, "none", NEVER, "script"))
+        seen.append(tuple(await _row(one, compose(_FIND, SCHEMA), 1, "mail")))
+    return seen
+
+
+async def members_see_the_living_others(stage: Stage) -> Seen:
+    async with two(stage) as (one, other):
+
+        async def tell(connection: Any, member: str, owned: int, waits: bool) -> Seen:
+            parameters = {
+                "log": 1, "subscription": "billing", "member": member, "owned": owned, "waits": waits, "stale": 3.0
+            }  # fmt: skip
+            return list(await (await connection.execute(compose(_MEMBERS, SCHEMA), parameters)).fetchall())
+
+        seen = [await tell(one, "m-1", 2, False), await tell(other, "m-2", 0, True), await tell(one, "m-1", 1, False)]
+        await one.execute(compose(_LEAVE, SCHEMA), (1, "billing", "m-1"))
+        return [*seen, await tell(other, "m-2", 0, True)]
+
+
+SCRIPTS: Final[tuple[Script, ...]] = (
+    a_store_compares_the_epoch_and_no_floor_falls,
+    a_claim_waits_for_a_transaction_that_has_stored,
+    a_lock_belongs_to_one_session,
+    an_idle_session_ends_with_its_locks,
+    positions_follow_the_tickets_and_a_late_commit_is_not_passed,
+    the_sequencer_notifies_the_readers,
+    new_members_decide_once_where_they_begin,
+    members_see_the_living_others,
+)

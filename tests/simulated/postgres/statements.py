@@ -1,0 +1,335 @@
+"""The statements of the adapter, translated into calls of the server as data.
+
+A statement that is not in the tables ends the run, so a new statement of the adapter cannot be forgotten here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, LiteralString
+
+from psycopg import sql
+
+from lanes_postgres import advisory_locks, dead_letters, lock_session, migrations, states
+from lanes_postgres.log import appending, reading, sequencer, trigger
+from lanes_postgres.steps import compose, compose_names
+from lanes_postgres.subscription import kept, starts, visitor
+from memsource.postgres.log import StoredRow
+from memsource.postgres.server import Session
+from memsource.postgres.states import StateRow, claim, store
+
+SCHEMA: Final = "lanes"
+LOG: Final = "orders"
+INCARNATION: Final = "1"
+
+Rows = list[tuple[Any, ...]]
+Answer = Callable[[Session, Any, float], Rows | None]
+"""A function that performs a statement with its parameters at a time. None = the statement returns no rows."""
+
+
+def perform(session: Session, query: bytes, parameters: Any, now: float) -> Rows | None:
+    """Perform one statement. Raises ``Blocked`` and ``UniqueViolation``."""
+    for beginning, answer in _BEGINNINGS.items():
+        if query.startswith(beginning):
+            return answer(session, query, now)
+    assert query in _ANSWERS, f"tests.simulated.postgres.statements has no answer to {query.decode()}"
+    return _ANSWERS[query][1](session, parameters, now)
+
+
+def call_of(query: bytes) -> str:
+    """Return the name of a statement, for the faults of a run."""
+    return _ANSWERS[query][0] if query in _ANSWERS else "other"
+
+
+def text_of(query: object) -> bytes:
+    """Return a query as the client sends it."""
+    if isinstance(query, sql.Composable):
+        return query.as_bytes(None)
+    return query.encode() if isinstance(query, str) else bytes(query)  # type: ignore[call-overload]
+
+
+# --- sessions and transactions
+
+
+def _begin(session: Session, query: Any, now: float) -> None:
+    session.begin()
+
+
+def _commit(session: Session, query: Any, now: float) -> None:
+    session.commit()
+
+
+def _roll_back(session: Session, query: Any, now: float) -> None:
+    session.roll_back()
+
+
+def _listen(session: Session, query: Any, now: float) -> None:
+    session.listens = True
+
+
+def _unlisten(session: Session, query: Any, now: float) -> None:
+    session.listens = False
+
+
+def _nothing(session: Session, query: Any, now: float) -> None:
+    """Accept a setting that the server as data does not have."""
+
+
+_BEGINNINGS: Final[dict[bytes, Answer]] = {
+    b"BEGIN": _begin,
+    b"COMMIT": _commit,
+    b"ROLLBACK": _roll_back,
+    b"LISTEN ": _listen,
+    b"UNLISTEN ": _unlisten,
+    b"SET ": _nothing,
+    b"RESET ": _nothing,
+}
+
+
+# --- locks
+
+
+def _prepare(session: Session, parameters: Any, now: float) -> Rows:
+    (timeout,) = parameters
+    session.timeout = float(timeout.removesuffix("ms")) / 1000
+    return [(timeout, False, session.pid)]
+
+
+def _pid(session: Session, parameters: Any, now: float) -> Rows:
+    return [(session.pid,)]
+
+
+def _try(session: Session, parameters: Any, now: float) -> Rows:
+    return [(session.try_lock(parameters[0]), session.pid)]
+
+
+def _unlock(session: Session, parameters: Any, now: float) -> Rows:
+    return [(session.unlock(parameters[0]),)]
+
+
+def _unlock_all(session: Session, parameters: Any, now: float) -> Rows:
+    session.unlock_all()
+    return [("",)]
+
+
+def _verify(session: Session, parameters: Any, now: float) -> Rows:
+    return [(session.pid, f"{round(session.timeout * 1000)}ms", session.locked() or None)]
+
+
+# --- states
+
+
+def state_key(subscription: str, source: str, partition: int, incarnation: str) -> tuple[Any, ...]:
+    """Return the key of a state."""
+    return "state", subscription, source, int(partition), incarnation
+
+
+def _array(runs: tuple[tuple[int, int], ...]) -> str:
+    return "{" + ",".join(f"{start},{end}" for start, end in runs) + "}"
+
+
+def _runs(array: str) -> tuple[tuple[int, int], ...]:
+    bounds = [int(bound) for bound in array.strip("{}").split(",") if bound]
+    return tuple(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+def _read(session: Session, parameters: Any, now: float) -> Rows:
+    found = [
+        (index, row.epoch, row.floor, _array(row.completed))
+        for index, key in enumerate(zip(*parameters, strict=True), start=1)
+        if (row := session.get(state_key(*key))) is not None
+    ]
+    return [tuple(map(list, zip(*found, strict=True)))] if found else [(None, None, None, None)]
+
+
+def _claim(session: Session, parameters: Any, now: float) -> Rows:
+    *key, start = parameters
+    row = claim(session, state_key(*key), int(start))
+    return [(row.epoch, row.floor, _array(row.completed))]
+
+
+def _store(session: Session, parameters: Any, now: float) -> Rows:
+    changes = list(zip(*parameters, strict=True))
+    for *key, _, _, _ in changes:
+        session.lock_row(state_key(*key))
+    stored = [
+        index
+        for index, (*key, epoch, floor, completed) in enumerate(changes, start=1)
+        if store(session, state_key(*key), StateRow(epoch, floor, _runs(completed)))
+    ]
+    return [(stored or None,)]
+
+
+def _lock_state(session: Session, parameters: Any, now: float) -> Rows:
+    key = state_key(*parameters)
+    session.lock_row(key)
+    row = session.get(key)
+    return [] if row is None else [(row.epoch,)]
+
+
+# --- the log
+
+
+def _log(session: Session, parameters: Any, now: float) -> Rows:
+    return [(1, len(session.server.log.ends), INCARNATION, None)] if parameters == (LOG,) else []
+
+
+def _sequence(session: Session, parameters: Any, now: float) -> Rows:
+    return [(session.server.sequence(session),)]
+
+
+def _look(session: Session, parameters: Any, now: float) -> Rows:
+    done = session.server.sequence(session)
+    return [(done, session.server.log.ends)]
+
+
+def _trigger(session: Session, parameters: Any, now: float) -> Rows:
+    return [("O", True)]
+
+
+def _lags(session: Session, parameters: Any, now: float) -> Rows:
+    """Return nothing, as for a log without a subscription, because no run judges the kept messages."""
+    return []
+
+
+def _wanted(parameters: Any) -> list[tuple[int, int, int]]:
+    return list(zip(parameters["partitions"], parameters["starts"], parameters["mosts"], strict=True))
+
+
+def _fetch(session: Session, parameters: Any, now: float) -> Rows:
+    return [
+        (partition, position, row.key, row.subject, None, row.value, row.time)
+        for partition, start, most in _wanted(parameters)
+        for position, row in session.server.log.read(partition, start, most)
+    ]
+
+
+def _oldest(session: Session, parameters: Any, now: float) -> Rows:
+    return [
+        (partition, row.time)
+        for partition, start, most in _wanted(parameters)
+        for _, row in session.server.log.read(partition, start, most)
+    ]
+
+
+def _ends(session: Session, parameters: Any, now: float) -> Rows:
+    return [(end,) for end in session.server.log.ends]
+
+
+def _firsts(session: Session, parameters: Any, now: float) -> Rows:
+    return [(first,) for first in session.server.log.firsts]
+
+
+def _since(session: Session, parameters: Any, now: float) -> Rows:
+    return [*session.server.log.since(parameters["time"].timestamp()).items()]
+
+
+# --- subscriptions
+
+
+def subscription_key(log: int, name: str) -> tuple[Any, ...]:
+    """Return the key of a subscription, whose row has its start and the first positions."""
+    return "subscription", int(log), name
+
+
+def _find_start(session: Session, parameters: Any, now: float) -> Rows:
+    row = session.get(subscription_key(*parameters))
+    return [] if row is None else [row]
+
+
+def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
+    session.lock_until_commit(tuple(parameters))
+    return [("",)]
+
+
+def _add_start(session: Session, parameters: Any, now: float) -> None:
+    log, name, start, first = parameters
+    session.insert(subscription_key(log, name), (start, list(first)))
+
+
+def _channel(session: Session, parameters: Any, now: float) -> Rows:
+    return [("lanes_log_1",)]
+
+
+def member_key(log: int, subscription: str, member: str) -> tuple[Any, ...]:
+    """Return the key of a member, whose row has its partitions, whether it waits, and its last sign of life."""
+    return "member", int(log), subscription, member
+
+
+def _members(session: Session, parameters: Any, now: float) -> Rows:
+    log, subscription, member = parameters["log"], parameters["subscription"], parameters["member"]
+    session.put(member_key(log, subscription, member), (int(parameters["owned"]), parameters["waits"], now))
+    of = member_key(log, subscription, "")[:3]
+    return [
+        (owned, waits)
+        for key, (owned, waits, seen) in _rows_of(session, "member")
+        if key[:3] == of and key[3] != member and seen > now - parameters["stale"]
+    ]
+
+
+def _leave(session: Session, parameters: Any, now: float) -> None:
+    session.put(member_key(*parameters), None)
+
+
+def _rows_of(session: Session, kind: str) -> list[tuple[Any, Any]]:
+    return [(key, row) for key, row in session.server.rows.items() if isinstance(key, tuple) and key[0] == kind]
+
+
+# --- tables and dead letters
+
+
+def _is_there(session: Session, parameters: Any, now: float) -> Rows:
+    return [(True, True)]
+
+
+def _version(session: Session, parameters: Any, now: float) -> Rows:
+    return [(len(migrations.migrations()),)]
+
+
+def _put(session: Session, parameters: Any, now: float) -> None:
+    key = "letter", parameters["box"], parameters["id"]
+    if session.get(key) is None:
+        session.put(key, (parameters["record"], parameters["value"]))
+
+
+_OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
+    (migrations._IS_THERE, "other", _is_there),
+    (migrations._VERSION, "other", _version),
+    (appending._FIND, "other", _log),
+    (sequencer._SEQUENCE, "look", _sequence),
+    (sequencer._LOOK, "look", _look),
+    (reading._FETCH, "read", _fetch),
+    (reading._OLDEST, "read", _oldest),
+    (reading._ENDS, "look", _ends),
+    (reading._FIRSTS, "other", _firsts),
+    (reading._SINCE, "other", _since),
+    (starts._FIND, "start", _find_start),
+    (starts._ADD, "start", _add_start),
+    (visitor._MEMBERS, "members", _members),
+    (visitor._LEAVE, "other", _leave),
+    (kept._LAGS, "other", _lags),
+    (states._READ, "read states", _read),
+    (states._CLAIM, "claim", _claim),
+    (states._STORE, "store", _store),
+    (states._LOCK, "store", _lock_state),
+    (dead_letters._PUT, "letter", _put),
+)
+_OF_THE_SERVER: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
+    (starts._LOCK, "start", _lock_start),
+    (trigger._FIND, "other", _trigger),
+    (lock_session._PREPARE, "verify", _prepare),
+    (lock_session._PID, "verify", _pid),
+    (advisory_locks._TRY, "lock", _try),
+    (advisory_locks._UNLOCK, "unlock", _unlock),
+    (advisory_locks._UNLOCK_ALL, "unlock", _unlock_all),
+    (advisory_locks._VERIFY, "verify", _verify),
+)
+_ANSWERS: Final[dict[bytes, tuple[str, Answer]]] = {
+    **{compose(text, SCHEMA): (call, answer) for text, call, answer in _OF_A_SCHEMA},
+    **{text.encode(): (call, answer) for text, call, answer in _OF_THE_SERVER},
+    compose_names(visitor._CHANNEL, SCHEMA): ("other", _channel),
+    b"BEGIN": ("begin", _begin),
+    b"COMMIT": ("commit", _commit),
+}
+
+__all__ = ["INCARNATION", "LOG", "SCHEMA", "StoredRow", "call_of", "member_key", "perform", "state_key", "text_of"]
