@@ -27,7 +27,7 @@ ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
 ON_SPARK = [name for name in CASES if name.startswith("spark")]
 OF_PLOTS = ["zone", "scaling"]
-AT_LIGHT_LOAD = ["jetstream-light"]
+AT_LIGHT_LOAD = ["jetstream-light", "postgres-log"]
 NEEDED: dict[str, Callable[[], object]] = {
     **{name: find_program for name in CASES if name.startswith("jetstream")},
     "postgres": find_programs,
