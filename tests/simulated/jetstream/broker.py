@@ -162,8 +162,8 @@ class JetStreamBroker(KeepsDeadLetters):
         waits = self._durable and (self._takeover == "hold-back" or "create" in self._faulty)
         if silent or waits:
             # Only the end of ack_wait shows a lost acknowledgement, or brings the messages of an earlier process back.
-            # A takeover also waits for it after three lost changes of the consumer.
-            self._ack_wait = rng.choice([6.0, 6.0, 30.0, 300.0])
+            # A takeover also waits for it after three lost changes of the consumer, and perhaps several times.
+            self._ack_wait = min(rng.choice([6.0, 6.0, 30.0, 300.0]), 30.0 if waits else 300.0)
         lease = self._cohort["lease"]
         self.deadlines: tuple[float, ...] = (lease, lease * 2 / 3, self._cohort["drain_within"], 1.5, 5.0, 6.0)
         if use == "shared":
