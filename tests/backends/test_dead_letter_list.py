@@ -221,7 +221,7 @@ def test_a_message_without_a_key_is_shown_so(command: Command, place: Place) -> 
     sent = of(place, key=None)
     place.park(sent)
     shown = command("show", sent.id, *place.options)
-    assert re.search(r"^key +none$", shown.out, re.M), shown.out
+    assert re.search(r"^ *key +none *$", shown.out, re.M), shown.out
 
 
 def test_a_dead_letter_cannot_control_the_terminal(command: Command, place: Place) -> None:
