@@ -262,8 +262,8 @@ _BOUNDS: Final = (
     Mutant(
         "no_room_of_a_partition",
         "lanes.core.partition_budgets",
-        "        left = min([self._bound, *map(self._left, open_to)])",
-        "        left = self._bound",
+        "        most = min([self._bound, *(count for budget, count in left.items() if budget not in full)])",
+        "        most = self._bound",
         "messages of a partition in flight do not reduce the room for its deliveries",
         "kafka",
         ("PartitionBudgets",),
@@ -294,7 +294,7 @@ _BOUNDS: Final = (
     Mutant(
         "full_partition_never_resumes",
         "lanes.core.partition_budgets",
-        "            self.full.remove(partition)\n",
+        "            self.full.remove(budget)\n",
         "",
         "a partition that was full delivers no message any more",
         "kafka",
