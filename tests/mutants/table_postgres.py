@@ -87,15 +87,26 @@ POSTGRES: Final = (
             ),
         ),
     ),
-    _planted(
-        "start_decided_twice",
-        "lanes_postgres.subscription.starts",
-        "            row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription)))"
-        ".fetchone()\n            if row is None:\n",
-        "            if True:\n",
-        "two new members decide where the subscription begins",
-        "StartsOnce",
-        "SourceError",
+    replace(
+        _planted(
+            "start_decided_twice",
+            "lanes_postgres.subscription.starts",
+            "            row = await (await connection.execute(compose(_FIND, tables.schema), "
+            "(tables.log, subscription))).fetchone()\n            if row is None:\n",
+            "            if True:\n",
+            "two new members decide where the subscription begins",
+            "StartsOnce",
+        ),
+        also=(
+            _planted(
+                "second_row",
+                "memsource.postgres.server",
+                "        if self.get(key) is not None:\n            raise UniqueViolation\n",
+                "",
+                "an insert replaces the row of another session",
+                "StartsOnce",
+            ),
+        ),
     ),
     _planted(
         "start_not_from_the_table",
@@ -114,17 +125,5 @@ POSTGRES: Final = (
         "the lock of a partition is given up while its handlers run",
         "LockHolds",
         "NoOverlap",
-    ),
-    _planted(
-        "rest_skips_waiting",
-        "lanes_postgres.subscription.visitor",
-        "            if owned.over or owned.revoked or owned.read != each.start:\n",
-        "            if owned.over or owned.revoked:\n",
-        "messages of an earlier read follow those of a later one",
-        "NothingLost",
-        "DeliveredThenStarted",
-        "PerKeyOrder",
-        "ContractError",
-        "CaughtUp",
     ),
 )

@@ -291,7 +291,7 @@ class PostgresBroker(KeepsDeadLetters):
     def _stored(self, session: Session, key: Hashable, before: Any, after: Any) -> None:
         """Judge a change of a row, by the row itself."""
         assert isinstance(key, tuple)
-        if key[0] == "subscription" and before is not None and after != before:
+        if key[0] == "subscription" and before is not None:
             self.find("StartsOnce", f"{session.owner} decides again where the subscription begins: {after}")
         if key[0] != "state" or after is None:
             return
