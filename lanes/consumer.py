@@ -725,5 +725,8 @@ class Consumer:
         if end_process is None:
             await self._close_source(run)
         else:
-            await self._close(run.ending)
-            end_process(run.fatal)
+            try:
+                await self._close(run.ending)
+            finally:
+                # Nothing else ends the process: the run waits for a handler that may never end.
+                end_process(run.fatal)

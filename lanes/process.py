@@ -223,6 +223,8 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             """End the process beside a handler that ignores its cancellation, for which the event loop would wait."""
             try:
                 status = _status(failure, at_once=at_once)
+            except SystemExit as leaving:
+                status = _exit_status(leaving)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)
                 status = EXIT_FAILED
@@ -263,6 +265,16 @@ def _status(failure: BaseException | None, *, at_once: bool) -> int:
         log.error("the run ends after %s%s", shown(cause), at, exc_info=traceback_of(cause))
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
+
+
+def _exit_status(leaving: SystemExit) -> int:
+    """Return the status with which Python ends for this error, and print its text if it has one."""
+    if leaving.code is None:
+        return EXIT_DRAINED
+    if isinstance(leaving.code, int):
+        return leaving.code
+    sys.stderr.write(f"{leaving.code}\n")
+    return EXIT_FAILED
 
 
 _JOINED_WITHIN: Final = 1.0

@@ -142,6 +142,8 @@ class Run:
         self.stopping = False
         self.at_once = False
         self._exhausted = False
+        # A loss cancels handlers for the first time, without the grace that a drain has given the others.
+        self._lost_running = False
         self._starved = False
         self._entering = False
         self._given_back: set[PartitionId] = set()
@@ -562,6 +564,7 @@ class Run:
         if held is not None:
             reason = f"{reason}; {held}"
         zombies = self.engine.lose(partition)
+        self._lost_running = self._lost_running or bool(zombies)
         self._handover.lost(partition)
         self._ownership.lost(partition, reason, zombies)
         if not self._entering:
@@ -582,9 +585,12 @@ class Run:
         try:
             await self._serve_deadlines()
         except anyio.get_cancelled_exc_class():
-            # The tasks of this run have been cancelled, and the run waits for all of them.
+            # The tasks of this run have been cancelled, and the run waits for all of them. A worker whose handler
+            # ignored that cancellation would otherwise take its next message, although the source is closed.
+            self.engine.hold_starts()
             with anyio.CancelScope(shield=True):
-                within = DRAINED_WITHIN if self.ending == "drained" else self._settings.grace
+                drained = self.ending == "drained" and not self._lost_running
+                within = DRAINED_WITHIN if drained else self._settings.grace
                 if left := await survivors(self.workers, within):
                     await self._outlived(left)
             raise

@@ -108,6 +108,14 @@ async def leave_or_ignore(message: Message) -> None:
     raise MemoryError("no memory")
 
 
+async def exit_or_ignore(message: Message) -> None:
+    """One handler leaves the program, and the other one ignores its cancellation."""
+    if message.partition.id.number:
+        await ignore_cancellation(message)
+    await anyio.sleep(0.2)
+    sys.exit(7)
+
+
 HANDLERS = {
     "line": wait_for_a_line,
     "ever": wait_for_ever,
@@ -121,6 +129,7 @@ HANDLERS = {
     "leave": leave,
     "hasty": ignore_cancellation,
     "fail beside": leave_or_ignore,
+    "leave beside": exit_or_ignore,
 }
 
 
@@ -129,11 +138,11 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
     if case == "doze":
         for number in range(48):
             broker.publish(key=str(number))
-    if case == "fail beside":
+    if case in ("fail beside", "leave beside"):
         broker = MemoryBroker(2)
         broker.publish(key="a", partition=1)
     for _ in range(2):
-        broker.publish(key="a", partition=0 if case == "fail beside" else None)
+        broker.publish(key="a", partition=0 if case in ("fail beside", "leave beside") else None)
     source = MemorySource(broker)
     settings = lanes.Settings()
     if case == "finite":
@@ -150,7 +159,7 @@ def main(case: str, backend: Literal["asyncio", "trio"]) -> None:
         source.fail("settle", SourceError("the connection is closed"), times=100)
     elif case == "poison policy":
         settings = lanes.Settings(poison="skip")
-    elif case in ("hasty", "fail beside"):
+    elif case in ("hasty", "fail beside", "leave beside"):
         settings = lanes.Settings(drain_timeout=0.3, grace=0.3)
     elif case == "failing":
         settings = lanes.Settings(retry=lanes.Retry(attempts=1))

@@ -268,6 +268,15 @@ def test_a_failure_ends_the_process_beside_a_handler_that_ignores_its_cancellati
 
 
 @pytest.mark.process
+def test_the_status_of_a_handler_that_leaves_counts_beside_one_that_ignores_its_cancellation(job: Job) -> None:
+    process = job("leave beside")
+    assert says(process) == "running"
+    out, err = rest(process)
+    assert (process.returncode, out) == (7, "")
+    assert GOES_ON.search(err), err
+
+
+@pytest.mark.process
 def test_the_end_of_a_finite_source_prints_nothing(job: Job) -> None:
     process = job("finite")
     out, err = process.communicate(timeout=TIMEOUT)

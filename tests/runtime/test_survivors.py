@@ -17,6 +17,7 @@ class Stubborn:
 
     def __init__(self) -> None:
         self.running = 0
+        self.started: list[int] = []
         self._over = False
 
     def let_go(self) -> None:
@@ -24,6 +25,7 @@ class Stubborn:
 
     async def one(self, message: Message) -> None:
         self.running += 1
+        self.started.append(message.position)
         while not self._over:
             try:
                 await anyio.sleep(0.001)
@@ -63,6 +65,42 @@ async def test_the_source_closes_beside_a_handler_that_ignores_its_cancellation(
         f"memory: Stubborn.{kind} goes on after its cancellation for 2 message(s), so the source is "
     )
     assert line.endswith("Positions: memory/0: 0, 1")
+
+
+@pytest.mark.anyio
+async def test_no_handler_starts_after_the_source_has_closed_beside_a_stubborn_one() -> None:
+    broker, handler = published("a", "b", "a", "b"), Stubborn()
+    source = MemorySource(broker)
+    async with started(consumer_of(source, handler.one, grace=0.05, concurrency=2)) as run:
+        await until(lambda: handler.running == 2)
+        run.consumer.stop(at_once=True)
+        await until(lambda: source.called("aclose"))
+        handler.let_go()
+        assert await run.end() is None
+    assert handler.started == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_a_handler_of_a_partition_lost_in_the_drain_gets_its_grace(caplog: pytest.LogCaptureFixture) -> None:
+    source = MemorySource(published("a"))
+    cleaned: list[bool] = []
+
+    async def handle(message: Message) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.4)
+            cleaned.append(not source.called("aclose"))
+
+    async with started(consumer_of(source, handle, drain_timeout=60.0, grace=30.0)) as run:
+        await until(lambda: run.consumer.status().running == 1)
+        run.consumer.stop()
+        await turns()
+        source.lose(0)
+        assert await run.end() is None
+    assert cleaned == [True]
+    assert [line for line in caplog.messages if "goes on" in line] == []
 
 
 @pytest.mark.anyio
