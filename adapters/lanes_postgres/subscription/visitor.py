@@ -477,6 +477,8 @@ class Visitor:
             if owned.over or owned.revoked or owned.read != each.start:
                 continue
             if not messages or messages[0].position != each.start:
+                if owned.waiting:
+                    continue  # A position beyond the gap would overtake them. A later read finds the gap again.
                 if self.tables.own or each.start < (await self.tables.firsts(connection))[each.partition]:
                     await self._trimmed(connection, owned)
                     continue

@@ -6,12 +6,16 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import anyio
 import psycopg
 import pytest
 
 from lanes import Consumer, Message
 from lanes.cli import app as cli
+from lanes.core.types import Room
 from lanes.errors import ConfigError
+from lanes.ownership import LocalLocks
+from lanes.source import Assigned, Delivered, Progressed, SourceEvent
 from lanes_postgres import Columns, Log, PostgresSource, Record, migrate
 from lanes_postgres.cli.retention import trim
 from tests.components import PostgresServer
@@ -157,6 +161,36 @@ async def test_deleted_rows_are_not_delivered(outbox: Outbox) -> None:
         outbox.commit("ann", 9)
         await until(lambda: len(seen.values) == 6)
     assert seen.values == ["2", "3", "5", "6", "7", "9"]
+
+
+async def test_messages_before_deleted_rows_are_delivered_before_the_position_beyond_them(outbox: Outbox) -> None:
+    outbox.create()
+    for number in range(10):
+        outbox.commit("ann", number)
+    outbox.execute(f"DELETE FROM {outbox.table} WHERE payload IN ('7', '8', '9')")
+    events: list[SourceEvent] = []
+
+    def delivered() -> list[int]:
+        return [message.position for event in events if isinstance(event, Delivered) for message in event.run]
+
+    source = outbox.source(locks=LocalLocks(outbox.schema))
+    await source.open()
+    try:
+        with anyio.fail_after(20):
+            while not any(isinstance(event, Assigned) for event in events):
+                events += await source.receive(Room(7, 1_000_000))
+            await anyio.sleep(0.5)
+            while len(delivered()) < 5:
+                events += await source.receive(Room(5, 1_000_000))
+            # Two messages wait, and there is room to read the three deleted ones.
+            await anyio.sleep(0.5)
+            while not any(isinstance(event, Progressed) for event in events):
+                events += await source.receive(Room(5, 1_000_000))
+    finally:
+        await source.aclose()
+    assert delivered() == list(range(7))
+    last = max(number for number, event in enumerate(events) if isinstance(event, Delivered))
+    assert next(number for number, event in enumerate(events) if isinstance(event, Progressed)) > last
 
 
 async def test_a_trim_leaves_the_rows_of_the_user(outbox: Outbox) -> None:
