@@ -1,4 +1,4 @@
-"""The mutants of the processes of handlers: each is found by tests of ``tests/workers/test_process_ends.py``."""
+"""The mutants of the workers that no simulated run can show: each is found by tests of ``tests/workers``."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ PROCESSES: Final = {
             "a handler outlives its revoked partition",
             "processes",
             (f"{_ENDS}test_a_revoked_partition_kills_its_handlers_and_no_others[asyncio-None]",),
+        ),
+        # In a simulated run, a worker looks again after it has written the row of the start, so no handler is called.
+        Mutant(
+            "woken_workers_do_not_look_for_a_freeze",
+            "lanes.workers.freezes",
+            "        held = self._watch.look(now)",
+            "        held = self._watch.held",
+            "a worker takes a message that wakes it after a freeze, although the partition may be lost",
+            "processes",
+            ("tests/workers/test_freezes.py::test_a_message_that_wakes_a_worker_after_a_freeze_does_not_start[asyncio]",),
         ),
     )
 }

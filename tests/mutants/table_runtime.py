@@ -216,17 +216,6 @@ RUNTIME: Final = (
         first=60,
     ),
     Mutant(
-        "woken_workers_do_not_look_for_a_freeze",
-        "lanes.workers.freezes",
-        "        held = self._watch.look(now)",
-        "        held = self._watch.held",
-        "a worker takes a message that wakes it after a freeze, although the partition may be lost",
-        "kafka",
-        # The handler is not called, because a worker looks again after it has written the row of the start.
-        ("KeptWorkGoesOn",),
-        first=60,
-    ),
-    Mutant(
         "handlers_start_without_a_confirmation",
         "lanes.runtime.confirmation",
         "            confirmed = set(await self._source.confirm(self._left(set())))",

@@ -64,7 +64,7 @@ def test_retention_deletes_messages_in_some_runs(adapter: KafkaAdapter) -> None:
 
 def test_members_wake_from_long_freezes_in_some_runs(adapter: KafkaAdapter) -> None:
     frozen, loading = [], []
-    for seed in (15, 18, 1):
+    for seed in (13, 41, 1):
         made = run_schedule(AdapterSchedule("kafka", seed, ()), adapter)
         assert made.run.findings == {}
         frozen.append(made.run.happened["fault: freeze"])
