@@ -21,9 +21,9 @@ SCHEDULES: Final = int(os.environ.get("SCHEDULES") or 2_000)
 @pytest.mark.sliced
 @pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
 def test_no_change_of_a_width_strands_a_message() -> None:
-    result = tally(runs(100), processes=processes())
+    result = tally(runs(200), processes=processes())
     assert result.found == []
-    assert result.runs == runs(100)
+    assert result.runs == runs(200)
     assert not is_full() or [name for name in SOMETIMES if not result.happened[name]] == []
 
 
