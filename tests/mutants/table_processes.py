@@ -46,7 +46,9 @@ PROCESSES: Final = {
             "        held = self._watch.held",
             "a worker takes a message that wakes it after a freeze, although the partition may be lost",
             "processes",
-            ("tests/workers/test_freezes.py::test_a_message_that_wakes_a_worker_after_a_freeze_does_not_start[asyncio]",),
+            (
+                "tests/workers/test_freezes.py::test_a_message_that_wakes_a_worker_after_a_freeze_does_not_start[asyncio]",
+            ),
         ),
     )
 }

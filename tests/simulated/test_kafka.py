@@ -112,7 +112,7 @@ def test_a_revoke_waits_for_a_silent_broker_only_after_an_answer_that_lacks_its_
     for events in ("_LAGS", "_POLLS"):
         monkeypatch.setattr(f"tests.simulated.kafka.adapter.{events}", 0.0)
     # The request of the commit is lost. The broker answers that it has stored nothing, and then falls silent.
-    token = '["kafka",1,[[99,"drop_request",52.8,0],[101,"drop_request",52.8,0]],null,false,false]'
+    token = '["kafka",3,[[105,"drop_request",52.8,0],[107,"drop_request",52.8,0]],null,false,false]'
     made = run_schedule(schedule_of(token), adapter)
     assert made.run.findings == {}
     assert len(made.schedule.decisions or ()) == 2
