@@ -41,9 +41,12 @@ class JetStreamQueuePersonality(JetStreamBroker):
         producers: The queue as the producers know it.
         workers: The queue as members know it whose sources are made from now on.
         rolling: False, because all members of a cohort have the same width.
+        finished_from: Number of the first partition that the operator has found finished; None = none. The server has
+            all acknowledgements of these partitions, so none of them can get lost any more.
     """
 
     rolling = False
+    finished_from: int | None = None
 
     def __init__(
         self, name: str = "updates", *, most: int = 8, width: int = 1, settings: ConsumerSettings | None = None
@@ -79,7 +82,9 @@ class JetStreamQueuePersonality(JetStreamBroker):
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Lose an acknowledgement; see ``JetStreamBroker.redeliver``. False = the partition has no owner."""
+        """Lose an acknowledgement; see ``JetStreamBroker.redeliver``. False = no owner, or found finished."""
+        if self.finished_from is not None and partition >= self.finished_from:
+            return False
         return self.cohort.owner(partition) is not None and super().redeliver(partition, now)
 
     def width_of(self, member: str) -> int:

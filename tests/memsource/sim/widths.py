@@ -298,6 +298,8 @@ class Widths:
 
     def _start_producers(self, queue: PartitionedQueue) -> None:
         before, self._topics.producers = self._topics.producers, queue
+        if isinstance(self._topics, JetStreamWidthBroker):
+            self._topics.finished_from = None
         self._epoch += 1
         least = min(before.partitions, queue.partitions)
         for key in self._keys:
@@ -312,6 +314,8 @@ class Widths:
         """Wait until the group has finished the topics that ``queue`` does not have."""
         removed = set(self._topics.names[queue.partitions :])
         await self._wait("RemovedEnd", lambda: not removed & self._left(), "a removed topic is not finished")
+        if isinstance(self._topics, JetStreamWidthBroker):
+            self._topics.finished_from = queue.partitions
 
     # --- the alarm
 
