@@ -9,7 +9,9 @@ the handler in the stack of the loop's thread, and names the handler in the log.
 
 A C function that keeps the interpreter's lock stops the thread too. The thread runs again in the moment when the
 function returns, finds its caller in the stack, and names the caller afterwards. A freeze of the process stops the
-thread as well, but then the loop's thread has used no processor, so no function is reported.
+thread as well, but then the loop's thread has used no processor, so no function is reported. Many short calls can keep
+the lock from the thread too, because CPython does not hand the lock to the thread that waits longest. Then the workers
+have told of turns of the loop meanwhile, and no function is reported either.
 """
 
 from __future__ import annotations
@@ -150,6 +152,10 @@ class LoopWatch:
         self._since = 0.0
         self._answered = 0.0
         self._frozen = 0.0
+        # The last turn of the loop that the workers have told of, and the longest time between two of them. The thread
+        # resets both while the workers may write, which can only make the longest time too long.
+        self._turned = 0.0
+        self._longest = 0.0
         # The last hold in which the thread could not run, and the function that kept the interpreter's lock.
         self._locked = 0.0
         self._locked_by: _Holder | None = None
@@ -204,8 +210,15 @@ class LoopWatch:
         if self._thread is not None:
             self._thread.join(_JOINED_WITHIN)
 
+    def turned(self, now: float) -> None:
+        """Note that the loop has a turn now, or had one since the last call."""
+        if now - self._turned > self._longest:
+            self._longest = now - self._turned
+        self._turned = now
+
     def rest(self, now: float) -> float:
         """Return the seconds that the workers have to leave to the loop now; 0 = one turn of the loop is enough."""
+        self.turned(now)
         since = self._since
         return min(_REST_LIMIT, (now - since) * _REST_SHARE) if since else 0.0
 
@@ -261,13 +274,14 @@ class LoopWatch:
         """Wait for an event, and find out why this thread could not run meanwhile."""
         before, computed = self._clock(), self._computed()
         found, now = False, before
+        self._turned, self._longest = before, 0.0
         while not found and (left := before + within - now) > 0.0:
             found = event.wait(left if self._pulse is None else min(left, PULSE))
             now = self._clock()
             if self._pulse is not None:
                 self._pulse(now)
         late = now - before - within
-        if late > _LATE_AFTER:
+        if late > _LATE_AFTER and max(self._longest, now - self._turned) > _LATE_AFTER:
             # The loop may have computed for the whole wait that was asked for.
             busy = self._computed() - computed - within > late * _COMPUTED_SHARE
             # The function that kept the lock has returned just now, so its caller is still on the stack.

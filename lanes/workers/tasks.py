@@ -223,6 +223,7 @@ class TaskWorkers:
         if self._ran == 1:
             # The loop had its turn after these workers were woken, so the slice begins now.
             self._slice_start = self._looked = now
+            self._loop_watch.turned(now)
             self._batch_start = now
         elif not self._waking:
             self._wake_limit.started(self._ran, now - self._batch_start)

@@ -231,6 +231,46 @@ async def test_a_handler_that_keeps_the_lock_is_named_afterwards(
     assert consumer.status().loop_held > 0.5
 
 
+class _Starved(threading.Event):
+    """An event whose waiter gets the interpreter's lock late."""
+
+    def __init__(self, late: float) -> None:
+        super().__init__()
+        self.late = late
+        self.waits = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        time.sleep(self.late)
+        self.waits += 1
+        return super().wait(timeout)
+
+
+@pytest.mark.anyio
+async def test_many_short_handlers_that_keep_the_lock_from_the_watch_are_not_reported(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The other threads of a busy machine may keep a processor from the loop, which counts as a hold.
+    monkeypatch.setattr(loop_watch, "_LATE_AFTER", 0.3)
+    start, starved = LoopWatch.start, _Starved(0.6)
+
+    def late(watch: LoopWatch, message_in: Any) -> bool:
+        watch._over = starved
+        return start(watch, message_in)
+
+    monkeypatch.setattr(LoopWatch, "start", late)
+    source = MemorySource(published(*"a" * 200))
+
+    def compute(message: Message) -> None:
+        end = time.monotonic() + 0.02
+        while time.monotonic() < end and starved.waits < 2:
+            pass
+
+    async with started(consumer_of(source, compute, sync_handlers="inline")) as run:
+        await until(lambda: starved.waits >= 2)
+        assert ends(caplog) == lines(caplog) == []
+        assert run.consumer.status().loop_held == 0.0
+
+
 FROZEN = """
 import logging, os, signal, sys, time
 import anyio
