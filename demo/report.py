@@ -156,8 +156,7 @@ class Report:
                 True,
             ),
             ("speed-up", f"{self.speedup:.1f} ×" if self.serial_rate else "not measured", True),
-            ("physical queues", str(self.width), True),
-            ("stranded", "unknown" if self.stranded is None else str(self.stranded), self.stranded == 0),
+            *self._rows_of_the_queue(),
             ("order violations", str(len(self.violations)), not self.violations),
             ("lost", str(len(self.lost)), not self.lost),
             ("doubled effects", str(len(self.doubled)), not self.doubled),
@@ -181,6 +180,12 @@ class Report:
         rows.append(("history", f"{passed} of {len(self.verdicts)} promises kept", passed == len(self.verdicts)))
         rows += [(f"history: {v.name}", v.status, False) for v in self.verdicts if v.status != "passed"]
         return rows
+
+    def _rows_of_the_queue(self) -> list[tuple[str, str, bool]]:
+        """Return the rows of a partitioned queue. The plain stream has a row only if events are stranded there."""
+        stranded = "unknown" if self.stranded is None else str(self.stranded)
+        rows = [("physical queues", str(self.width), True), ("stranded", stranded, self.stranded == 0)]
+        return rows if self.width > 1 else [row for row in rows if not row[2]]
 
 
 def _unexcused(group: GroupFindings) -> int:

@@ -248,6 +248,10 @@ def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
         deleted.result(SECONDS)
 
 
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len(README.read_text().splitlines()) <= 140
+
+
 def test_the_readme_is_one_of_the_tested_pages() -> None:
     assert README.exists(), "README.md is missing"
 

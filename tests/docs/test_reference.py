@@ -83,7 +83,8 @@ def test_the_fields_of_a_message_are_listed_with_their_types() -> None:
     listed, sources_of, *_ = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
     cell = r"^\| `(\w+)` \| `([^|]+)` \|"
     assert {name: kind.replace("` or `", " | ") for name, kind in re.findall(cell, listed, re.MULTILINE)} == types
-    assert set(re.findall(r"^\| `(\w+)` \|", sources_of.partition("PostgreSQL")[0], re.MULTILINE)) == set(types)
+    values = sources_of.partition("`lanes_postgres` stores")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", values, re.MULTILINE)) == set(types)
     assert {*lanes.Message.__slots__} <= set(types)
 
 
