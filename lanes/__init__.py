@@ -1,4 +1,4 @@
-"""Ordered concurrency for Kafka and JetStream consumers: in order within a key, in parallel across keys.
+"""Ordered concurrency for consumers of Kafka, JetStream and PostgreSQL: in order within a key, in parallel across keys.
 
 Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``retention``, ``errors``,
 ``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages

@@ -432,7 +432,7 @@ class KafkaSource:
             self._owned.pop(event.partition, None)
 
     def _needs_demand(self, room: Room) -> bool:
-        """Whether the thread needs a new demand. While half of its credit is left, it reads on."""
+        """Whether the thread needs a new demand. Without one the thread reads until half of its credit is used."""
         prefetched, asked = self._prefetched, self._asked
         if asked is None or asked.paused != room.paused or self._assigned != prefetched.assigned:
             return True

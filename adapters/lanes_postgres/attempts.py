@@ -89,7 +89,7 @@ class PostgresAttempts:
             The attempts of earlier owners, by position.
 
         Raises:
-            ConfigError: The setup must be changed, for example tables or permissions are missing.
+            ConfigError: A table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return await self._perform(self._loading(partition))
@@ -102,7 +102,7 @@ class PostgresAttempts:
             attempt: Number of attempts, state of the lane, and type name of the last error.
 
         Raises:
-            ConfigError: ``attempt.state`` is unknown, or the setup must be changed.
+            ConfigError: ``attempt.state`` is unknown, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         states = get_args(AttemptState)

@@ -137,7 +137,11 @@ class SessionMaker:
         try:
             await asyncio.wait({task}, timeout=self._patience)
             if not task.done():
-                raise SourceError(f"{WHERE}: no answer within {self._patience:g} s", retryable=True)
+                raise SourceError(
+                    f"{WHERE}: the PostgreSQL server did not answer within {self._patience:g} s; check the server and "
+                    "the network",
+                    retryable=True,
+                )
             return task.result()
         except BaseException as error:
             if task.done():

@@ -64,7 +64,7 @@ def migrate(
         Names of the applied migrations; awaitable for an asynchronous connection.
 
     Raises:
-        ConfigError: A newer version of ``lanes`` created the tables, or the setup must be changed.
+        ConfigError: A newer version of ``lanes`` created the tables, or a table or permission is missing.
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)

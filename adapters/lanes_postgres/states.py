@@ -99,7 +99,7 @@ class PostgresStates:
             The states by name, without those that were never claimed.
 
         Raises:
-            ConfigError: A key is invalid, or the setup must be changed.
+            ConfigError: A key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return await self._perform(self._reading(keys)) if keys else {}
@@ -115,7 +115,7 @@ class PostgresStates:
             The state with its new epoch.
 
         Raises:
-            ConfigError: The key is invalid, or the setup must be changed.
+            ConfigError: The key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return await self._perform(self._claiming(key, start))
@@ -130,7 +130,7 @@ class PostgresStates:
             One answer for each change; False = another process owns the partition.
 
         Raises:
-            ConfigError: A key is invalid, or the setup must be changed.
+            ConfigError: A key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return await self._perform(self._storing(changes)) if changes else []
@@ -155,7 +155,7 @@ class PostgresStates:
 
         Raises:
             Fenced: Another process owns the partition.
-            ConfigError: The connection is in no transaction, a key is invalid, or the setup must be changed.
+            ConfigError: The connection is in no transaction, a key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return inside(connection, self._storing_in(change), self._where)

@@ -57,7 +57,10 @@ class _AsyncBlock(AbstractAsyncContextManager[Result]):
         self._where = where
 
     def __bool__(self) -> bool:
-        raise ConfigError(f"{self._where}: the transaction has not begun; write `async with … as fresh:` around it")
+        raise ConfigError(
+            f"{self._where}: used as a condition before its transaction has begun; write "
+            "`async with … as fresh:`, and test `fresh`"
+        )
 
     async def __aenter__(self) -> Result:
         return await self._block.__aenter__()
@@ -76,7 +79,10 @@ class _BlockingBlock(AbstractContextManager[Result]):
         self._where = where
 
     def __bool__(self) -> bool:
-        raise ConfigError(f"{self._where}: the transaction has not begun; write `with … as fresh:` around it")
+        raise ConfigError(
+            f"{self._where}: used as a condition before its transaction has begun; write "
+            "`with … as fresh:`, and test `fresh`"
+        )
 
     def __enter__(self) -> Result:
         return self._block.__enter__()

@@ -26,7 +26,7 @@ def app() -> typer.Typer:
 
     @commands.callback(invoke_without_command=True)
     def root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
-        """Ordered concurrency for Kafka and JetStream consumers."""
+        """Ordered concurrency for Kafka, JetStream and PostgreSQL."""
         if version:
             from lanes import __version__
 

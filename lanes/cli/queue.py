@@ -130,7 +130,7 @@ class Where(NamedTuple):
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_broker("jetstream", self.queue, self.server, self.stream)
         if _NATS_URL.match(self.server):
-            raise Misuse("has in --server the URL of a NATS server; name the stream of the queue with --stream NAME")
+            raise Misuse("needs --stream NAME, because --server is the URL of a NATS server")
         return _make_broker("kafka", self.queue, self.server, self.config, self.settings)
 
 

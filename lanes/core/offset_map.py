@@ -95,8 +95,8 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
     Args:
         text: Metadata of a commit.
         floor: The committed offset.
-        max_ahead: Bound on the distance from the floor to an offset, gaps included. With the distance from the floor to
-            the end of the log, no valid text is refused.
+        max_ahead: Bound on the distance from the floor to an offset, gaps included. If the bound is the distance from
+            the floor to the end of the log, every valid text is accepted.
 
     Returns:
         Rising runs that do not touch; [] for "". ``None`` = the text is foreign, damaged, of another version or of

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from lanes.attempts import error_type
 from lanes.core import effects as fx
@@ -327,6 +327,18 @@ def report_blocked(name: str, effect: fx.Blocked) -> None:
     )
 
 
+@runtime_checkable
+class SettledReader(Protocol):
+    """An optional method of a ``Reader`` that tells whether the handler has settled a message itself."""
+
+    def settled(self, raw: object) -> bool:
+        """Return whether a method of the client's message has settled it. Does not block, and changes nothing.
+
+        Args:
+            raw: The message as the client library delivered it.
+        """
+
+
 def halted(name: str, effect: fx.Halted) -> HandlerHalted:
     """Make the error that ends a run under the poison policy ``exit``."""
     message, error = effect.message, effect.failure.error
@@ -340,9 +352,13 @@ def halted(name: str, effect: fx.Halted) -> HandlerHalted:
         what = f"the handler failed {message.attempt} time(s) at {place} with {error_type(error)}"
         what += f": {text}" if text else ""
         remedy = "Fix the handler, or"
+    again = "the next start delivers this message again"
+    reader = message.partition.reader
+    if isinstance(reader, SettledReader) and reader.settled(message.raw):
+        again = "the handler settled this message itself, by message.raw, so the next start may not deliver it again"
     halted = HandlerHalted(
-        f'{name}: {what}. The poison policy is "exit", so everything else was drained and the next start delivers this '
-        f'message again. {remedy} pass dead_letters=… and poison="skip"'
+        f'{name}: {what}. The poison policy is "exit", so everything else was drained and {again}. {remedy} pass '
+        'dead_letters=… and poison="skip"'
     )
     halted.place = place
     halted.__cause__ = error

@@ -129,6 +129,6 @@ class StoresInTransaction(Protocol):
         Raises:
             Fenced: The state is missing or has another epoch. Let the exception leave the transaction block, which
                 rolls the effects back.
-            ConfigError: The connection is in no transaction, or the setup must be changed.
+            ConfigError: The connection is in no transaction, or a table or permission is missing.
             SourceError: The store did not answer or refused the write.
         """

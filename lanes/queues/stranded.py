@@ -194,7 +194,7 @@ class StrandedWatch:
         return asked
 
     def conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts], now: float) -> Look:
-        """Update ``found`` by the facts of a look.
+        """Update ``found`` from the facts that one look at the broker has read.
 
         A physical queue counts from the second look on, because a rebalance takes partitions away for a moment.
 

@@ -5,8 +5,8 @@ worker sleeps on a doorbell and is woken only for a ready lane. ``WakeLimit`` de
 turn of the loop. The task of a worker starts when the worker is woken for the first time.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
-message, so heartbeats and settlements continue. A handler that has suspended has yielded already. After a handler that
-has held the loop for longer, all workers rest for a moment, in which the answers of a broker can arrive.
+message, so heartbeats and settlements continue. A handler that has suspended has yielded already. If a handler held
+the loop for 0.1 s or longer, all workers rest for a moment, so that the answers of the broker can arrive.
 
 With a ``History``, every worker yields at least once before each handler. The first worker to resume writes the
 ``started`` rows of all workers by one ``write``. So no handler is called before its row is in the file or was given up.

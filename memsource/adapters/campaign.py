@@ -89,7 +89,7 @@ def campaign(adapter: Adapter, seeds: Iterable[int], *, first_finding: bool = Fa
     """Make one run for each seed. Blocks.
 
     Args:
-        adapter: The adapter's side.
+        adapter: The simulated broker and client of the adapter.
         seeds: The seeds.
         first_finding: Whether the first finding ends the campaign.
 
@@ -109,7 +109,7 @@ def reduced(made: AdapterRun, adapter: Adapter, *, attempts: int = ATTEMPTS) -> 
 
     Args:
         made: A run with a finding.
-        adapter: The adapter's side.
+        adapter: The simulated broker and client of the adapter.
         attempts: The most runs.
 
     Returns:

@@ -203,7 +203,7 @@ def run_schedule(schedule: AdapterSchedule, adapter: Adapter, checkers: Sequence
 
     Args:
         schedule: The run to make.
-        adapter: The adapter's side.
+        adapter: The simulated broker and client of the adapter.
         checkers: Checkers that judge the history.
 
     Returns:

@@ -204,7 +204,7 @@ class AdapterWorld(World):
         self.progress.forget()
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Record a finding, unless a fault ended a process that asks for a restart. The process then starts again."""
+        """Record a finding. If a fault ended the process with an error that a restart mends, restart it instead."""
         worker = self._current()
         if isinstance(cause, SourceError) and worker is not None and self._excused(worker.name, cause):
             with in_group(None):

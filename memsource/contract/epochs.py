@@ -32,7 +32,7 @@ class EpochHarness(Protocol):
         """Return a new client of a member, with its own connection.
 
         Args:
-            lease: Seconds of the leases of the member.
+            lease: Lease time of the member, in seconds; 0 = unknown.
 
         Returns:
             The new client.

@@ -64,7 +64,7 @@ def test_a_number_in_the_wrong_direction_names_the_other_command(
     [
         (
             ["--server", "nats://127.0.0.1:9"],
-            "has in --server the URL of a NATS server; name the stream of the queue wi",
+            "needs --stream NAME, because --server is the URL of a NATS server",
         ),
         (["--stream", "S"], "needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222"),
         (["--stream", "S", "--server", "a:1", "-X", "b=c"], "--stream takes neither --config nor -X, which are for Ka"),

@@ -166,10 +166,10 @@ async def test_a_block_as_a_condition_is_refused(
     """Without ``with``, the block is no answer: the message would always count as new, and nothing would be stored."""
     positions = Positions("books", schema=effects.schema)
     for block in (positions.once(connection, message(5)), positions.once_all(connection, [message(5)])):
-        with pytest.raises(ConfigError, match=r"the transaction has not begun; write `with … as fresh:` around it"):
+        with pytest.raises(ConfigError, match=r"as a condition before its transaction has begun; write `with … as "):
             bool(block)
     for awaited in (positions.once(aconnection, message(5)), positions.once_all(aconnection, [message(5)])):
-        with pytest.raises(ConfigError, match=r"the transaction has not begun; write `async with … as fresh:` around"):
+        with pytest.raises(ConfigError, match=r"its transaction has begun; write `async with … as fresh:`, and test "):
             bool(awaited)
 
 

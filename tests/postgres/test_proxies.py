@@ -107,7 +107,7 @@ async def test_transaction_pooling_that_was_not_seen_is_found_by_a_heartbeat(
     ("setting", "options", "said"),
     [
         ("query_wait_timeout = 2", "", "query_wait_timeout"),
-        ("query_wait_timeout = 60", "?connect_timeout=3", "no answer within 3 s"),
+        ("query_wait_timeout = 60", "?connect_timeout=3", "the PostgreSQL server did not answer within 3 s"),
     ],
 )
 async def test_a_full_pool_of_sessions_is_an_outage(

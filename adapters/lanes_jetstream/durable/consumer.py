@@ -361,11 +361,11 @@ class DurableConsumer:
 
     @property
     def second_puller(self) -> str:
-        """The error text for another process that pulls the consumer."""
+        """The error text for another client, of this or another process, that pulls the consumer."""
         return (
-            f"consumer {self} is pulled by another process, so no key's order can be kept; stop one of them, or let "
+            f"consumer {self} is pulled by another client, so no key's order can be kept; stop one of them, or let "
             "them share the stream: pass cohort=… in place of durable=… in each. (With a durable of its own, each "
-            "process would handle every message)"
+            "client would handle every message)"
         )
 
     def failure_text(self, error: ApiError) -> str:

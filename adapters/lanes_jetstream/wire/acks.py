@@ -21,6 +21,7 @@ from lanes.clock import monotonic
 from lanes.core.types import Settlement
 from lanes.errors import SourceError
 from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
+from lanes_jetstream.wire.messages import READER
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -114,8 +115,7 @@ class OwnAcks:
 
     def look(self, settlement: Settlement) -> None:
         """Look at the first message of a settlement."""
-        # The client notes a call of ack, nak or term in the message. lanes acknowledges by the reply subject alone.
-        if not self._told and settlement.messages and getattr(settlement.messages[0].raw, "_ackd", False):
+        if not self._told and settlement.messages and READER.settled(settlement.messages[0].raw):
             self._told = True
             first = settlement.messages[0]
             log.warning(

@@ -55,7 +55,8 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
     key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
-    same literal in all subjects, or is the number that ``partition()`` of a transform stores.
+    same literal in all subjects, or is the number that ``partition()`` of a transform stores, and an index that no
+    subject has.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.
@@ -134,10 +135,13 @@ def check_varies(
         destinations: Destinations of transforms that make such subjects. The error recommends no partition number.
 
     Raises:
-        ConfigError: Each token of the key is the same literal in all patterns, or the only subject is the key.
+        ConfigError: Each token of the key is the same literal in all patterns, the only subject is the key, or no
+            subject has a token of the key.
     """
     split = [pattern.split(".") for pattern in patterns]
+    named = ", ".join([*patterns[:_NAMED_PATTERNS], *(["…"] if len(patterns) > _NAMED_PATTERNS else [])])
     if isinstance(key, SubjectTokens):
+        _check_long_enough(key, split, f"{origin} ({named})")
         same = _one_key(key.tokens, split)
     else:
         same = patterns[0] if key is whole_subject and len(set(patterns)) == 1 and _is_literal(split[0]) else None
@@ -149,7 +153,6 @@ def check_varies(
         place for place, found in enumerate(columns) if place not in numbers and (len(found) > 1 or found & {"*", ">"})
     ]
     remedy = f"another token, such as subject_token({varying[0]})" if varying else "header(name), or another function"
-    named = ", ".join([*patterns[:_NAMED_PATTERNS], *(["…"] if len(patterns) > _NAMED_PATTERNS else [])])
     shown = "whole_subject" if key is whole_subject else repr(key)
     raise ConfigError(
         f"key={shown}: is {same!r} for every subject of {origin} ({named}), so all messages have one key and run one "
@@ -188,6 +191,19 @@ def check_no_partition_number(key: KeyFunction | None, destinations: Sequence[st
             f"key={key!r}: is the partition number that stream {stream!r} stores by its transform to {destination!r}, "
             f"so all messages of a partition have one key and run one at a time; use {remedy}; or pass a function of "
             "the message, if you want one order for each partition number"
+        )
+
+
+def _check_long_enough(key: SubjectTokens, patterns: Sequence[Sequence[str]], origin: str) -> None:
+    """Raise ``ConfigError`` if the key has an index that no subject has."""
+    longest = max(map(len, patterns), default=0)
+    if not longest or any(pattern[-1] == ">" for pattern in patterns):
+        return
+    missing = next((token for token in key.tokens if not -longest <= token < longest), None)
+    if missing is not None:
+        raise ConfigError(
+            f"key={key!r}: no subject of {origin} has a token {missing}; the subjects have at most {longest} token(s), "
+            f"so use an index from 0 to {longest - 1}"
         )
 
 

@@ -15,7 +15,7 @@ from lanes_jetstream.wire.keys import KeyFunction
 
 
 class _Reader:
-    """Reads the client's messages; see ``lanes.core.types.Reader``."""
+    """Reads the client's messages; see ``lanes.core.types.Reader`` and ``lanes.observe.health.SettledReader``."""
 
     def value(self, raw: object) -> bytes:
         assert isinstance(raw, Msg)
@@ -34,6 +34,10 @@ class _Reader:
         tokens = raw.reply.split(".")
         nanoseconds = number(tokens[7] if len(tokens) == 9 else tokens[9] if len(tokens) > 9 else "")
         return Details(timestamp=nanoseconds / 1e9 if nanoseconds else None)
+
+    def settled(self, raw: object) -> bool:
+        # The client notes a call of ack, nak or term in the message. lanes acknowledges by the reply subject alone.
+        return bool(getattr(raw, "_ackd", False))
 
 
 READER: Final = _Reader()

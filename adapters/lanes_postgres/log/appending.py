@@ -211,7 +211,7 @@ class Log:
             The facts of the log; awaitable for an asynchronous connection.
 
         Raises:
-            ConfigError: The log exists with another number of partitions, or the setup must be changed.
+            ConfigError: The log exists with another number of partitions, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         return alone(connection, self._creating(), self._where())
@@ -264,7 +264,7 @@ class Log:
             Nothing; awaitable for an asynchronous connection.
 
         Raises:
-            ConfigError: The connection is in a transaction, or the setup must be changed.
+            ConfigError: The connection is in a transaction, or a table or permission is missing.
             SourceError: The database did not answer or refused the statement; retryable if a later call may succeed.
         """
         return outside(connection, self._notifying(), self._where())
@@ -369,6 +369,8 @@ class Log:
         value = message.value.encode() if isinstance(message.value, str) else message.value
         if not isinstance(value, bytes):
             raise ConfigError(f"message {number}: the value is a {type(value).__name__}; pass bytes or str")
+        if not (message.time is None or isinstance(message.time, datetime)):
+            raise ConfigError(f"message {number}: time={shown_value(message.time)} is no time; use datetime.now(UTC)")
         if message.time is not None and message.time.tzinfo is None:
             raise ConfigError(f"message {number}: time={message.time} has no time zone; use datetime.now(UTC)")
         subject = message.subject or self.name

@@ -21,7 +21,7 @@ class Publish(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """The command SUB: the messages of a pattern of subjects arrive under the number ``sid``."""
+    """The command SUB: subscribes to a pattern of subjects. The server delivers with the subscription id ``sid``."""
 
     pattern: str
     sid: int

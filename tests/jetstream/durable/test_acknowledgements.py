@@ -71,6 +71,18 @@ async def test_a_handler_that_acknowledges_its_messages_itself_is_named_once(
     assert line.endswith("return from the handler instead")
 
 
+async def test_no_redelivery_is_promised_for_a_message_that_its_handler_has_acknowledged(stream: Stream) -> None:
+    await stream.publish(1)
+
+    async def handle(message: lanes.Message) -> None:
+        await cast(Msg, message.raw).ack()
+        raise ValueError("after the ack")
+
+    consumer = lanes.Consumer(stream.source(), handle, settings=lanes.Settings(retry=lanes.Retry(attempts=1)))
+    with anyio.fail_after(20), pytest.raises(lanes.HandlerHalted, match="drained and the handler settled this message"):
+        await consumer.run()
+
+
 async def test_a_handler_that_leaves_the_acknowledgement_to_lanes_is_not_named(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("frequent_checks")]
 
 
 REFUSED = (
-    "consumer {} is pulled by another process, so no key's order can be kept; stop one of them, or let them share the "
-    "stream: pass cohort=… in place of durable=… in each. (With a durable of its own, each process would handle every "
+    "consumer {} is pulled by another client, so no key's order can be kept; stop one of them, or let them share the "
+    "stream: pass cohort=… in place of durable=… in each. (With a durable of its own, each client would handle every "
     'message); or give up order: shared=True and order="none"'
 )
 
@@ -79,7 +79,7 @@ async def test_two_processes_that_start_together_stop(stream: Stream) -> None:
             tasks.start_soon(run)
             await until(lambda: bool(ended))
             tasks.cancel_scope.cancel()
-    assert "pulled by another process" in ended[0]
+    assert "pulled by another client" in ended[0]
 
 
 @pytest.mark.parametrize("announced", [True, False])
@@ -212,7 +212,7 @@ async def test_a_second_process_beside_a_full_one_is_detected(stream: Stream) ->
     handle, _ = held_up(recorder, 0)
     settings = lanes.Settings(max_in_flight=5, concurrency=5, drain_timeout=0.1, grace=0.1)
     consumer = lanes.Consumer(stream.source(), handle, settings=settings)
-    async with stops(consumer, "pulled by another process"):
+    async with stops(consumer, "pulled by another client"):
         with anyio.fail_after(10):
             await until(lambda: consumer.ready and consumer.status().in_flight == 5)
         async with running(lanes.Consumer(stream.source(), other)):
@@ -224,7 +224,7 @@ async def test_a_foreign_pull_on_an_idle_durable_is_detected(stream: Stream, mon
     monkeypatch.setattr("lanes_jetstream.durable.watch.SUSPICION", 0.5)
     await stream.publish(5)
     recorder = Recorder()
-    async with stops(lanes.Consumer(stream.source(), recorder), "pulled by another process"):
+    async with stops(lanes.Consumer(stream.source(), recorder), "pulled by another client"):
         with anyio.fail_after(10):
             await recorder.reached(5)
         inbox = stream.client.new_inbox()

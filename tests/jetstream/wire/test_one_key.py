@@ -52,9 +52,8 @@ def test_a_key_that_is_equal_for_every_subject_is_refused(key: KeyFunction, patt
         (subject_token(0), ["ord.*", "bill.*"]),
         (subject_token(0), ["ord.*", "*.paid"]),
         (subject_token(0, 1), ["ord.*"]),
-        # The key function refuses each of these messages.
-        (subject_token(2), ["ord.eu"]),
-        (subject_token(-3), ["ord.eu"]),
+        # The key function refuses the messages of one pattern.
+        (subject_token(2), ["ord.*", "ord.*.paid"]),
         (subject_token(0), []),
         (whole_subject, ["ord", "bill"]),
         (whole_subject, ["ord.*"]),
@@ -66,6 +65,31 @@ def test_a_key_that_is_equal_for_every_subject_is_refused(key: KeyFunction, patt
 )
 def test_a_key_that_differs_between_subjects_is_accepted(key: KeyFunction | None, patterns: list[str]) -> None:
     check_varies(key, patterns, "S")
+
+
+@pytest.mark.parametrize(
+    ("key", "patterns", "said"),
+    [
+        (
+            subject_token(2),
+            ["ord.*"],
+            "key=subject_token(2): no subject of S (ord.*) has a token 2; the subjects",
+        ),
+        (
+            subject_token(1, 3),
+            ["ord.*", "ord.*.paid"],
+            "a token 3; the subjects have at most 3 token(s), so use an",
+        ),
+        (
+            subject_token(-3),
+            ["ord.eu"],
+            "a token -3; the subjects have at most 2 token(s), so use an index from 0 to 1",
+        ),
+    ],
+)
+def test_a_token_that_no_subject_has_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        check_varies(key, patterns, "S")
 
 
 def test_the_error_for_one_key_names_at_most_ten_patterns() -> None:

@@ -115,6 +115,7 @@ def test_a_notification_inside_a_transaction_is_refused(logs: Logs, autocommit: 
         ([Record(1)], "message 0: the value is a int"),  # type: ignore[arg-type]
         ([Record("1"), Record("1", -1)], r"message 1: an int key must be in 0"),
         ([Record("1", time=EPOCH.replace(tzinfo=None))], "message 0: time=2026-01-01 00:00:00 has no time zone"),
+        ([Record("1", time="now")], r"message 0: time='now' is no time; use datetime\.now\(UTC\)"),  # type: ignore[arg-type]
         ([Record("1", subject="a\0")], "message 0: the subject"),
         ([Record("1", headers=[("a", "text")])], "message 0: the header 'a' must have a str name and a bytes value"),  # type: ignore[list-item]
         ([Record("1", headers=["a"])], "message 0: a header must be a pair"),  # type: ignore[list-item]

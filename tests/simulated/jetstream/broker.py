@@ -351,7 +351,7 @@ class JetStreamBroker(KeepsDeadLetters):
 
     def excuses(self, member: str, error: SourceError) -> bool:
         """Whether a process may end by this error: it was denied a request, or it is the second one on a durable."""
-        refused = self._use == "contended" and "is pulled by another process" in str(error)
+        refused = self._use == "contended" and "is pulled by another client" in str(error)
         self.refused += refused
         return refused or self.events.excuses(member, str(error), self.now)
 

@@ -425,7 +425,7 @@ def test_an_error_of_the_api_names_what_was_deleted() -> None:
         assert texts[0].startswith("stream 'S' was deleted during the run")
         assert texts[1].startswith("consumer S/work was deleted; prevent the deletion")
         assert texts[2] == "consumer S/work: text (5)"
-        assert made.second_puller.startswith("consumer S/work is pulled by another process")
+        assert made.second_puller.startswith("consumer S/work is pulled by another client")
 
     played(scene)
 

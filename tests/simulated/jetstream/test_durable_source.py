@@ -241,7 +241,7 @@ def test_a_second_process_is_refused_after_two_seconds(caplog: pytest.LogCapture
         began = monotonic()
         with pytest.raises(ConfigError) as refused:
             await second.open()
-        assert str(refused.value).startswith("consumer S/work is pulled by another process, so no key's order")
+        assert str(refused.value).startswith("consumer S/work is pulled by another client, so no key's order")
         assert str(refused.value).endswith('; or give up order: shared=True and order="none"')
         assert 2.0 < monotonic() - began < 2.5
         await stage.publish("S.a")
@@ -277,7 +277,7 @@ def test_pull_requests_of_another_program_are_awaited(seconds: float, starts: bo
             await source.open()
             assert monotonic() > seconds
         else:
-            with pytest.raises(ConfigError, match=r"is pulled by another process"):
+            with pytest.raises(ConfigError, match=r"is pulled by another client"):
                 await source.open()
         await closed(source)
 
@@ -299,7 +299,7 @@ def test_the_requests_of_a_lost_machine_are_awaited_for_31_seconds(
             await second.open()
             assert monotonic() - began == pytest.approx(seconds, abs=2.0)
         else:
-            with pytest.raises(ConfigError, match=r"is pulled by another process"):
+            with pytest.raises(ConfigError, match=r"is pulled by another client"):
                 await second.open()
             assert 31.0 < monotonic() - began < 33.0
         await closed(second)
@@ -344,7 +344,7 @@ def test_a_process_that_started_at_the_same_moment_is_refused_later() -> None:
         first = source._watch.failure
         source._second()
         assert source._watch.failure is first, "the first failure is kept"
-        with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another process"):
+        with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another client"):
             await source.receive(ROOM)
         await closed(source)
 

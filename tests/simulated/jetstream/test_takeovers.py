@@ -666,7 +666,7 @@ def test_a_missing_delivery_while_another_process_waits_is_a_second_process(wait
             await stage.client.publish("$JS.API.CONSUMER.MSG.NEXT.S.work", request, reply=inbox)
         made.pulls.interrupt("gap", "delivery 2 missing")
         if waiting:
-            with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another process"):
+            with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another client"):
                 await made.run()
         else:
             await made.run()
@@ -686,7 +686,7 @@ def test_requests_of_an_earlier_connection_may_take_deliveries_for_a_while(after
         for expected in (False, stops):
             made.pulls.interrupt("gap", "delivery missing")
             if expected:
-                with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another process"):
+                with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another client"):
                     await made.run()
             else:
                 await made.run()
