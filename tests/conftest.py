@@ -28,6 +28,8 @@ os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(Path(__file__).parents
 
 from tests import effort
 from tests.components import ComponentError, KafkaServer, MissingComponent, NatsServer, PostgresServer, wait_until
+from tests.components.kafka_server import RunningBroker
+from tests.components.on_demand import OnDemand, ask
 
 effort.register()
 
@@ -46,7 +48,8 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 _Server = TypeVar("_Server", NatsServer, KafkaServer, PostgresServer)
 
 _KAFKA_FAILURE = pytest.StashKey[ComponentError]()
-
+_KAFKA_ON_DEMAND = pytest.StashKey[OnDemand]()
+_KAFKA_ADDRESS = "kafka_on_demand"
 
 _BROKERS = frozenset(
     {"fresh_kafka", "fresh_nats", "fresh_postgres", "kafka", "kafka_prepared", "nats_server", "postgres"}
@@ -173,8 +176,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _dealt(items: Sequence[pytest.Item], workers: int) -> list[pytest.Item]:
     """Order the tests for `--dist worksteal`, which gives each worker an equal part of them: each part begins with the
-    long tests of some modules. A third of the parts, rounded up, has all tests of Kafka, so that few workers start a
-    broker. For the same reason, one part has all tests with a fixture of `_SHARED`."""
+    long tests of some modules. A third of the parts, rounded up, has all tests of Kafka, which wait much while other
+    workers compute. One part has all tests with a fixture of `_SHARED`, so that few workers start a server."""
     modules: dict[tuple[Path | str, bool], list[pytest.Item]] = {}
     short = deque[pytest.Item]()
     for item in sorted(items, key=_allowance, reverse=True):
@@ -300,17 +303,45 @@ def kafka_prepared(pytestconfig: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def kafka(kafka_prepared: None) -> Iterator[KafkaServer]:
-    """The shared Kafka broker of the test session. A test needs unique names of topics and groups, and must not stop
-    the broker.
+def kafka(kafka_prepared: None, pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
+    """The shared Kafka broker of the test session, and of all processes of xdist. A test needs names of topics and
+    groups that no test of another process has, and must not stop the broker.
 
     The broker has had a group already, so the next group forms at once.
     """
-    # A broker that a busy machine stops for its session would be fenced by its own controller. Until its return it
-    # describes a cluster without brokers, after which a client of librdkafka may never connect again (its issue 5301).
-    with KafkaServer(properties={"broker.session.timeout.ms": 60_000}) as server:
+    address = getattr(pytestconfig, "workerinput", {}).get(_KAFKA_ADDRESS)
+    if address is not None:
+        server = KafkaServer.of_another_process(ask(address))
         warm_groups(server)
         yield server
+        return
+    with shared_kafka() as server:
+        warm_groups(server)
+        yield server
+
+
+def shared_kafka() -> KafkaServer:
+    """Make the broker that many tests share."""
+    # A broker that a busy machine stops for its session would be fenced by its own controller. Until its return it
+    # describes a cluster without brokers, after which a client of librdkafka may never connect again (its issue 5301).
+    return KafkaServer(properties={"broker.session.timeout.ms": 60_000})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each process of xdist the address at which the first process starts one Kafka broker for all of them."""
+    config: pytest.Config = node.config
+    if _KAFKA_ON_DEMAND not in config.stash:
+        server = shared_kafka()
+        config.add_cleanup(server.stop)
+
+        def start() -> RunningBroker:
+            server.start()
+            return server.running()
+
+        config.stash[_KAFKA_ON_DEMAND] = OnDemand(start)
+        config.add_cleanup(config.stash[_KAFKA_ON_DEMAND].close)
+    node.workerinput[_KAFKA_ADDRESS] = config.stash[_KAFKA_ON_DEMAND].address
 
 
 @pytest.fixture

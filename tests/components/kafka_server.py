@@ -8,7 +8,7 @@ import socket
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from tests.components.kafka_installation import install, wait_started
 from tests.components.kafka_properties import HOST, Ports, choose_ports, server_properties, write_properties
@@ -20,6 +20,13 @@ _ATTEMPTS = 5
 _ANSWER_SECONDS = 2.0
 # ApiVersions, version 0, without a client id: a broker answers this request without a login.
 _WHO_ARE_YOU = struct.pack(">ihhih", 10, 18, 0, 1, -1)
+
+
+class RunningBroker(NamedTuple):
+    """The folder and the ports of a broker that another process has started."""
+
+    folder: Path
+    ports: Ports
 
 
 class KafkaServer(Server):
@@ -56,6 +63,13 @@ class KafkaServer(Server):
         self._arguments = tuple(arguments)
         self._seconds = seconds
 
+    @classmethod
+    def of_another_process(cls, running: RunningBroker) -> Self:
+        """Return the addresses of a broker that another process has started, and that this process cannot end."""
+        server = cls(running.folder)
+        server._ports = running.ports
+        return server
+
     def __repr__(self) -> str:
         return f"<KafkaServer {self.url if self._ports else 'not started'}, {self._process!r}>"
 
@@ -80,6 +94,10 @@ class KafkaServer(Server):
                 "sasl.password": self._users[user],
             }
         return config
+
+    def running(self) -> RunningBroker:
+        """Return the argument of `of_another_process`. Known after `start`."""
+        return RunningBroker(self.folder, self._known_ports())
 
     def prepare(self) -> None:
         """Fetch the broker's jars. The first call may block for minutes. Raises `MissingComponent` without them."""

@@ -36,14 +36,17 @@ def config(server: KafkaServer, **changes: Any) -> DemoConfig:
     return DemoConfig(**{"broker": "kafka", "server": server.url, **settings, **changes})
 
 
-def topics(server: KafkaServer) -> set[str]:
+def topics(server: KafkaServer, name: str) -> list[str]:
+    """The topics of the demo with this name; other tests have topics on the same broker."""
     admin = AdminClient({"bootstrap.servers": server.url})
-    return set(admin.list_topics(timeout=10.0).topics) - {"__consumer_offsets"}
+    return [topic for topic in admin.list_topics(timeout=10.0).topics if f"declarations-{name}" in topic]
 
 
-def groups(server: KafkaServer) -> set[str]:
+def groups(server: KafkaServer, name: str) -> list[str]:
+    """The groups of the demo with this name."""
     admin = AdminClient({"bootstrap.servers": server.url})
-    return {each.group_id for each in admin.list_consumer_groups(request_timeout=10.0).result().valid}
+    found = admin.list_consumer_groups(request_timeout=10.0).result().valid
+    return [each.group_id for each in found if each.group_id == f"approvals-{name}"]
 
 
 async def kills_and_stops(group: Members) -> None:
@@ -92,24 +95,31 @@ async def test_a_request_that_timed_out_is_not_called_a_refusal(code: int, said:
 
 
 async def test_a_kafka_group_repeats_only_messages_of_its_killed_member(kafka: KafkaServer, tmp_path: Path) -> None:
-    before = topics(kafka), groups(kafka)
-    report = await run(config(kafka, latency=0.03, protocol="consumer", script=kills_and_stops, keep=tmp_path / "kept"))
+    seen: list[tuple[int, int]] = []
+
+    async def script(group: Members) -> None:
+        await kills_and_stops(group)
+        seen.append((len(topics(kafka, "kills")), len(groups(kafka, "kills"))))
+
+    report = await run(
+        config(kafka, name="kills", latency=0.03, protocol="consumer", script=script, keep=tmp_path / "kept")
+    )
     assert report.broken == []
     assert (report.done, report.kills, report.workers) == (3_000, 1, 4)
     group = report.group
     assert group is not None
     assert set(group.recovery) == {"kill", "stop"} and group.rebalances >= 2
     assert group.duplicates["kill"] == sum(group.duplicates.values()) > 0
-    assert topics(kafka) <= before[0] and groups(kafka) <= before[1]
+    assert seen == [(2, 1)]
+    assert topics(kafka, "kills") == groups(kafka, "kills") == []
 
 
 async def test_a_kafka_group_over_several_topics_survives_the_kill_of_a_member(kafka: KafkaServer) -> None:
-    before = topics(kafka)
-    report = await run(config(kafka, latency=0.03, width=4, serial_seconds=0.5, script=kills_and_stops))
+    report = await run(config(kafka, name="width", latency=0.03, width=4, serial_seconds=0.5, script=kills_and_stops))
     assert report.broken == []
     assert (report.done, report.kills, report.width, report.stranded) == (3_000, 1, 4, 0)
     assert report.group is not None and set(report.group.recovery) == {"kill", "stop"}
-    assert topics(kafka) <= before
+    assert topics(kafka, "width") == []
 
 
 @pytest.mark.slow
@@ -176,8 +186,7 @@ async def test_no_process_outlives_a_killed_demo(kafka: KafkaServer, temporary: 
 
 
 async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> None:
-    before = topics(kafka)
-    arguments = ["--broker", "kafka", "--server", kafka.url, "--sample", "0s", "--events", "20000"]
+    arguments = ["--broker", "kafka", "--server", kafka.url, "--name", "ended", "--sample", "0s", "--events", "20000"]
     with subprocess.Popen(
         [sys.executable, "-m", "demo", "run", *arguments],
         stdout=subprocess.PIPE,
@@ -188,9 +197,10 @@ async def test_a_signal_stops_a_group(kafka: KafkaServer, tmp_path: Path) -> Non
         assert process.stdout is not None
         while "one member killed" not in process.stdout.readline():
             assert process.poll() is None
+        assert topics(kafka, "ended") != []
         process.send_signal(signal.SIGINT)
         _, said = await asyncio.to_thread(process.communicate)
     assert (process.returncode, said) == (130, "lanes: SIGINT: stopped; nothing is left running\n")
     assert list(tmp_path.iterdir()) == []
     # The group ends by its timeout, because its members had no time to leave.
-    assert topics(kafka) <= before
+    assert topics(kafka, "ended") == []

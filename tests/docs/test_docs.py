@@ -18,12 +18,13 @@
 
 The blocks of a page run in order. They share a private NATS server and a private PostgreSQL server. Python blocks share
 a working folder; shell blocks run in the project folder, each in a separate shell. The Kafka broker is that of the test
-session, and the topics of a page are deleted after the page. In a `console` block, commands start with `$ `, and other
-lines are output.
+session; one page uses the broker at a time, and the topics of a page are deleted after the page. In a `console` block,
+commands start with `$ `, and other lines are output.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import os
 import re
@@ -239,13 +240,28 @@ def urls(fresh_nats: NatsFactory, fresh_postgres: PostgresFactory, request: pyte
 
 @pytest.fixture
 def clean_kafka(kafka: KafkaServer) -> Iterator[str]:
-    """The address of the session's broker; topics that the test creates are deleted after the test."""
+    """The address of the session's broker for one test at a time. The topics of pages are deleted after the test."""
     admin = AdminClient({"bootstrap.servers": kafka.url})
-    before = admin.list_topics(timeout=SECONDS).topics.keys()
-    yield kafka.url
-    new = [name for name in admin.list_topics(timeout=SECONDS).topics if name not in before and name[0] != "_"]
-    for deleted in admin.delete_topics(new).values() if new else ():
-        deleted.result(SECONDS)
+    with (kafka.folder / "pages.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process of the session may test another page
+        yield kafka.url
+        of_pages = [name for name in admin.list_topics(timeout=SECONDS).topics if is_of_a_page(name)]
+        for deleted in admin.delete_topics(of_pages).values() if of_pages else ():
+            deleted.result(SECONDS)
+
+
+@functools.cache
+def words_of_pages() -> frozenset[str]:
+    return frozenset(
+        word
+        for path in (*filter(asks_for_kafka, PAGES), Path(__file__))
+        for word in re.findall(r"[\w.-]+", path.read_text())
+    )
+
+
+def is_of_a_page(topic: str) -> bool:
+    """Whether a page creates this topic; tests in other processes create others on the same broker."""
+    return topic.partition("__p")[0].removesuffix("-dead") in words_of_pages()
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:

@@ -184,7 +184,9 @@ def test_a_folder_in_use_is_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     guest = KafkaServer(kafka.folder)
     with pytest.raises(ComponentError, match="runs in"):
         guest.start()
-    assert kafka.alive and (kafka.folder / "data").exists()
+    # The guest has neither ended the broker nor removed its files.
+    assert AdminClient({**QUIET, **kafka.config()}).list_topics(timeout=10).brokers.keys() == {1}
+    assert (kafka.folder / "data").exists()
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(ComponentError, match="is not empty"):
         KafkaServer(tmp_path).start()
