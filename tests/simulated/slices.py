@@ -23,6 +23,9 @@ ADAPTERS: Final = {
 CAMPAIGN: Final = int(os.environ.get("SCHEDULES") or 5_000)
 """Schedules of each adapter in the campaign: `make campaign SCHEDULES=5000`."""
 
+ENOUGH: Final = 60
+"""Schedules of an adapter that have every kind of fault."""
+
 PROCESSES: Final = 2
 SEEDS_A_SLICE: Final = 25
 

@@ -11,12 +11,12 @@ import pytest
 
 from memsource.adapters.choices import KINDS
 from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
-from tests.effort import is_full, processes, runs
 from tests.simulated.figures import figures_of
 from tests.simulated.kafka.adapter import KafkaAdapter
-from tests.simulated.slices import CAMPAIGN, tally
+from tests.simulated.slices import CAMPAIGN, ENOUGH, tally
 
-SCHEDULES: Final = 60
+SCHEDULES: Final = 6
+"""Schedules of ``make test``, which are the first ones of ``make campaign``."""
 
 
 @pytest.fixture
@@ -26,13 +26,10 @@ def adapter() -> KafkaAdapter:
 
 @pytest.mark.timeout(300)
 @pytest.mark.long
-@pytest.mark.sliced
 def test_no_schedule_of_the_kafka_adapter_breaks_a_promise() -> None:
-    schedules = runs(SCHEDULES)
-    report = tally("kafka", range(schedules), processes=processes())
+    report = tally("kafka", range(SCHEDULES), processes=1)
     assert report.violations == []
-    assert report.schedules == schedules
-    assert not is_full() or set(report.faults) == set(KINDS)
+    assert report.schedules == SCHEDULES
 
 
 @pytest.mark.campaign
@@ -44,6 +41,7 @@ def test_no_schedule_of_the_campaign_of_the_kafka_adapter_breaks_a_promise(
     record_property("campaign", figures_of("kafka", report))
     assert report.violations == []
     assert report.schedules == CAMPAIGN
+    assert CAMPAIGN < ENOUGH or set(report.faults) == set(KINDS)
 
 
 def test_a_run_without_faults_handles_every_message(adapter: KafkaAdapter) -> None:

@@ -11,20 +11,21 @@ from typing import Final
 
 import pytest
 
-from tests.effort import is_full, processes, runs
 from tests.memsource.sim.widths import SOMETIMES, tally
 
 SCHEDULES: Final = int(os.environ.get("SCHEDULES") or 2_000)
+_QUICK: Final = 20
+_ENOUGH: Final = 200
+"""Schedules that have every case and every kind of fault."""
 
 
 @pytest.mark.long
-@pytest.mark.sliced
-@pytest.mark.timeout(600)  # the campaign computes on both cores, which other tests keep busy
+@pytest.mark.timeout(600)
 def test_no_change_of_a_width_strands_a_message() -> None:
-    result = tally(runs(200), processes=processes())
+    """These schedules are the first ones of ``make campaign``."""
+    result = tally(_QUICK, processes=1)
     assert result.found == []
-    assert result.runs == runs(200)
-    assert not is_full() or [name for name in SOMETIMES if not result.happened[name]] == []
+    assert result.runs == _QUICK
 
 
 @pytest.mark.campaign
@@ -37,3 +38,4 @@ def test_no_change_of_a_width_in_the_campaign_strands_a_message(
     record_property("campaign", figures)
     assert result.found == []
     assert result.runs == SCHEDULES
+    assert SCHEDULES < _ENOUGH or [name for name in SOMETIMES if not result.happened[name]] == []
