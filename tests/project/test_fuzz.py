@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,10 +44,13 @@ def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], 
 
 
 BROKEN = Target(name="broken", invariant="Numbers are small.", properties=properties, batch=50)
+QUICK = replace(TARGETS["reply"], batch=5)
+"""A target whose invariant holds, with few examples."""
 
 
 def test_a_falsifying_example_is_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(targets.TARGETS, "broken", BROKEN)
+    monkeypatch.setitem(targets.TARGETS, "reply", QUICK)
     assert command.main(["--seconds", "0", "reply", "broken"]) == 1
     shown = capsys.readouterr().out
     assert "broken: Numbers are small." in shown
@@ -82,6 +86,7 @@ def test_a_guided_fuzzer_finds_a_broken_invariant(tmp_path: Path) -> None:
 def test_a_finding_of_the_guided_fuzzer_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setitem(targets.TARGETS, "reply", QUICK)
     monkeypatch.setattr(guided, "available", lambda: True)
     monkeypatch.setattr(guided, "attack", lambda name, seconds: (7, "numbers grew"))
     assert command.main(["--seconds", "4", "reply"]) == 1
