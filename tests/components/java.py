@@ -57,6 +57,8 @@ def fetch_jars(java: str, pom: Path, folder: Path, *, repository: Path, log: Pat
     if maven is None:
         raise MissingComponent(f"the jars of {wanted_by} need Maven, but there is no mvn on PATH: {_REMEDY}")
     env = dict(os.environ)
+    # Maven runs for seconds, too short for the second compiler to help.
+    env.setdefault("MAVEN_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     if shutil.which("java") is None:
         env.setdefault("JAVA_HOME", str(Path(java).resolve().parents[1]))
     command = [maven, "--quiet", "--batch-mode", f"-Dmaven.repo.local={repository}", "--file", str(pom)]

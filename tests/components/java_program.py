@@ -23,6 +23,8 @@ _POMS = (Path(__file__).parent / "java_compiler" / "pom.xml", _SOURCE.parent / "
 _NAME = "the example in Java"
 _LEAST_JAVA = 17
 _COMPILE_SECONDS = 120.0
+_SMALL = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+"""Arguments for a Java that runs for seconds."""
 
 
 def java_command() -> list[str]:
@@ -41,8 +43,7 @@ def java_command() -> list[str]:
             if not stamp.is_file():
                 _make(java, folder)
                 stamp.touch()  # last, so an interrupted set-up is never ready
-    small = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData"]
-    return [java, *small, "-cp", _classpath(folder), _SOURCE.stem]
+    return [java, *_SMALL, "-cp", _classpath(folder), _SOURCE.stem]
 
 
 def _make(java: str, folder: Path) -> None:
@@ -52,7 +53,7 @@ def _make(java: str, folder: Path) -> None:
     log.write_text("")
     fetch_jars(java, _POMS[0], folder / "jars", repository=CACHE / "m2", log=log, wanted_by=_NAME)
     (compiler,) = (folder / "jars").glob("ecj-*.jar")
-    command = [java, "-jar", str(compiler), f"-{_LEAST_JAVA}", "-encoding", "UTF-8", "-failOnWarning"]
+    command = [java, *_SMALL, "-jar", str(compiler), f"-{_LEAST_JAVA}", "-encoding", "UTF-8", "-failOnWarning"]
     command += ["-d", str(folder / "classes"), "-cp", _classpath(folder), str(_SOURCE)]
     done = subprocess.run(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=_COMPILE_SECONDS, check=False
