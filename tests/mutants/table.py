@@ -29,6 +29,7 @@ _ORDER: Final = (
         "the last message of a key follows its head, not the next one",
         "jetstream",
         ("PerKeyOrder",),
+        first=49,
     ),
     Mutant(
         "block_forgets_successors",
@@ -100,6 +101,7 @@ _RETRY: Final = (
         "a held message never gets its next attempt",
         "jetstream",
         ("CaughtUp",),
+        first=91,
     ),
     Mutant(
         "attempts_not_counted",
@@ -156,6 +158,7 @@ _SETTLING: Final = (
         "a failed settlement is not repeated",
         "jetstream",
         ("CaughtUp",),
+        first=49,
     ),
     Mutant(
         "token_not_swapped",
@@ -214,7 +217,7 @@ _SETTLING: Final = (
         "kafka",
         ("NoCommitPastUnfinished",),
         machine=("modes", "one_snapshot"),
-        first=10,
+        first=89,
     ),
     Mutant(
         "completed_off_by_one",

@@ -244,5 +244,6 @@ RUNTIME: Final = (
         "believes in it",
         "kafka",
         ("NothingStartsInDoubt",),
+        first=65,
     ),
 )

@@ -84,6 +84,7 @@ _BUDGETS: Final = (
         "kafka_widths",
         ("PartitionTurns",),
         machine=("budgets", "no_partition_of_a_queue_waits_for_two_calls_of_another"),
+        first=54,
     ),
     Mutant(
         "full_queue_takes_a_new_kafka_partition",
