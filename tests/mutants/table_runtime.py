@@ -177,6 +177,7 @@ RUNTIME: Final = (
         "messages that finish during a drain's commit are not committed",
         "kafka",
         ("CaughtUp", "CommitsInTime"),
+        first=36,
     ),
     Mutant(
         "extension_misses_queued",
