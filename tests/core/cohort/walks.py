@@ -546,10 +546,14 @@ EVERY_FAULT: list[Fault] = [
 ]
 
 
-def scenarios(retention: str, machine: NewMachine = LeaseMachine, *, step: int = 1) -> Iterator[World]:
-    """The scenario with every fault at every call, or at each ``step``-th call."""
+def scenarios(retention: str, machine: NewMachine = LeaseMachine, *, step: int = 1, first: int = 1) -> Iterator[World]:
+    """The scenario without a fault, then with every fault at every call, or at each ``step``-th call.
+
+    The faults at call ``first`` and later calls come before those at earlier calls.
+    """
     plain = Scenario(retention, machine, 0, nothing)
     yield plain.run()
-    for at in range(1, plain.calls + 1, step):
+    calls = range(1, plain.calls + 1, step)
+    for at in sorted(calls, key=lambda call: call < first):
         for fault in EVERY_FAULT:
             yield Scenario(retention, machine, at, fault).run()
