@@ -61,6 +61,7 @@ _ON_BOTH: Final = (
         "workers do not look in the topics of a former width that is more than twice their own",
         "kafka_widths",
         ("AlarmNames",),
+        first=74,
     ),
 )
 
@@ -97,8 +98,18 @@ _BUDGETS: Final = (
     ),
 )
 
+_FIRST_ON_JETSTREAM: Final = {"retired_topics_unnoticed": 37}
+
 WIDTHS: Final = (
     *_ON_BOTH,
-    *(replace(each, name=f"{each.name}_on_jetstream", campaign="jetstream_widths") for each in _ON_BOTH),
+    *(
+        replace(
+            each,
+            name=f"{each.name}_on_jetstream",
+            campaign="jetstream_widths",
+            first=_FIRST_ON_JETSTREAM.get(each.name, 0),
+        )
+        for each in _ON_BOTH
+    ),
     *_BUDGETS,
 )
