@@ -71,6 +71,25 @@ def test_a_history_that_becomes_a_journal_and_back_is_equal_byte_for_byte(data: 
     assert list(tables.lines(tables.table(whole, "r"))) == whole
 
 
+_WRITES = """
+import sys
+from lanes.history.columns import row_tables
+tables = row_tables()
+table = tables.table([line + "\\n" for line in sys.stdin.read().splitlines()], "run")
+print(table.num_rows, "pyarrow" in sys.modules, "pandas" in sys.modules)
+"""
+
+
+@pytest.mark.process
+def test_a_journal_does_not_import_pandas() -> None:
+    """The import would take a third of a second and many megabytes in each process with a journal."""
+    rows = [line for line in b"".join(real_lines()).decode().splitlines() if line.endswith("}")]
+    done = subprocess.run(
+        [sys.executable, "-c", _WRITES], input="\n".join(rows), capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{len(rows)} True False\n"
+
+
 @pytest.mark.long
 @settings(max_examples=runs(50))
 @given(

@@ -196,6 +196,7 @@ RUNTIME: Final = (
         "a message that waits for its next attempt comes again, behind the ack wait",
         "jetstream",
         ("KeptAlive",),
+        first=10,
     ),
     Mutant(
         "extension_too_late",

@@ -102,7 +102,7 @@ def test_an_invalid_number_of_runs_is_refused(project: pytest.Pytester, runs: st
 
 @pytest.mark.long
 def test_a_failing_test_prints_the_token_that_repeats_it(project: pytest.Pytester) -> None:
-    failed = run(project)
+    failed = run(project, "-k", "wrong")
     printed = re.search(r"replay: pytest --lanes-replay (lanes1-\S+)", failed.stdout.str())
     assert printed is not None
     result = run(project, "--lanes-replay", printed[1], "-k", "wrong")
@@ -129,7 +129,7 @@ class TestOrders:
     test_wrong = staticmethod(simulated(wrong))
 """
     )
-    failed = run(project, "test_more.py", "test_orders.py")
+    failed = run(project, "test_more.py", "test_orders.py", "-k", "wrong")
     # A summary that is not cut, as under CI, repeats the lines.
     commands = set(re.findall(r"replay: (pytest .*)", failed.stdout.str()))
     assert [shlex.split(each)[-1] for each in sorted(commands)] == [
