@@ -14,7 +14,6 @@ import os
 import re
 import time
 from collections.abc import Callable, MutableSequence, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
 
@@ -46,7 +45,6 @@ MEMBER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _log = logging.getLogger("lanes.history")
 
-_VERSION: Final = version("lanes-runtime")
 _CACHED_KEYS: Final = 32_768
 _CACHED_KEY_BYTES: Final = 256
 _CACHED_PARTITIONS: Final = 1_024
@@ -255,10 +253,13 @@ class RowWriter:
         """
         if self.path is not None:
             raise ConfigError(f"the history of {self.member} was opened before; use one History per run")
+        # Import here, because only a history needs the module, and its import takes long.
+        from importlib.metadata import version
+
         pid, boot = self._process()
         path = self._directory / f"{self.member}-{pid}-{time.time_ns()}.jsonl"
         begin = (
-            f'{{"n":1,"event":"begin"{self._stamp(now)},"format":{FORMAT},"version":"{_VERSION}",'
+            f'{{"n":1,"event":"begin"{self._stamp(now)},"format":{FORMAT},"version":"{version("lanes-runtime")}",'
             f'"pid":{pid},"boot":"{boot}","source":{json.dumps(source)},"concurrency":{concurrency},'
             f'"max_in_flight":{max_in_flight},"max_in_flight_bytes":{max_in_flight_bytes}'
             f'{(rules or Rules()).fields()},"incomplete":{HEAD_END}'

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Token
-from importlib.metadata import version
 from types import TracebackType
 from typing import Final, Literal
 
@@ -60,7 +59,6 @@ the consumer stops. ``cancelled``: ``lanes`` cancelled the call, or made no call
 ``abandoned``: the result of the call does not count.
 """
 
-_VERSION: Final = version("lanes-runtime")
 
 HEADER_VALUE_LIMIT: Final = 8_192
 """Maximum number of bytes of a header with a trace context, as the W3C recommendation allows."""
@@ -134,13 +132,19 @@ class Telemetry:
             The telemetry, or None.
         """
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
-        tracer = None if _idle(tracers) else tracers.get_tracer("lanes", _VERSION)
+        if _idle(tracers) and _idle(meters):
+            return None
+        # Import here, because only telemetry needs the module, and its import takes long.
+        from importlib.metadata import version
+
+        installed = version("lanes-runtime")
+        tracer = None if _idle(tracers) else tracers.get_tracer("lanes", installed)
         if tracer is not None and _idle(tracer):
             tracer = None
-        metered = not _idle(meters) and not _idle(meters.get_meter("lanes", _VERSION))
+        metered = not _idle(meters) and not _idle(meters.get_meter("lanes", installed))
         if tracer is None and not metered:
             return None
-        instruments = instruments_of(meters, _VERSION) if metered else Instruments(NoOpMeter("lanes"))
+        instruments = instruments_of(meters, installed) if metered else Instruments(NoOpMeter("lanes"))
         return cls(name, system, status, tracer, instruments, clock, queues)
 
     def __repr__(self) -> str:
