@@ -336,6 +336,9 @@ class SettledReader(Protocol):
 
         Args:
             raw: The message as the client library delivered it.
+
+        Returns:
+            Whether the message is settled.
         """
 
 
