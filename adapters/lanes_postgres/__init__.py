@@ -16,6 +16,14 @@ except ModuleNotFoundError as error:
         "lanes_postgres needs psycopg: pip install 'lanes-runtime[postgres]'; in a checkout, pip install '.[postgres]'",
         name="psycopg",
     ) from error
+except ImportError as error:
+    if "no pq wrapper" not in str(error):
+        raise
+    raise ImportError(
+        "psycopg finds no libpq, the C library of PostgreSQL: pip install 'psycopg[binary]', or install libpq with the "
+        "packages of the system",
+        name="psycopg",
+    ) from error
 
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.attempts import PostgresAttempts

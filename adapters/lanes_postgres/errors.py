@@ -67,6 +67,8 @@ def not_connected(error: psycopg.Error, where: str) -> LanesError:
         return SourceError(
             f"{found}; correct the connection string, or the users and rights of the server", retryable=False
         )
+    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+        return SourceError(f"{found}; start the server, or correct the connection string", retryable=True)
     return found
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
+import anyio
 import psycopg
 import pytest
 from psycopg import sql
 
 from lanes.errors import ConfigError, SourceError
-from lanes_postgres import Positions, check_schema, migrate
+from lanes_postgres import Log, Positions, PostgresSource, check_schema, migrate
 from tests.components import PostgresServer
 from tests.postgres.tables import Effects, message
 
@@ -127,6 +130,43 @@ def test_a_lost_connection_is_retryable(connection: Connection, effects: Effects
     with pytest.raises(SourceError, match="closed") as failed:
         once(positions, connection, 2)
     assert failed.value.retryable
+
+
+def test_a_server_that_is_away_has_a_remedy() -> None:
+    source = PostgresSource("postgresql://127.0.0.1:1/none", Log("orders"), subscription="billing")
+    with pytest.raises(SourceError, match=r"refused.*; start the server, or correct the connection string") as failed:
+        anyio.run(source.open)
+    assert failed.value.retryable
+
+
+LIBPQ = """
+import sys, types
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "psycopg":
+            raise ImportError(MESSAGE)
+
+sys.meta_path.insert(0, Finder())
+try:
+    import lanes_postgres
+except ImportError as error:
+    print(error)
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("no pq wrapper available. Attempts made: libpq library not found", "psycopg finds no libpq, the C library of"),
+        ("another error", "another error"),
+    ],
+)
+def test_a_missing_libpq_has_a_remedy(message: str, said: str) -> None:
+    program = f"MESSAGE = {message!r}\n{LIBPQ}"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith(said)
 
 
 def test_rows_hidden_by_a_policy_end_in_an_error(postgres: PostgresServer, effects: Effects, stranger: str) -> None:

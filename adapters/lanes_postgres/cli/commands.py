@@ -92,7 +92,7 @@ def drop(
 @postgres.command()
 def trim(
     log: Annotated[str, typer.Option(help="Name of the log.", metavar="NAME", show_default=False)],
-    older_than: Annotated[float, typer.Option(help="Keep messages of the last hours.", metavar="HOURS", min=0.0)] = 0.0,
+    older_than: Annotated[float, typer.Option(help="Keep messages of the last hours.", metavar="HOURS", min=0.0)],
     dsn: Dsn = "",
     schema: Schema = SCHEMA,
     force: Annotated[bool, typer.Option("--force", help="Delete unfinished messages too.")] = False,

@@ -71,11 +71,11 @@ def test_a_trim_keeps_what_the_slowest_subscription_has_not_finished(operate: Op
     assert read(logs, 3, "slow") == ["1", "2", "3"]
     commit_each(logs, "4", "5")
     assert read(logs, 5, "fast") == ["1", "2", "3", "4", "5"]
-    assert operate("trim", "--log", "orders") == (0, "orders: 3 messages deleted\n", "")
-    assert operate("trim", "--log", "orders") == (0, "orders: 0 messages deleted\n", "")
+    assert operate("trim", "--older-than", "0", "--log", "orders") == (0, "orders: 3 messages deleted\n", "")
+    assert operate("trim", "--older-than", "0", "--log", "orders") == (0, "orders: 0 messages deleted\n", "")
     assert read(logs, 2, "slow") == ["4", "5"]
     commit_each(logs, "6")
-    assert operate("trim", "--log", "orders") == (0, "orders: 2 messages deleted\n", "")
+    assert operate("trim", "--older-than", "0", "--log", "orders") == (0, "orders: 2 messages deleted\n", "")
     assert read(logs, 1, "slow") == ["6"] and read(logs, 1, "fast") == ["6"]
     # A new subscription begins at the first message that is left.
     assert read(logs, 1, "new") == ["6"]
@@ -84,7 +84,7 @@ def test_a_trim_keeps_what_the_slowest_subscription_has_not_finished(operate: Op
 def test_a_trim_keeps_the_last_batch_so_that_positions_continue(operate: Operate, logs: Logs) -> None:
     commit_each(logs, "1", "2")
     assert read(logs, 2, "billing") == ["1", "2"]
-    assert operate("trim", "--log", "orders")[1] == "orders: 1 messages deleted\n"
+    assert operate("trim", "--older-than", "0", "--log", "orders")[1] == "orders: 1 messages deleted\n"
     commit_each(logs, "3")
     assert read(logs, 1, "billing") == ["3"]
     assert logs.execute("SELECT position FROM {}.lanes_log_entries ORDER BY 1") == [(1,), (2,)]
@@ -96,7 +96,7 @@ def test_a_trim_of_many_batches_takes_several_transactions(
     monkeypatch.setattr(retention, "BATCHES", 3)
     commit_each(logs, *map(str, range(11)))
     assert len(read(logs, 11, "billing")) == 11
-    assert operate("trim", "--log", "orders")[1] == "orders: 10 messages deleted\n"
+    assert operate("trim", "--older-than", "0", "--log", "orders")[1] == "orders: 10 messages deleted\n"
 
 
 def test_young_messages_stay(operate: Operate, logs: Logs) -> None:
@@ -115,8 +115,8 @@ def test_a_forced_trim_reaches_the_loser_as_out_of_range(operate: Operate, logs:
     commit_each(logs, "1")
     assert read(logs, 1, "billing") == ["1"]
     commit_each(logs, "2", "3", "4")
-    assert operate("trim", "--log", "orders")[1] == "orders: 1 messages deleted\n"
-    assert operate("trim", "--log", "orders", "--force")[1] == "orders: 2 messages deleted\n"
+    assert operate("trim", "--older-than", "0", "--log", "orders")[1] == "orders: 1 messages deleted\n"
+    assert operate("trim", "--older-than", "0", "--log", "orders", "--force")[1] == "orders: 2 messages deleted\n"
 
     async def loses() -> None:
         with anyio.fail_after(20.0):
@@ -127,11 +127,17 @@ def test_a_forced_trim_reaches_the_loser_as_out_of_range(operate: Operate, logs:
     assert read(logs, 1, "billing", out_of_range="earliest") == ["4"]
 
 
+def test_a_trim_without_an_age_is_refused(operate: Operate, logs: Logs) -> None:
+    commit_each(logs, "1")
+    status, _, err = operate("trim", "--log", "orders", "--force")
+    assert status != 0 and "--older-than" in err
+
+
 def test_a_log_without_a_subscription_is_not_trimmed(operate: Operate, logs: Logs) -> None:
     commit_each(logs, "1", "2")
-    status, _, err = operate("trim", "--log", "orders")
+    status, _, err = operate("trim", "--older-than", "0", "--log", "orders")
     assert status == 3 and "'orders' has no subscription" in err and "add --force" in err
-    status, _, err = operate("trim", "--log", "order")
+    status, _, err = operate("trim", "--older-than", "0", "--log", "order")
     assert status == 3 and "has no log 'order'; correct --log or --schema" in err
     assert logs.values() == ["1", "2"]
 
