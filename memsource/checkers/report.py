@@ -148,7 +148,7 @@ def render(verdicts: Sequence[Verdict], figures: Counts) -> str:
     """
     rows = sum(figures.events.values())
     lines = [
-        f"segments: {figures.segments}, {figures.crashed} of them crashed, of {figures.members} members",
+        f"segments: {figures.segments}, {figures.crashed} of them without an end, of {figures.members} members",
         f"messages: {figures.messages}, in {rows} rows; {figures.dropped} rows dropped, {figures.gaps} gaps",
         "events: " + _listed(figures.events),
         "redeliveries: " + _listed(figures.redeliveries),

@@ -420,6 +420,6 @@ class _Reader:
             segment.rows.insert(0, Row(0, "gap", segment.mono_first))
         if self._incomplete and segment.crashed:
             self._no_row(self._number)
-            self._gap("the last rows could not be written before the process died")
+            self._gap("the last rows are missing: the process died, or could not write them")
         self._segment, self._incomplete = None, False
         self.segments.append(segment)

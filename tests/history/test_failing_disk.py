@@ -158,7 +158,7 @@ def test_a_process_that_dies_with_a_full_disk_leaves_an_incomplete_history(tmp_p
     (segment,) = read([tmp_path])
     assert segment.crashed
     (gap,) = segment.gaps
-    assert "could not be written" in gap.why
+    assert "the process died, or could not write them" in gap.why
     # After the row that counts the missing rows, a crash looks like any other crash.
     history.started(message(3), NOW)
     history.flush()
@@ -280,7 +280,7 @@ def test_a_disk_that_is_full_until_the_process_dies_leaves_whole_lines(tmp_path:
     assert child.returncode == -signal.SIGKILL, child.stderr
     (segment,) = read([tmp_path])
     assert segment.crashed
-    assert [gap.why for gap in segment.gaps] == ["the last rows could not be written before the process died"]
+    assert [gap.why for gap in segment.gaps] == ["the last rows are missing: the process died, or could not write them"]
 
 
 @pytest.mark.process

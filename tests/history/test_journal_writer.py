@@ -200,7 +200,7 @@ def test_a_disk_that_keeps_failing_looks_like_a_crash(tmp_path: Path, break_disk
     assert journal.dropped == 2
     (one,) = read([tmp_path])
     assert one.crashed
-    assert [gap.why for gap in one.gaps] == ["the last rows could not be written before the process died"]
+    assert [gap.why for gap in one.gaps] == ["the last rows are missing: the process died, or could not write them"]
 
 
 def test_a_row_that_does_not_fit_is_dropped_in_its_place(
@@ -281,7 +281,7 @@ def test_kill_9_leaves_whole_files_and_no_end(tmp_path: Path) -> None:
     assert child.returncode == -signal.SIGKILL, child.stderr
     (one,) = read([tmp_path])
     assert one.crashed
-    assert [gap.why for gap in one.gaps] == ["the last rows could not be written before the process died"]
+    assert [gap.why for gap in one.gaps] == ["the last rows are missing: the process died, or could not write them"]
     assert "violated" not in statuses(tmp_path)
 
 

@@ -39,6 +39,19 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 only_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
 
 
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, "; create this topic again"),
+        (KafkaError._UNKNOWN_TOPIC, "; create this topic again"),
+        (KafkaError._MSG_TIMED_OUT, "; check that the broker runs and has this topic"),
+    ],
+)
+def test_a_failed_write_names_the_remedy_for_its_error(code: int, remedy: str) -> None:
+    failure = KafkaDeadLetters({"bootstrap.servers": "127.0.0.1:1"}, "dead")._failure(KafkaError(code))
+    assert str(failure).endswith(remedy) and failure.retryable
+
+
 # --- outages
 
 

@@ -475,8 +475,12 @@ class DurableConsumer:
         except ApiError as error:
             if error.temporary:
                 raise self._connection.failed(f"consumer {self}", error) from None
-            raise ConfigError(
-                f"consumer {self} cannot be created: {error}; correct the setting, or create the consumer yourself"
-            ) from None
+            remedy = "correct the setting, or create the consumer yourself"
+            if error.err_code in codes.CONSUMER_NOT_UNIQUE:
+                remedy = (
+                    "a work queue allows one consumer for each subject, so use its existing consumer, or pass a "
+                    "filter_subject=… that no other consumer has"
+                )
+            raise ConfigError(f"consumer {self} cannot be created: {error}; {remedy}") from None
         self.config = dict(answer["config"])
         log.info("%s: created a durable pull consumer", self)

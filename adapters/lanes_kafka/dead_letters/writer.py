@@ -148,8 +148,12 @@ class KafkaDeadLetters:
     def _failure(self, error: KafkaError) -> SourceError:
         text = client_text(error, self._settings)
         if error.code() not in _PERMANENT:
+            # The client learns only later that a topic was deleted.
+            missing = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+            remedy = "create this topic again" if missing else "check that the broker runs and has this topic"
             return SourceError(
-                f"dead letter not confirmed by {self._topic} ({text}); check that the broker runs", retryable=True
+                f"dead letter not confirmed by {self._topic} ({text}); {remedy}",
+                retryable=True,
             )
         return SourceError(
             f"dead letter refused by {self._topic} ({text}); correct the permissions or settings of the topic"

@@ -84,7 +84,7 @@ def test_the_report_of_a_history_that_keeps_every_promise_has_status_0(tmp_path:
     assert status == 0
     assert {verdict.status for verdict in verdicts} == {"passed"}
     assert text.splitlines() == [
-        "segments: 1, 0 of them crashed, of 1 members",
+        "segments: 1, 0 of them without an end, of 1 members",
         "messages: 1, in 6 rows; 0 rows dropped, 0 gaps",
         "events: begin 1, delivered 1, started 1, ended 1, ack 1, end 1",
         "redeliveries: held 0, settled 0, late 0, restart 0",

@@ -133,6 +133,12 @@ def test_a_start_that_an_existing_consumer_ignores_is_logged(policy: str, caplog
             "^consumer S/work cannot be created: bad .*; correct the setting",
             None,
         ),
+        (
+            refusal(400, 10_099, "multiple non-filtered consumers not allowed on workqueue stream"),
+            ConfigError,
+            "; a work queue allows one consumer for each subject, so use its existing consumer, or pass a filter_su",
+            None,
+        ),
     ],
 )
 def test_a_refused_creation_is_temporary_or_a_fault_of_the_setting(
