@@ -363,7 +363,7 @@ _OWNERSHIP: Final = (
         "a handler that ends after its assignment counts",
         "jetstream",
         ("ZombiesDoNotCount",),
-        first=7,
+        first=28,
     ),
     Mutant(
         "lost_is_committed",
@@ -373,6 +373,7 @@ _OWNERSHIP: Final = (
         "the former owner commits a lost partition",
         "kafka",
         ("NoCommitAfterLoss", "NoCommitAfterRevoke"),
+        first=25,
     ),
     Mutant(
         "no_drain",
