@@ -1,7 +1,7 @@
 """Claims by partition: one statement stores the position of a subscription in the transaction of the effect.
 
 The row is that of ``PostgresStates``, so the next owner continues after the last effect. The row stays locked until the
-end of the transaction, and the claim of the next owner waits for it.
+end of the transaction, and no other process acquires the partition before.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int8
 
 from lanes.arguments import names_unknown_options, shown_value
-from lanes.errors import ConfigError
-from lanes.ownership import Fenced, State, StateChange, StateKey
+from lanes.errors import ConfigError, SourceError
+from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked
 from lanes_postgres.attempts import Connect
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
@@ -32,8 +32,9 @@ _READ: Final[LiteralString] = (
     "SELECT array_agg(of.index), array_agg(kept.epoch), array_agg(kept.floor), array_agg(kept.completed::text) "
     "FROM " + _KEYS + " AS of (" + _KEY + ", index) JOIN {schema}.lanes_states AS kept USING (" + _KEY + ")"
 )
-# A server that loses confirmed commits in a crash would give the same epoch twice.
-_DURABLE: Final[LiteralString] = "SET LOCAL synchronous_commit TO on"
+# A server that loses confirmed commits in a crash would give the same epoch twice. The transaction of a frozen handler
+# may hold the row for hours, and the claims of other partitions would wait for this one.
+_CLAIMS: Final[LiteralString] = "SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
 _CLAIM: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_states (" + _KEY + ", floor) VALUES (%s, %s, %s, %s, %s) "
     "ON CONFLICT (" + _KEY + ") DO UPDATE SET epoch = DEFAULT RETURNING epoch, floor, completed::text"
@@ -115,10 +116,18 @@ class PostgresStates:
             The state with its new epoch.
 
         Raises:
+            StateLocked: A transaction holds the row of the state.
             ConfigError: The key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
-        return await self._perform(self._claiming(key, start))
+        try:
+            return await self._perform(self._claiming(key, start))
+        except SourceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise StateLocked(
+                    f"{self._where}: a transaction holds the row of {key.partition} of {key.subscription!r}"
+                ) from error
+            raise
 
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
         """Write the states whose epochs are unchanged, in one statement; see ``lanes.ownership.StateStore.store``.
@@ -177,7 +186,7 @@ class PostgresStates:
         }
 
     def _claiming(self, key: StateKey, start: int) -> Steps[State]:
-        yield Statement(_DURABLE.encode())
+        yield Statement(_CLAIMS.encode())
         found = yield Statement(self._claim, (*_row(key), Int8(start)))
         assert found is not None, "INSERT … ON CONFLICT DO UPDATE returns a row"
         epoch, floor, completed = found

@@ -12,7 +12,7 @@ from lanes.ownership.held_lock import HeldLock, check_lock_name
 from lanes.ownership.lease_locks import LeaseLocks
 from lanes.ownership.local import LocalLocks
 from lanes.ownership.locks import Held, Locks
-from lanes.ownership.state import Fenced, State, StateChange, StateKey, StateStore, StoresInTransaction
+from lanes.ownership.state import Fenced, State, StateChange, StateKey, StateLocked, StateStore, StoresInTransaction
 
 __all__ = [
     "Acquired",
@@ -25,6 +25,7 @@ __all__ = [
     "State",
     "StateChange",
     "StateKey",
+    "StateLocked",
     "StateStore",
     "StoresInTransaction",
     "acquire",

@@ -55,6 +55,7 @@ async def acquire(
         The lock and the state; None = another holder has the lock, or the lock was lost before the claim ended.
 
     Raises:
+        StateLocked: A transaction of the former owner is still open. Acquire the partition later.
         ConfigError: The set-up must be changed.
         SourceError: The locks or the states do not answer.
     """

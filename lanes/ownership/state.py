@@ -58,6 +58,13 @@ class Fenced(SourceError):
     """Another process has acquired the partition, so the state of this owner was not written. Not retryable."""
 
 
+class StateLocked(SourceError):
+    """An open transaction holds the state, so a claim has changed nothing. A later claim may succeed. Retryable."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retryable=True)
+
+
 class StateStore(Protocol):
     """The states of partitions, in any store with an atomic compare-and-set.
 
@@ -83,7 +90,8 @@ class StateStore(Protocol):
 
         From then on, the store refuses every change of a former owner. Call this method only while the lock of the
         partition is held. A repeated call raises the epoch again. Epochs of a key never repeat, even after an operator
-        has deleted the state.
+        has deleted the state. A claim does not wait for a transaction that a former owner has open and that may never
+        end: it raises ``StateLocked`` within a moment.
 
         Args:
             key: Name of the state.
@@ -91,6 +99,9 @@ class StateStore(Protocol):
 
         Returns:
             The state with its new epoch, and with the last floor and completed positions of the former owner.
+
+        Raises:
+            StateLocked: A transaction or another call holds the state. Repeat the claim later.
         """
 
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
@@ -116,8 +127,8 @@ class StoresInTransaction(Protocol):
     def store_in(self, connection: Any, change: StateChange) -> Awaitable[None] | None:
         """Write a state as ``StateStore.store`` does, in the open transaction of the caller.
 
-        The row of the state stays locked until the transaction ends. The transaction of a former owner therefore
-        commits before the next ``claim`` returns, or is refused.
+        The row of the state stays locked until the transaction ends. Until then each ``claim`` raises ``StateLocked``.
+        The transaction of a former owner therefore ends before the next ``claim`` returns, or is refused.
 
         Args:
             connection: The caller's connection. Its type is that of the store's driver.

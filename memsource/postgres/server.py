@@ -39,6 +39,7 @@ class Session:
         timeout: Seconds without a statement after which the session ends; 0 = never.
         asked_at: Time of the last statement.
         in_transaction: Whether the session is in a transaction block.
+        waits: Whether a statement of the transaction waits for another transaction, or fails instead.
         listens: Whether the session receives notifications.
         on_notify: Function that is called with the pid of the notifying session.
         on_end: Function that is called when the session ends.
@@ -52,6 +53,7 @@ class Session:
         self.timeout = 0.0
         self.asked_at = now
         self.in_transaction = False
+        self.waits = True
         self.listens = False
         self.on_notify: Callable[[int], None] = lambda pid: None
         self.on_end: Callable[[], None] = lambda: None
@@ -90,6 +92,7 @@ class Session:
 
     def _free(self) -> None:
         self.in_transaction = False
+        self.waits = True
         self._changes.clear()
         self._rows.clear()
         self._shared.clear()

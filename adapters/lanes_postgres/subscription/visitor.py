@@ -17,7 +17,7 @@ from psycopg.types.numeric import Int4
 from lanes.clock import monotonic
 from lanes.core.types import Partition, PartitionId, Room
 from lanes.errors import ConfigError, LanesError, SourceError, is_retryable
-from lanes.ownership import Locks, StateKey, StateStore, acquire
+from lanes.ownership import Locks, StateKey, StateLocked, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.reading import READER, LogTables, Wanted
@@ -43,6 +43,12 @@ _STALE: Final = 3.0
 
 _COOL: Final = 1.0
 """Seconds for which a member leaves a partition that it gave up to the others."""
+
+_LONGEST_COOL: Final = 8.0
+"""Seconds for which a member leaves a partition at most whose state a transaction holds."""
+
+_TOLD: Final = 4.0
+"""The pause after which a member writes to the log that it cannot acquire such a partition."""
 
 _TRIES: Final = 8
 """Number of locks that a member tries at most in one look, if the others own all partitions by their own account."""
@@ -131,6 +137,7 @@ class Visitor:
         self._active_until = -math.inf
         self._ends: list[int] = list(self.starts)
         self._cool: dict[int, float] = {}
+        self._locked: dict[int, float] = {}
         self._others: list[Member] = []
         self._waits = False
         self._releasing: set[asyncio.Future[None]] = set()
@@ -380,16 +387,21 @@ class Visitor:
 
     async def _try(self, number: int) -> bool:
         key = self._key(number)
-        acquired = await acquire(
-            self.locks,
-            self.states,
-            key,
-            name=lock_name(self.tables.schema, self.log_name, self.subscription, number),
-            start=self.starts[number],
-            changed=self._lock_changed,
-        )
+        try:
+            acquired = await acquire(
+                self.locks,
+                self.states,
+                key,
+                name=lock_name(self.tables.schema, self.log_name, self.subscription, number),
+                start=self.starts[number],
+                changed=self._lock_changed,
+            )
+        except StateLocked as error:
+            self._leave_for_later(number, error)
+            return False
         if acquired is None:
             return False
+        self._locked.pop(number, None)
         held, state = acquired
         partition = Partition(
             PartitionId(self.log_name, number),
@@ -413,6 +425,19 @@ class Visitor:
         )
         self._events.append(Assigned(partition))
         return True
+
+    def _leave_for_later(self, number: int, error: StateLocked) -> None:
+        """Leave a partition whose state a transaction holds, each time for longer. The other partitions go on."""
+        pause = self._locked[number] = min(2 * self._locked.get(number, _COOL / 2), _LONGEST_COOL)
+        self._cool[number] = monotonic() + pause
+        if pause == _TOLD:
+            log.warning(
+                "%s: partition %d has no owner, because a former owner is frozen in a transaction: %s; end its session "
+                "by pg_terminate_backend, and set idle_in_transaction_session_timeout",
+                self.name,
+                number,
+                error,
+            )
 
     def _lock_changed(self) -> None:
         self.check_owned()

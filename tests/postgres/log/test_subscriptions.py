@@ -21,6 +21,7 @@ from lanes.core.types import Room
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost
 from lanes_postgres import AdvisoryLocks, Log, PostgresDeadLetters, PostgresSource, Record
+from lanes_postgres.subscription import visitor
 from tests.components import PostgresServer
 from tests.fakes.grouped import ONCE
 from tests.postgres.log.logs import Logs
@@ -329,6 +330,31 @@ async def test_lost_lock_fences_late_store(logs: Logs) -> None:
         # The member acquires the partition anew, and repeats the messages.
         await until(lambda: logs.execute("SELECT floor FROM {}.lanes_states") == [(2,)])
     assert seen.values == ["1", "2", "1", "2"]
+
+
+async def test_a_frozen_transaction_holds_up_only_its_own_partition(
+    four: Logs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that is frozen in its transaction has the row of its partition. Its successor goes on with the rest."""
+    for name, seconds in (("_COOL", 0.05), ("_TOLD", 0.1), ("_LONGEST_COOL", 0.1)):
+        monkeypatch.setattr(visitor, name, seconds)
+    for number in range(8):
+        four.commit(str(number), key=str(number))
+    await suffix(four, 8)
+    partition, values = min(four.read().items())
+    for number in range(8):
+        four.commit(f"new {number}", key=str(number))
+    others = {f"new {number}" for number in range(8)} - {f"new {value}" for value in values}
+    seen = Seen()
+    with four.connect() as frozen:
+        lock = four.query("SELECT FROM {}.lanes_states WHERE partition = %s FOR NO KEY UPDATE")
+        frozen.execute(lock, (partition,))
+        async with consuming(member(four), seen) as consumer:
+            await until(lambda: set(seen.values) == others)
+            await until(lambda: "a former owner is frozen in a transaction" in caplog.text)
+            assert f"orders/{partition}" not in consumer.status().floors
+            frozen.rollback()
+            await until(lambda: len(seen.values) == 8)
 
 
 async def test_oldest_partition_is_visited_first(four: Logs) -> None:

@@ -306,8 +306,10 @@ class Line:
             rows = perform(session, query, parameters, self._loop.time())
             session.statement_ends()
         except Blocked:
-            self._network.block(lambda: self._received(query, parameters, answer, late, lost))
-            return
+            if session.waits:
+                self._network.block(lambda: self._received(query, parameters, answer, late, lost))
+                return
+            error = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
         except UniqueViolation:
             error = psycopg.errors.UniqueViolation("duplicate key value violates unique constraint")
         if not lost:

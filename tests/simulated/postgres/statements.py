@@ -71,8 +71,13 @@ def _unlisten(session: Session, query: Any, now: float) -> None:
     session.listens = False
 
 
+def _set(session: Session, query: Any, now: float) -> None:
+    """Accept a setting. The server as data has only the shortest timeout of a lock."""
+    session.waits = session.waits and b"lock_timeout" not in query
+
+
 def _nothing(session: Session, query: Any, now: float) -> None:
-    """Accept a setting that the server as data does not have."""
+    """Accept the reset of a setting that the server as data does not have."""
 
 
 _BEGINNINGS: Final[dict[bytes, Answer]] = {
@@ -81,7 +86,7 @@ _BEGINNINGS: Final[dict[bytes, Answer]] = {
     b"ROLLBACK": _roll_back,
     b"LISTEN ": _listen,
     b"UNLISTEN ": _unlisten,
-    b"SET ": _nothing,
+    b"SET ": _set,
     b"RESET ": _nothing,
 }
 
