@@ -28,6 +28,31 @@ _CREATE_TABLE: Final[LiteralString] = (
     "applied timestamptz NOT NULL DEFAULT now())"
 )
 _VERSION: Final[LiteralString] = "SELECT max(version) FROM {schema}.lanes_migrations"
+# A transaction of a user may lock the tables in any order. A wait that is shorter than deadlock_timeout (1 s) ends a
+# deadlock before the server ends that transaction, and lets the transactions that wait for the tables go on.
+_LOCK_TABLES: Final[LiteralString] = """DO $do$
+DECLARE
+    begun CONSTANT timestamptz := clock_timestamp();
+    tables text;
+BEGIN
+    SELECT string_agg(format('%I.%I', current_schema(), relname), ', ' ORDER BY relname) INTO tables FROM pg_class
+        WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname LIKE 'lanes\\_%'
+        AND relname <> 'lanes_migrations';
+    LOOP
+        BEGIN
+            SET LOCAL lock_timeout TO '300ms';
+            EXECUTE 'LOCK TABLE ' || tables || ' IN ACCESS EXCLUSIVE MODE';
+            EXIT;
+        EXCEPTION WHEN lock_not_available THEN
+            IF clock_timestamp() > begun + interval '60 s' THEN
+                RAISE EXCEPTION 'other transactions have used the tables for 60 s; end them, and migrate again'
+                    USING ERRCODE = 'lock_not_available';
+            END IF;
+            PERFORM pg_sleep(0.1 + 0.3 * random());
+        END;
+    END LOOP;
+END
+$do$"""
 _APPLIED: Final[LiteralString] = "INSERT INTO {schema}.lanes_migrations (version, name) VALUES (%s, %s)"
 
 
@@ -53,7 +78,8 @@ def migrate(
     """Create the tables, or update them to this version of ``lanes``.
 
     The call runs in one transaction, completely or not at all. When calls run concurrently, the first call migrates
-    and the other calls wait. Idempotent. The user of the connection needs the right to create the tables and a missing
+    and the other calls wait. An update of existing tables waits up to 60 s for the transactions that use them, and
+    fails none of these. Idempotent. The user of the connection needs the right to create the tables and a missing
     schema; ``Positions`` needs neither.
 
     Args:
@@ -122,6 +148,8 @@ def _migrating(schema: str, known: Sequence[Migration]) -> Steps[list[str]]:
     _refuse_newer(schema, version, known)
     yield Statement(compose(_SEARCH_PATH, schema), ())
     missing = known[version:]
+    if version and missing:
+        yield Statement(_LOCK_TABLES.encode())
     for migration in missing:
         yield Statement(migration.text)
         yield Statement(compose(_APPLIED, schema), (migration.version, migration.name))

@@ -12,10 +12,20 @@ from psycopg import IsolationLevel, sql
 from lanes.errors import ConfigError, SourceError
 from lanes_postgres import Positions, check_schema, migrate, migrations
 from lanes_postgres.migrations import Migration
-from tests.components import PostgresServer
+from tests.components import PostgresServer, wait_until
 from tests.postgres.tables import Effects, message
 
-ALL = ["positions", "attempts", "states", "log", "dead_letters", "log_guards", "log_look", "log_over"]
+ALL = [
+    "positions",
+    "attempts",
+    "states",
+    "log",
+    "dead_letters",
+    "log_guards",
+    "log_look",
+    "log_over",
+    "log_guards_over",
+]
 
 
 def test_the_files_are_numbered_without_a_gap() -> None:
@@ -48,6 +58,55 @@ def test_concurrent_migrations_wait_for_each_other(postgres: PostgresServer, sch
     with ThreadPoolExecutor(6) as threads:
         results = [each.result() for each in [threads.submit(start) for _ in range(6)]]
     assert sorted(results) == [[]] * 5 + [ALL]
+
+
+def test_an_update_beside_an_open_append_ends_no_transaction(
+    postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Transactions lock the tables in any order. The update gives its locks back before the server finds a deadlock."""
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:5])
+    with psycopg.connect(postgres.url) as connection:
+        migrate(connection, schema=schema)
+    monkeypatch.undo()
+    tables = [sql.Identifier(schema, name) for name in ("lanes_logs", "lanes_log_messages")]
+    with (
+        psycopg.connect(postgres.url) as append,
+        psycopg.connect(postgres.url) as update,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        append.execute(sql.SQL("SELECT FROM {}").format(tables[0]))
+        updated = pool.submit(migrate, update, schema=schema)
+        wait_until(lambda: _waits(postgres, update), "the update to wait for the transaction")
+        append.execute(sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(tables[1]))
+        append.commit()
+        assert updated.result() == ALL[5:]
+
+
+def test_an_update_names_the_transactions_that_it_waited_for(
+    postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:5])
+    with psycopg.connect(postgres.url) as connection:
+        migrate(connection, schema=schema)
+    monkeypatch.undo()
+    monkeypatch.setattr(
+        migrations, "_LOCK_TABLES", migrations._LOCK_TABLES.replace("interval '60 s'", "interval '0 s'")
+    )
+    with psycopg.connect(postgres.url) as append, psycopg.connect(postgres.url) as update:
+        append.execute(sql.SQL("SELECT FROM {}.lanes_logs").format(sql.Identifier(schema)))
+        with pytest.raises(SourceError, match=r"55P03 other transactions have used the tables .*; end them") as refused:
+            migrate(update, schema=schema)
+        assert refused.value.retryable
+        append.commit()
+        assert migrate(update, schema=schema) == ALL[5:]
+
+
+def _waits(server: PostgresServer, connection: psycopg.Connection) -> bool:
+    with psycopg.connect(server.url) as other:
+        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
+        return other.execute(waiting, (connection.info.backend_pid,)).fetchone() == (True,)
 
 
 def test_an_existing_schema_is_used(connection: psycopg.Connection, schema: str) -> None:
