@@ -27,7 +27,8 @@ _REMEDIES: Final[Mapping[str, str]] = {
     "25006": "connect to the primary (target_session_attrs=read-write), and not in a read-only transaction",
     "25P02": "an earlier statement of this transaction failed, so let its exception leave the transaction block",
     "3F000": "run lanes_postgres.migrate with the same schema=",
-    "42501": "grant this user USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on its tables lanes_…",
+    "42501": "grant this user USAGE on the schema and its sequences, and SELECT, INSERT, UPDATE and DELETE on its "
+    "tables lanes_…",
     "42703": "run lanes_postgres.migrate of this version of lanes",
     "LN001": "append in a session with session_replication_role=origin",
     "42P01": "run lanes_postgres.migrate with the same schema=",

@@ -29,6 +29,9 @@ _MOST_PARTITIONS: Final = 65_536
 _NAME_LIMIT: Final = 200
 
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
+_IS_OVER: Final[LiteralString] = "SELECT to_regclass(%s) IS NOT DISTINCT FROM to_regclass(%s)"
+# A snapshot of the whole transaction would miss a log that was created while the transaction waited for the other one.
+_READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CREATE: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_logs (name, partitions) VALUES (%s, %s) ON CONFLICT DO NOTHING "
     "RETURNING id, partitions, incarnation, relation"
@@ -286,13 +289,22 @@ class Log:
                     f"the schema {self.schema!r} has no log {self.name!r}; call Log({self.name!r}).create(connection) "
                     "once, for example in the deployment that calls lanes_postgres.migrate"
                 )
-            self._facts = self._same(LogFacts(*found))
+            facts = self._same(LogFacts(*found))
+            if self._over is not None:
+                is_over = yield Statement(_IS_OVER.encode(), (self._over.table, facts.relation))
+                if is_over != (True,):
+                    raise ConfigError(
+                        f"{self._where()} reads the table {facts.relation}, and not {self._over.table}; use another "
+                        "name="
+                    )
+            self._facts = facts
         return self._facts
 
     def _where(self) -> str:
         return f"log {self.name!r} in the schema {self.schema!r}"
 
     def _creating(self) -> Steps[LogFacts]:
+        yield Statement(_READ_COMMITTED.encode())
         if self._over is not None:
             yield Statement(self.migration().replace("%", "%%").encode(), ())
             found = yield Statement(self._find, (self.name,))

@@ -1,0 +1,247 @@
+"""``Log.over`` refuses each table and session whose rows would be lost silently, or would lose their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+
+from lanes import Consumer, Message
+from lanes.errors import ConfigError
+from lanes_postgres import Log, PostgresSource
+from tests.components import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.postgres.log.test_over import COLUMNS, Outbox
+from tests.postgres.log.test_subscriptions import Seen, consuming, until
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def outbox(postgres: PostgresServer, schema: str) -> Outbox:
+    return Outbox(postgres, schema)
+
+
+@pytest.fixture
+def clerk(outbox: Outbox) -> Iterator[str]:
+    """A user who may use the schema, and has no other right in it."""
+    name = f"clerk_{outbox.schema}"
+    outbox.execute(f"CREATE ROLE {name} LOGIN")
+    outbox.execute(f"GRANT USAGE ON SCHEMA {outbox.schema} TO {name}")
+    yield name
+    outbox.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+async def ignore(message: Message) -> None: ...
+
+
+def create(outbox: Outbox, log: Log) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        log.create(connection)
+
+
+# --- columns
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamptz", "double precision", "real", "interval", "money", "text[]"])
+def test_a_key_whose_text_depends_on_the_session_is_refused(outbox: Outbox, kind: str) -> None:
+    """One key would be in two partitions."""
+    outbox.execute(f"ALTER TABLE {outbox.table} ADD COLUMN other {kind}")
+    with pytest.raises(ConfigError, match=r"column other of table .*, whose text depends on settings of the session"):
+        create(outbox, outbox.over(columns=COLUMNS._replace(key="other")))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("uuid", "gen_random_uuid()"), ("numeric", "1.50"), ("{}.mood", "'a'"), ("{}.digest", r"'\x00ff'")],
+)
+def test_a_key_of_another_type_is_in_one_partition(outbox: Outbox, kind: str, value: str) -> None:
+    outbox.execute(f"CREATE TYPE {outbox.schema}.mood AS ENUM ('a'); CREATE DOMAIN {outbox.schema}.digest AS bytea")
+    outbox.execute(f"ALTER TABLE {outbox.table} ADD COLUMN other {kind.format(outbox.schema)}")
+    create(outbox, outbox.over(columns=COLUMNS._replace(key="other"), partitions=1_000))
+    outbox.execute(f"INSERT INTO {outbox.table} (other) VALUES ({value})")
+    outbox.execute(
+        f"SET bytea_output = 'escape'; INSERT INTO {outbox.table} (other) SELECT other FROM {outbox.table} LIMIT 1"
+    )
+    ((count,),) = outbox.execute(f"SELECT count(DISTINCT partition) FROM {outbox.schema}.lanes_log_pending")
+    assert count == 1
+
+
+@pytest.mark.parametrize("kind", ["text", "json"])
+def test_headers_of_another_type_than_jsonb_are_refused(outbox: Outbox, kind: str) -> None:
+    """One row whose text is no JSON would stop every subscription at its partition."""
+    outbox.execute(f"ALTER TABLE {outbox.table} ADD COLUMN other {kind}")
+    with pytest.raises(ConfigError, match=rf"column other of table .* is a {kind}; headers need jsonb"):
+        create(outbox, outbox.over(columns=COLUMNS._replace(headers="other")))
+
+
+def test_an_id_that_may_be_null_is_refused(outbox: Outbox) -> None:
+    outbox.execute(f"ALTER TABLE {outbox.table} ADD COLUMN other bigint UNIQUE")
+    with pytest.raises(ConfigError, match=r"column other of table .* is no unique number that is NOT NULL"):
+        create(outbox, outbox.over(columns=COLUMNS._replace(id="other")))
+
+
+async def test_a_column_may_have_a_dollar_in_its_name(outbox: Outbox) -> None:
+    outbox.execute(f'ALTER TABLE {outbox.table} RENAME customer TO "cu$t%"')
+    outbox.execute(f'ALTER TABLE {outbox.table} RENAME payload TO "$1"')
+    outbox.log = outbox.over(columns=COLUMNS._replace(key="cu$t%", value="$1"))
+    outbox.create()
+    outbox.execute(f"INSERT INTO {outbox.table} (\"cu$t%\", \"$1\") VALUES ('ann', '1')")
+    seen: list[Message] = []
+
+    async def handler(message: Message) -> None:
+        seen.append(message)
+
+    async with consuming(outbox.source(), handler):
+        await until(lambda: seen)
+    assert (seen[0].key, seen[0].value) == (b"ann", b"1")
+
+
+# --- two at once
+
+
+def test_calls_of_create_at_once_wait_for_each_other(outbox: Outbox) -> None:
+    with ThreadPoolExecutor(6) as threads:
+        for _ in range(3):
+            for each in [threads.submit(outbox.create) for _ in range(6)]:
+                each.result()
+
+
+@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
+def test_create_at_another_isolation_level_sees_a_log_that_was_just_made(
+    outbox: Outbox, level: psycopg.IsolationLevel
+) -> None:
+    with psycopg.connect(outbox.url) as connection:
+        connection.isolation_level = level
+        outbox.log.create(connection)
+        Log("own", schema=outbox.schema).create(connection)
+        with pytest.raises(psycopg.Error, match="execute lanes_log_over in a transaction of READ COMMITTED"):
+            connection.execute(outbox.log.migration())
+
+
+async def test_the_name_of_a_log_over_another_table_is_refused(outbox: Outbox) -> None:
+    outbox.create()
+    outbox.execute(f"CREATE TABLE {outbox.table}2 (LIKE {outbox.table} INCLUDING ALL)")
+    other = Log.over(f"{outbox.table}2", columns=COLUMNS, name="outbox", schema=outbox.schema)
+    with pytest.raises(ConfigError, match=r"reads the table .*\.outbox, and not .*\.outbox2; use another name="):
+        await Consumer(PostgresSource(outbox.url, other, subscription="billing"), ignore).run()
+
+
+# --- rights
+
+
+def test_no_user_forges_a_message_of_a_table(outbox: Outbox, clerk: str) -> None:
+    """A trigger fires without a right on its function, and the function writes with the rights of its owner."""
+    outbox.create()
+    ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
+    with psycopg.connect(outbox.url.replace("lanes@", f"{clerk}@")) as connection:
+        connection.execute("CREATE TEMPORARY TABLE forged (id bigint, customer text)")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(
+                "CREATE TRIGGER forge AFTER INSERT ON forged FOR EACH ROW "
+                f"EXECUTE FUNCTION {outbox.schema}.lanes_log_ticket_{number}()"
+            )
+
+
+def test_a_grant_on_all_tables_of_the_schema_gives_no_right_to_write_the_rows(outbox: Outbox, clerk: str) -> None:
+    outbox.execute(f"ALTER TABLE {outbox.table} SET SCHEMA public")
+    try:
+        outbox.execute(f"ALTER TABLE public.outbox RENAME TO outbox_{outbox.schema}")
+        outbox.table = f"public.outbox_{outbox.schema}"
+        outbox.log = outbox.over()
+        outbox.create()
+        ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
+        outbox.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA {outbox.schema} TO {clerk}")
+        outbox.commit("ann", 1)
+        view = f"{outbox.schema}.lanes_log_over_{number}"
+        with psycopg.connect(outbox.url.replace("lanes@", f"{clerk}@"), autocommit=True) as connection:
+            assert connection.execute(f"SELECT count(*) FROM {view}").fetchone() == (1,)
+            with pytest.raises(psycopg.Error, match="cannot delete from view"):
+                connection.execute(f"DELETE FROM {view}")
+    finally:
+        outbox.execute(f"DROP TABLE {outbox.table} CASCADE")
+
+
+async def test_a_row_security_that_hides_rows_is_refused(outbox: Outbox, clerk: str) -> None:
+    """Hidden rows would be passed like deleted ones."""
+    outbox.create()
+    ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
+    outbox.execute(f"ALTER VIEW {outbox.schema}.lanes_log_over_{number} OWNER TO {clerk}")
+    outbox.execute(f"GRANT SELECT ON {outbox.table} TO {clerk}")
+    outbox.commit("ann", 1)
+    seen = Seen()
+    async with consuming(outbox.source(), seen):
+        await until(lambda: seen.values == ["1"])
+    outbox.execute(f"ALTER TABLE {outbox.table} ENABLE ROW LEVEL SECURITY")
+    refused = rf"the row security of .*\.outbox may hide rows from {clerk}, the owner of the view"
+    with pytest.raises(ConfigError, match=refused):
+        await Consumer(outbox.source(), ignore).run()
+    outbox.execute(f"GRANT CREATE ON SCHEMA {outbox.schema} TO {clerk}")
+    outbox.execute(f"ALTER TABLE {outbox.table} OWNER TO {clerk}")
+    async with consuming(outbox.source(), seen):
+        outbox.commit("ann", 2)
+        await until(lambda: seen.values == ["1", "2"])
+    outbox.execute(f"ALTER TABLE {outbox.table} FORCE ROW LEVEL SECURITY")
+    with pytest.raises(ConfigError, match=r"ALTER TABLE .*\.outbox NO FORCE ROW LEVEL SECURITY"):
+        await Consumer(outbox.source(), ignore).run()
+
+
+# --- sessions
+
+
+def test_a_superuser_that_has_set_a_role_is_refused_without_triggers(outbox: Outbox, clerk: str) -> None:
+    """The server hides the type of its process then."""
+    outbox.create()
+    outbox.execute(f"GRANT INSERT ON {outbox.table} TO {clerk}; GRANT USAGE ON {outbox.table}_id_seq TO {clerk}")
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute("SET session_replication_role = replica")
+        connection.execute(f"SET ROLE {clerk}")
+        with pytest.raises(psycopg.Error, match="would never be read"):
+            outbox.insert(connection, "ann", 1)
+
+
+def test_a_message_is_on_the_disk_when_it_becomes_visible(outbox: Outbox) -> None:
+    """Also for an appender that does not wait for its COMMIT, so that no crash undoes a message that was handled."""
+    outbox.create()
+    with psycopg.connect(outbox.url, autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        for _ in range(5):
+            with connection.transaction():
+                outbox.insert(connection, "ann", 1)
+                written = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+            assert connection.execute("SELECT pg_current_wal_flush_lsn() >= %s", written).fetchone() == (True,)
+
+
+async def test_rows_of_a_logical_replication_are_read_or_the_table_is_refused(
+    fresh_postgres: PostgresFactory, schema: str
+) -> None:
+    """A worker fires only a trigger that is enabled always. It is the one session without triggers that may insert."""
+    server = fresh_postgres(settings=("wal_level=logical",))
+    outbox = Outbox(server, schema)
+    outbox.create()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE origin")
+    with psycopg.connect(server.url_of("origin"), autocommit=True) as origin:
+        origin.execute(f"CREATE SCHEMA {schema}")
+        origin.execute(
+            f"CREATE TABLE {outbox.table} (id bigserial PRIMARY KEY, customer text, payload jsonb, kind text, "
+            "extra jsonb, created timestamptz NOT NULL DEFAULT now())"
+        )
+        origin.execute(f"CREATE PUBLICATION rows FOR TABLE {outbox.table}")
+        origin.execute("SELECT pg_create_logical_replication_slot('rows', 'pgoutput')")
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(
+                f"CREATE SUBSCRIPTION rows CONNECTION '{server.url_of('origin')}' PUBLICATION rows "
+                "WITH (create_slot = false, slot_name = 'rows')"
+            )
+        with pytest.raises(
+            ConfigError, match=r"logical replication .*; ALTER TABLE .* ENABLE ALWAYS TRIGGER lanes_log"
+        ):
+            await Consumer(outbox.source(), ignore).run()
+        outbox.execute(f"ALTER TABLE {outbox.table} ENABLE ALWAYS TRIGGER lanes_log_ticket")
+        seen = Seen()
+        async with consuming(outbox.source(), seen):
+            origin.execute(f"INSERT INTO {outbox.table} (customer, payload) VALUES ('ann', '7')")
+            await until(lambda: seen.values == ["7"])
