@@ -130,9 +130,24 @@ def test_missing_permissions_fail_with_the_grant(
     assert "lanes_attempts (INSERT, UPDATE, DELETE)" in checks["permissions"]["detail"]
     assert "lanes_positions" not in checks["permissions"]["detail"]
     assert "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES" in checks["permissions"]["remedy"]
-    grant("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}")
+    assert "lanes_log_batches (USAGE)" not in checks["permissions"]["detail"], "only four objects are shown"
+    grant(
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}",
+        "REVOKE EXECUTE ON FUNCTION {schema}.lanes_log_look FROM PUBLIC",
+    )
+    status, checks = examined(url, effects.schema)
+    assert status == 3
+    assert "missing on lanes_log_batches (USAGE), lanes_log_look (EXECUTE)" in checks["permissions"]["detail"]
+    remedy = checks["permissions"]["remedy"]
+    assert "GRANT USAGE ON ALL SEQUENCES" in remedy and "GRANT EXECUTE ON FUNCTION" in remedy
+    # The remedy is a list of statements.
+    grant(*remedy.replace("…", "{user}").split("; "))
     status, checks = examined(url, effects.schema)
     assert status == 0, checks
+    grant("REVOKE SELECT ON {schema}.lanes_logs FROM {user}")
+    status, checks = examined(url, effects.schema)
+    assert status == 3 and "missing on lanes_logs (SELECT)" in checks["permissions"]["detail"]
+    assert checks["trigger"]["ok"] is None and "may not read lanes_logs" in checks["trigger"]["detail"]
 
 
 def test_a_standby_fails(examined: Examined, fresh_postgres: Callable[..., PostgresServer], schema: str) -> None:

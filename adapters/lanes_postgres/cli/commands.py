@@ -165,5 +165,5 @@ def _show(found: list[SubscriptionView]) -> None:
         table.add_column(heading, justify="right")
     for each in found:
         names = (printable(text) for text in (each.log, each.name, each.start))
-        table.add_row(*names, str(each.partitions), f"{each.lag:,}", str(each.members))
+        table.add_row(*names, str(each.partitions), "?" if each.lag is None else f"{each.lag:,}", str(each.members))
     Console(markup=False, emoji=False, highlight=False).print(table)

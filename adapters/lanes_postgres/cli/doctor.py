@@ -14,6 +14,7 @@ from lanes.cli.doctor import Check
 from lanes.errors import ConfigError, LanesError
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error, not_connected
+from lanes_postgres.log.appending import LogFacts
 from lanes_postgres.log.trigger import TRIGGER, checking
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.steps import compose, perform_async
@@ -39,13 +40,24 @@ _CONNECTIONS: Final[LiteralString] = (
     # The type of a process is hidden from other users, and its database is not.
     "(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL)::int"
 )
-_TABLES: Final[LiteralString] = (
-    "SELECT relname::text, ARRAY(SELECT each FROM unnest(%s::text[]) AS each "
-    "WHERE NOT has_table_privilege(table_.oid, each)) FROM pg_class AS table_ "
+# Each table with the missing rights, then the sequence of the batches, the views of Log.over and the two functions.
+_OBJECTS: Final[LiteralString] = (
+    "WITH found AS (SELECT class.oid, relname::text AS name, relkind FROM pg_class AS class "
     "JOIN pg_namespace AS schema ON schema.oid = relnamespace "
-    "WHERE nspname = %s AND relname LIKE 'lanes\\_%%' AND relkind = 'r' AND relname <> 'lanes_migrations' ORDER BY 1"
+    "WHERE nspname = %(schema)s AND relname LIKE 'lanes\\_%%' AND relname <> 'lanes_migrations') "
+    "SELECT 1 AS turn, name, ARRAY(SELECT each FROM unnest(%(rights)s::text[]) AS each "
+    "WHERE NOT has_table_privilege(oid, each)) FROM found WHERE relkind = 'r' "
+    "UNION ALL SELECT 2, name, CASE WHEN has_sequence_privilege(oid, 'USAGE') THEN '{}' ELSE '{USAGE}' END::text[] "
+    "FROM found WHERE relkind = 'S' AND name = 'lanes_log_batches' "
+    "UNION ALL SELECT 3, name, CASE WHEN has_table_privilege(oid, 'SELECT') THEN '{}' ELSE '{SELECT}' END::text[] "
+    "FROM found WHERE relkind = 'v' "
+    "UNION ALL SELECT 4, proname::text, CASE WHEN has_function_privilege(function.oid, 'EXECUTE') THEN '{}' "
+    "ELSE '{EXECUTE}' END::text[] FROM pg_proc AS function JOIN pg_namespace AS schema ON schema.oid = pronamespace "
+    "WHERE nspname = %(schema)s AND proname IN ('lanes_log_look', 'lanes_log_sequence') ORDER BY 1, 2"
 )
-_RELATIONS: Final[LiteralString] = "SELECT relation FROM {schema}.lanes_logs WHERE relation IS NOT NULL ORDER BY 1"
+_OVER: Final[LiteralString] = (
+    "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE relation IS NOT NULL ORDER BY name"
+)
 _USAGE: Final[LiteralString] = "SELECT has_schema_privilege(%s, 'USAGE')"
 
 
@@ -130,10 +142,11 @@ class _Doctor:
             text, _, remedy = str(error).partition("; ")
             return [Check("tables", False, text, remedy)]
         (usage,) = await self._row(_USAGE, self._schema)
-        cursor = await self._cursor().execute(_TABLES, (list(_RIGHTS), self._schema))
+        cursor = await self._cursor().execute(_OBJECTS, {"rights": list(_RIGHTS), "schema": self._schema})
         rows = await cursor.fetchall()
-        lacking = {name: missing for name, missing in rows if missing}
-        checks = [Check("tables", True, f"{len(rows)} tables of this version in the schema {self._schema}")]
+        lacking = {name: missing for _, name, missing in rows if missing}
+        count = sum(turn == 1 for turn, _, _ in rows)
+        checks = [Check("tables", True, f"{count} tables of this version in the schema {self._schema}")]
         if not usage or lacking:
             shown = [f"{name} ({', '.join(missing)})" for name, missing in list(lacking.items())[:4]]
             checks.append(
@@ -145,22 +158,40 @@ class _Doctor:
                 )
             )
         else:
-            checks.append(Check("permissions", True, f"{', '.join(_RIGHTS)} on every table"))
-        if any(name == "lanes_log_messages" for name, _ in rows):
-            checks.append(await self._trigger())
+            checks.append(Check("permissions", True, f"{', '.join(_RIGHTS)} on every table, and the other rights"))
+        if any(name == "lanes_log_messages" for _, name, _ in rows):
+            checks.append(await self._trigger(knows_logs="SELECT" not in lacking.get("lanes_logs", ())))
         return checks
 
-    async def _trigger(self) -> Check:
-        relations = await (await self._cursor().execute(compose(_RELATIONS, self._schema))).fetchall()
-        for relation in (None, *(name for (name,) in relations)):
-            fault = await perform_async(self._connection, checking(self._schema, relation), "trigger")
+    async def _trigger(self, *, knows_logs: bool) -> Check:
+        facts: list[LogFacts | None] = [None]
+        if knows_logs:
+            rows = await (await self._cursor().execute(compose(_OVER, self._schema))).fetchall()
+            facts += [LogFacts(*row) for row in rows]
+        for each in facts:
+            try:
+                fault = await perform_async(self._connection, checking(self._schema, each), "trigger")
+            except LanesError as error:
+                text, _, remedy = str(error).partition("; ")
+                return Check("trigger", False, text, remedy or "see the log of the server")
             if fault is not None:
                 return Check("trigger", False, fault.text, fault.remedy)
+        if not knows_logs:
+            return Check(
+                "trigger",
+                None,
+                "the tables of Log.over are unknown, because this user may not read lanes_logs",
+                "grant the missing permissions, and check again",
+            )
         return Check("trigger", True, f"{TRIGGER} orders the messages at each COMMIT")
 
     def _grant(self) -> str:
         schema = sql.Identifier(self._schema).as_string(None)
-        return f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT {', '.join(_RIGHTS)} ON ALL TABLES IN SCHEMA {schema} TO …"
+        return (
+            f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT {', '.join(_RIGHTS)} ON ALL TABLES IN SCHEMA {schema} TO …; "
+            f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO …; GRANT EXECUTE ON FUNCTION "
+            f"{schema}.lanes_log_look, {schema}.lanes_log_sequence TO …"
+        )
 
     async def _row(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
         cursor = await self._cursor().execute(query, parameters)
