@@ -20,7 +20,9 @@ _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM
 # A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
 # which then keeps its messages, or begins after the deleted messages.
 _LOCK: Final[LiteralString] = "LOCK TABLE {schema}.lanes_subscriptions IN ACCESS EXCLUSIVE MODE"
-_COUNT: Final[LiteralString] = "SELECT count(*) FROM {schema}.lanes_subscriptions WHERE log = %s"
+_COUNT: Final[LiteralString] = (
+    "SELECT count(*), min(name) FILTER (WHERE own_states) FROM {schema}.lanes_subscriptions WHERE log = %s"
+)
 _DELETED: Final[LiteralString] = (
     "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
     "WHERE message.batch = doomed.batch RETURNING 1) "
@@ -54,8 +56,8 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
     Each transaction deletes at most 5,000 batches, so a cancelled call has deleted the oldest messages. With ``force``,
     unfinished messages are deleted too. The last batch of each partition stays.
 
-    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist, or if it has no
-    subscription and ``force`` is False.
+    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist, and without ``force`` also
+    if it has no subscription, or one with positions in a store of the user.
     """
     # Messages without a position may follow the last batch.
     while await perform_async(connection, sequencing(schema), "trim"):
@@ -84,11 +86,17 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
     while True:
         async with connection.transaction():
             await cursor.execute(compose(_LOCK, schema))
-            (subscriptions,) = await (await cursor.execute(compose(_COUNT, schema), (number,))).fetchone() or (0,)
+            row = await (await cursor.execute(compose(_COUNT, schema), (number,))).fetchone()
+            subscriptions, own = row or (0, None)
             if not subscriptions and not force:
                 raise ConfigError(
                     f"log {log!a} has no subscription, so no message is finished; start a consumer first, or "
                     "add --force"
+                )
+            if own is not None and not force:
+                raise ConfigError(
+                    f"subscription {own!a} of log {log!a} has its positions in a store of its own, so it is not known "
+                    "which messages it has finished; add --force, with --older-than for the messages to keep"
                 )
             batches, messages = await (await cursor.execute(compose(query, schema), wanted)).fetchone() or (0, 0)
         deleted += int(messages)

@@ -19,12 +19,12 @@ _WHERE: Final = "subscriptions"
 
 # The floor of a partition without a state is its start. The end follows from the last entry, which a trim keeps.
 _LIST: Final[LiteralString] = (
-    "SELECT log.name, of.name, of.start, log.partitions, "
+    "SELECT log.name, of.name, of.start, log.partitions, CASE WHEN NOT of.own_states THEN "
     "(SELECT sum(greatest(0, coalesce((SELECT position + run FROM {schema}.lanes_log_entries AS entry "
     "WHERE entry.log = log.id AND entry.partition = part.number ORDER BY position DESC LIMIT 1), 0) "
     "- coalesce((SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
     "AND state.source = log.name AND state.partition = part.number AND state.incarnation = log.incarnation), "
-    "of.starts[part.number + 1], 0)))::bigint FROM generate_series(0, log.partitions - 1) AS part (number)), "
+    "of.starts[part.number + 1], 0)))::bigint FROM generate_series(0, log.partitions - 1) AS part (number)) END, "
     "(SELECT count(*) FROM {schema}.lanes_subscription_members AS member WHERE member.log = log.id "
     "AND member.subscription = of.name AND member.seen > clock_timestamp() - make_interval(secs => %s)) "
     "FROM {schema}.lanes_subscriptions AS of JOIN {schema}.lanes_logs AS log ON log.id = of.log ORDER BY 1, 2"
@@ -53,7 +53,8 @@ class SubscriptionView:
         name: Name of the subscription.
         start: First message that the subscription reads, as its first member said.
         partitions: Number of partitions of the log.
-        lag: Number of positions that are not below the floors of the subscription.
+        lag: Number of positions that are not below the floors of the subscription. ``None`` = the positions are in a
+            store of the user.
         members: Number of running members.
     """
 
@@ -61,7 +62,7 @@ class SubscriptionView:
     name: str
     start: str
     partitions: int
-    lag: int
+    lag: int | None
     members: int
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import shlex
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, LiteralString
 
@@ -11,6 +13,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from lanes.clock import monotonic
+from lanes.dead_letter import printable
 from lanes.source import KeptLog
 from lanes_postgres.log.reading import LogTables
 from lanes_postgres.steps import compose, compose_names
@@ -23,16 +26,19 @@ LIMIT: Final = 1 << 30
 _EVERY: Final = 10.0
 """Seconds between two looks."""
 
-# A partition without a state begins at its start. Messages that a trim has deleted are not kept.
+# A partition without a state begins at its start. Messages that a trim has deleted are not kept. Positions in a store
+# of the user are known to the members of their subscription only, which pass them.
 _LAGS: Final[LiteralString] = (
     "WITH parts AS MATERIALIZED (SELECT number, coalesce((SELECT position FROM {schema}.lanes_log_entries "
     "WHERE log = %(log)s AND partition = number ORDER BY position LIMIT 1), 0) AS first, "
     "coalesce((SELECT position + run FROM {schema}.lanes_log_entries WHERE log = %(log)s AND partition = number "
     "ORDER BY position DESC LIMIT 1), 0) AS next FROM generate_series(0, %(partitions)s - 1) AS number) "
-    "SELECT of.name, sum(greatest(0, next - greatest(first, coalesce(state.floor, of.starts[number + 1], 0))))::bigint "
+    "SELECT of.name, sum(greatest(0, next - greatest(first, coalesce(CASE WHEN of.own_states "
+    "THEN (%(floors)s::bigint[])[number + 1] ELSE state.floor END, of.starts[number + 1], 0))))::bigint "
     "FROM {schema}.lanes_subscriptions AS of CROSS JOIN parts LEFT JOIN {schema}.lanes_states AS state "
     "ON state.subscription = of.name AND state.source = %(name)s AND state.partition = number "
-    "AND state.incarnation = %(incarnation)s WHERE of.log = %(log)s GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1"
+    "AND state.incarnation = %(incarnation)s WHERE of.log = %(log)s "
+    "AND (NOT of.own_states OR of.name = %(subscription)s) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1"
 )
 # A sample of 64 pages costs the same for any size of the table. A size is read without the value.
 _SIZE: Final[LiteralString] = (
@@ -61,6 +67,9 @@ class KeptWatch:
         incarnation: Identity of the log.
         name: Name of the source, for the log line.
         limit: Number of bytes above which the alarm is raised.
+        subscription: Name of the subscription of this member.
+        floors: Function that reads the position of each partition in the store of the user; None = the positions are in
+            the schema of the log.
         kept: Result of the last look. ``None`` = no look yet.
     """
 
@@ -69,6 +78,8 @@ class KeptWatch:
     incarnation: str
     name: str
     limit: int
+    subscription: str
+    floors: Callable[[], Awaitable[Sequence[int]]] | None = None
     kept: KeptLog | None = None
 
     def __post_init__(self) -> None:
@@ -76,7 +87,7 @@ class KeptWatch:
         self._raised = False
 
     async def look(self, connection: AsyncConnection[Any]) -> None:
-        """Look if it is time. Raises the errors of psycopg."""
+        """Look if it is time. Raises the errors of psycopg, and those of the store of the user."""
         now = monotonic()
         if now < self._looked_at + _EVERY:
             return
@@ -86,11 +97,13 @@ class KeptWatch:
             "partitions": self.tables.partitions,
             "name": self.log_name,
             "incarnation": self.incarnation,
+            "subscription": self.subscription,
+            "floors": [] if self.floors is None else list(await self.floors()),
         }
         async with connection.cursor(row_factory=tuple_row) as cursor:
             slowest = await (await cursor.execute(compose(_LAGS, self.tables.schema), wanted)).fetchone()
             if slowest is None:
-                # The subscription was dropped.
+                # The subscription was dropped, and no other one is known.
                 return
             subscription, messages = slowest
             query = _SIZE if self.tables.own else self.tables.of_messages(_SIZE_OVER)
@@ -109,8 +122,11 @@ class KeptWatch:
         kept = self.kept
         if kept is None or kept.bytes <= kept.limit:
             return ""
+        words = [kept.subscription, "--log", kept.log]
+        if kept.subscription.startswith("-"):
+            words = ["--log", kept.log, "--", kept.subscription]
         return (
             f"log {kept.log!a} keeps about {kept.bytes:,} bytes ({kept.messages:,} messages) for its slowest "
             f"subscription {kept.subscription!a}, above kept_limit={kept.limit:,}; start more of its consumers, or, if "
-            f"no one needs it, run `lanes postgres subscriptions drop {kept.subscription} --log {kept.log}`"
+            f"no one needs it, run `lanes postgres subscriptions drop {printable(shlex.join(words))}`"
         )

@@ -109,6 +109,7 @@ class PostgresSource:
         self._out_of_range: OutOfRange = out_of_range
         self._locks = AdvisoryLocks(_address_of(dsn_or_pool, self._name)) if locks is None else locks
         self._states = PostgresStates(self._connections.lend, schema=log.schema) if states is None else states
+        self._own_states = states is not None
         self._member = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._opened = AsyncExitStack()
         self._arrived: asyncio.Event
@@ -131,11 +132,18 @@ class PostgresSource:
             async with self._connections.lend() as connection:
                 await check_schema(connection, schema=self._log.schema)
                 facts = await perform_async(connection, self._log.finding(), self._name)
-                fault = await perform_async(connection, checking(self._log.schema, facts.relation), self._name)
+                fault = await perform_async(connection, checking(self._log.schema, facts), self._name)
                 if fault is not None:
-                    raise ConfigError(f"{self._name}: the trigger {fault.text}; {fault.remedy}")
+                    raise ConfigError(f"{self._name}: {fault.text}; {fault.remedy}")
                 tables = LogTables(self._log.schema, facts.id, facts.partitions, facts.messages)
-                starts = await decide_starts(connection, tables, self._subscription, self._start, self._name)
+                starts = await decide_starts(
+                    connection,
+                    tables,
+                    self._subscription,
+                    self._start,
+                    self._name,
+                    own_states=self._own_states,
+                )
         except psycopg.Error as error:
             raise lanes_error(self._name, error) from error
         self._opened.push_async_callback(self._locks.aclose)
@@ -161,6 +169,8 @@ class PostgresSource:
                 incarnation=facts.incarnation,
                 name=self._name,
                 limit=self._kept_limit,
+                subscription=self._subscription,
+                floors=self._read_floors if self._own_states else None,
             ),
             wake=self._arrived.set,
         )
@@ -310,6 +320,16 @@ class PostgresSource:
                 messages -= len(delivered.run)
                 size -= delivered.size
         return events
+
+    async def _read_floors(self) -> list[int]:
+        """Return the stored position of each partition."""
+        visitor = self._visitor
+        keys = [visitor.state_key(number) for number in range(visitor.tables.partitions)]
+        states = await self._states.read(keys)
+        return [
+            start if (state := states.get(key)) is None else state.floor
+            for key, start in zip(keys, visitor.starts, strict=True)
+        ]
 
     def _raise_failure(self) -> None:
         for task in (self._locking, self._visiting):

@@ -25,10 +25,14 @@ _PAUSE: Final = 0.01
 """Seconds until the next try, while another session gives positions."""
 
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
-_FIND: Final[LiteralString] = "SELECT start, starts FROM {schema}.lanes_subscriptions WHERE log = %s AND name = %s"
-_ADD: Final[LiteralString] = (
-    "INSERT INTO {schema}.lanes_subscriptions (log, name, start, starts) VALUES (%s, %s, %s, %s::bigint[])"
+_FIND: Final[LiteralString] = (
+    "SELECT start, starts, own_states FROM {schema}.lanes_subscriptions WHERE log = %s AND name = %s"
 )
+_ADD: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_subscriptions (log, name, start, starts, own_states) "
+    "VALUES (%s, %s, %s, %s::bigint[], %s)"
+)
+_MARK: Final[LiteralString] = "UPDATE {schema}.lanes_subscriptions SET own_states = %s WHERE log = %s AND name = %s"
 
 
 def check_start(start: object) -> None:
@@ -40,11 +44,18 @@ def check_start(start: object) -> None:
 
 
 async def decide_starts(
-    connection: AsyncConnection[Any], tables: LogTables, subscription: str, start: Start, name: str
+    connection: AsyncConnection[Any],
+    tables: LogTables,
+    subscription: str,
+    start: Start,
+    name: str,
+    *,
+    own_states: bool = False,
 ) -> list[int]:
     """Return the first position of each partition, and decide about it if the subscription is new.
 
     The decision includes the partitions that are empty. One member decides, while other new members wait.
+    ``own_states`` = the positions are in a store of the user, where a trim cannot find them.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
@@ -59,9 +70,12 @@ async def decide_starts(
             row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
             if row is None:
                 starts = await _starts(connection, tables, start)
-                await connection.execute(compose(_ADD, tables.schema), (tables.log, subscription, text, starts))
+                new = (tables.log, subscription, text, starts, own_states)
+                await connection.execute(compose(_ADD, tables.schema), new)
                 return starts
-    begun, found = row
+    begun, found, marked = row
+    if marked is not own_states:
+        await connection.execute(compose(_MARK, tables.schema), (own_states, tables.log, subscription))
     if begun != text:
         log.info("%s: the subscription began with start=%s; start=%s has no effect any more", name, begun, text)
     return list(found)

@@ -76,7 +76,8 @@ _LEAVE: Final[LiteralString] = (
 
 def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
     """Return the name of the lock of a partition."""
-    return f"{schema}/{log_name}/{subscription}/{number}"
+    names = (name.replace("%", "%25").replace("/", "%2F") for name in (schema, log_name, subscription))
+    return "/".join([*names, str(number)])
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -362,10 +363,10 @@ class Visitor:
         ]
         if not free:
             return
-        states = await self.states.read([self._key(number) for number in free])
+        states = await self.states.read([self.state_key(number) for number in free])
         floors = {}
         for number in free:
-            state = states.get(self._key(number))
+            state = states.get(self.state_key(number))
             floors[number] = self.starts[number] if state is None else state.floor
         works = await self._works(connection, floors, ordered=True)
         visits = [work.partition for work in works]
@@ -386,7 +387,7 @@ class Visitor:
             self.wake()
 
     async def _try(self, number: int) -> bool:
-        key = self._key(number)
+        key = self.state_key(number)
         try:
             acquired = await acquire(
                 self.locks,
@@ -443,7 +444,8 @@ class Visitor:
         self.check_owned()
         self.wake()
 
-    def _key(self, number: int) -> StateKey:
+    def state_key(self, number: int) -> StateKey:
+        """Return the name of the state of a partition."""
         return StateKey(self.subscription, PartitionId(self.log_name, number), self.incarnation)
 
     async def _works(self, connection: AsyncConnection[Any], reads: Mapping[int, int], *, ordered: bool) -> list[Work]:

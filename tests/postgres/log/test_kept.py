@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from typing import Any
 
 import anyio
@@ -13,8 +14,10 @@ from lanes import Consumer, Message, Settings
 from lanes.errors import ConfigError
 from lanes_postgres import PostgresSource
 from lanes_postgres.cli.retention import trim
-from lanes_postgres.cli.subscriptions import drop_subscription
+from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
 from lanes_postgres.subscription import kept
+from memsource.memory.states import MemoryStates
+from tests.components import PostgresServer
 from tests.postgres.log.logs import Logs
 from tests.postgres.log.test_subscriptions import Seen, consuming, member, suffix, until
 
@@ -72,6 +75,46 @@ async def test_deleted_messages_are_not_kept(logs: Logs) -> None:
             assert await trim(connection, logs.schema, "orders", age=0.0, force=True) == 8
         await until(lambda: keeps(consumer, "billing", 2))
         blocked.set()
+
+
+async def test_the_command_of_the_alarm_is_one_for_a_shell(postgres: PostgresServer, schema: str) -> None:
+    logs = Logs.make(postgres, schema, name="o'r$(ders)")
+    logs.commit("x")
+    async with consuming(
+        member(logs, "-a b; rm", kept_limit=1, start="beginning"), never, settings=Settings(drain_timeout=0.1)
+    ) as consumer:
+        await until(lambda: consumer.health().findings)
+        (finding,) = consumer.health().findings
+    command = finding.split("`")[1]
+    assert shlex.split(command)[4:] == ["--log", logs.log.name, "--", "-a b; rm"]
+
+
+async def test_positions_in_a_store_of_the_user_raise_no_false_alarm(four: Logs) -> None:
+    """Only the members of their subscription know them. The commands of an operator say so."""
+    for number in range(8):
+        four.commit("x", key=str(number))
+    states, seen = MemoryStates(), Seen()
+    async with consuming(member(four, "own", states=states), seen) as consumer:
+        await until(lambda: len(seen.values) == 8 and keeps(consumer, "own", 0))
+        blocked = member(four, "mail")
+        async with consuming(blocked, never, settings=Settings(drain_timeout=0.1)) as other:
+            # The other subscription has more than this one, which it does not know.
+            await until(lambda: keeps(other, "mail", 8))
+        await until(lambda: keeps(consumer, "mail", 8))
+        async with await psycopg.AsyncConnection.connect(four.url, autocommit=True) as connection:
+            await drop_subscription(connection, four.schema, "orders", "mail", force=True)
+            assert [each.lag for each in await list_subscriptions(connection, four.schema)] == [None]
+            with pytest.raises(
+                ConfigError, match=r"subscription 'own' .* positions in a store of its own.*; add --force"
+            ):
+                await trim(connection, four.schema, "orders", age=0.0, force=False)
+    # A start with the store of the schema makes the positions known again.
+    async with consuming(member(four, "own"), Seen()) as consumer:
+        await until(lambda: keeps(consumer, "own", 0))
+
+
+async def never(message: Message) -> None:
+    await anyio.sleep_forever()
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "1"])

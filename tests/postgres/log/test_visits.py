@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from lanes_postgres.subscription.visitor import lock_name
 from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
 
 WORKS = [Work(0, 5, 30.0), Work(1, 9, 10.0), Work(2, 9, 20.0), Work(3, 1, None)]
@@ -42,3 +43,9 @@ def test_the_longest_held_partitions_above_the_share_are_given_up_after_the_budg
 def test_more_members_than_partitions_take_turns() -> None:
     assert given_up({0: 0.0}, 6.0, 5.0, 1, [Member(0, waits=True)]) == [0]
     assert given_up({0: 0.0}, 4.0, 5.0, 1, [Member(0, waits=True)]) == []
+
+
+def test_subscriptions_whose_names_have_a_slash_exclude_nobody_else() -> None:
+    names = [("a/b", "c", "d"), ("a", "b/c", "d"), ("a", "b", "c/d"), ("a%2Fb", "c", "d"), ("a", "b", "c")]
+    assert len({lock_name(*each, 0) for each in names}) == len(names)
+    assert lock_name("lanes", "orders", "billing", 7) == "lanes/orders/billing/7"

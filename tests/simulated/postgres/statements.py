@@ -239,7 +239,7 @@ def subscription_key(log: int, name: str) -> tuple[Any, ...]:
 
 def _find_start(session: Session, parameters: Any, now: float) -> Rows:
     row = session.get(subscription_key(*parameters))
-    return [] if row is None else [row]
+    return [] if row is None else [(*row, False)]
 
 
 def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
@@ -248,7 +248,7 @@ def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
 
 
 def _add_start(session: Session, parameters: Any, now: float) -> None:
-    log, name, start, first = parameters
+    log, name, start, first, _ = parameters
     session.insert(subscription_key(log, name), (start, list(first)))
 
 
