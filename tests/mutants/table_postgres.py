@@ -117,6 +117,14 @@ POSTGRES: Final = (
         "StartsOnce",
     ),
     _planted(
+        "turn_without_a_message",
+        "lanes_postgres.subscription.visits",
+        "        if now - hold.since >= budget and (hold.got_on or not takes_turns)\n",
+        "        if now - hold.since >= budget\n",
+        "members that take turns give a partition up before they have settled a message",
+        "CaughtUp",
+    ),
+    _planted(
         "released_before_drained",
         "lanes_postgres.subscription.visitor",
         "        owned.revoked = True\n        owned.rest()\n",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, Room
-from lanes.ownership import Held, StateKey
+from lanes.ownership import Held, State, StateKey
 from lanes.source import Delivered
 from lanes_postgres.log.reading import StoredMessage
 
@@ -23,6 +23,7 @@ class Owned:
         key: Name of the partition's state.
         epoch: Epoch of this ownership.
         floor: The lowest position that is not finished, as last stored.
+        settled: Whether a message was settled in this ownership.
         read: Next position to read.
         since: Time of the acquisition, in seconds of ``lanes.clock.monotonic``.
         end: The last known end of the partition.
@@ -40,6 +41,7 @@ class Owned:
     read: int
     since: float
     end: int = 0
+    settled: bool = False
     waiting: deque[StoredMessage] = field(default_factory=deque)
     revoked: bool = False
     over: bool = False
@@ -59,6 +61,16 @@ class Owned:
         if deadline > self.partition.deadline:
             self.partition.deadline = deadline
         return ""
+
+    def stored(self, state: State) -> None:
+        """Record that the position was stored."""
+        before = self.partition.floor, list(self.partition.completed)
+        self.settled = self.settled or (state.floor, list(state.completed)) != before
+        self.floor = max(self.floor, state.floor)
+
+    def got_on(self) -> bool:
+        """Return whether a message was settled in this ownership, or none is left."""
+        return self.settled or self.floor >= self.end
 
     def rest(self) -> None:
         """Deliver no more messages, and forget those that wait. Idempotent."""

@@ -58,7 +58,8 @@ class PostgresSource:
             time or a later one in each partition.
         visit: Order in which partitions with messages are visited: by the time of the oldest message that is not read,
             by ``"backlog"``, or by ``"name"``. The order of the messages in a partition does not depend on it.
-        time_budget: Seconds for which a partition is held, although another member waits. Handlers end in any case.
+        time_budget: Seconds for which a partition is held, although another member waits. Handlers end in any case. If
+            the members are more than the partitions, a member also holds its partition until a message was settled.
         poll_interval: Seconds between two looks for messages while none arrive, at least 0.01. A notification comes
             sooner, and a look finds what a lost notification would have told.
         out_of_range: Position at which to continue if a trim deleted messages that were not read: the first message
@@ -231,7 +232,7 @@ class PostgresSource:
             return
         for owned, change, done in zip(stored, changes, await self._states.store(changes), strict=True):
             if done:
-                owned.floor = max(owned.floor, change.state.floor)
+                owned.stored(change.state)
             else:
                 self._visitor.lose(owned, "another process owns the partition")
 

@@ -26,7 +26,7 @@ from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.kept import KeptWatch
 from lanes_postgres.subscription.owned import Owned
-from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
+from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
 
 log = logging.getLogger("lanes.postgres")
 
@@ -340,8 +340,8 @@ class Visitor:
             self._waits = short
             self._looked_at = -math.inf
         now = monotonic()
-        held = {number: each.since for number, each in self.owned.items() if not each.revoked}
-        for number in given_up(held, now, self.time_budget, partitions, self._others):
+        holds = {number: Hold(each.since, each.got_on()) for number, each in self.owned.items() if not each.revoked}
+        for number in given_up(holds, now, self.time_budget, partitions, self._others):
             self.revoke(self.owned[number])
 
     def revoke(self, owned: Owned) -> None:

@@ -36,6 +36,18 @@ class Member(NamedTuple):
     waits: bool
 
 
+class Hold(NamedTuple):
+    """A partition that a member owns and has not given up.
+
+    Attributes:
+        since: Time of its acquisition.
+        got_on: Whether a message was settled since then, or none is left.
+    """
+
+    since: float
+    got_on: bool
+
+
 def in_order(works: Sequence[Work], visit: Visit) -> list[Work]:
     """Return partitions in the order in which to visit them."""
     if visit == "backlog":
@@ -57,12 +69,12 @@ def waits(owned: int, partitions: int, others: int) -> bool:
 
 
 def given_up(
-    since: Mapping[int, float], now: float, budget: float, partitions: int, others: Sequence[Member]
+    holds: Mapping[int, Hold], now: float, budget: float, partitions: int, others: Sequence[Member]
 ) -> list[int]:
     """Return the partitions that a member gives up, the one that it has held longest first.
 
     Args:
-        since: The time of the acquisition of each partition that the member owns and has not given up.
+        holds: The partitions that the member owns and has not given up.
         now: The present time.
         budget: Seconds for which a member holds a partition, although others wait.
         partitions: Number of partitions of the log.
@@ -74,9 +86,15 @@ def given_up(
     waiting = [member for member in others if member.waits]
     if not waiting:
         return []
-    count = len(since) - most_owned(partitions, len(others))
-    if count <= 0 and any(not member.owned for member in waiting):
-        # More members than partitions take turns.
+    count = len(holds) - most_owned(partitions, len(others))
+    takes_turns = count <= 0 and any(not member.owned for member in waiting)
+    if takes_turns:
+        # More members than partitions. If no message is settled in a turn, no turn may settle one: a handler that
+        # outlasts a short budget and the drain would begin again in each.
         count = 1
-    held = sorted((start, partition) for partition, start in since.items() if now - start >= budget)
+    held = sorted(
+        (hold.since, partition)
+        for partition, hold in holds.items()
+        if now - hold.since >= budget and (hold.got_on or not takes_turns)
+    )
     return [partition for _, partition in held[: max(0, count)]]

@@ -308,6 +308,29 @@ async def test_subscription_runner_time_budget(logs: Logs) -> None:
                 await anyio.sleep(0.01)
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+async def test_members_that_take_turns_without_a_budget_get_on(logs: Logs, seconds: float) -> None:
+    """A member gives its partition up after a message was settled, also if a handler outlasts the drain."""
+    for number in range(4):
+        logs.commit(str(number))
+    handled: list[tuple[int, str]] = []
+
+    def handler(number: int) -> Callable[[Message], Awaitable[None]]:
+        async def handle(message: Message) -> None:
+            await anyio.sleep(seconds)
+            handled.append((number, message.value.decode()))
+
+        return handle
+
+    settings = Settings(concurrency=1, max_in_flight=1, drain_timeout=0.05)
+    async with (
+        consuming(member(logs, time_budget=0.0), handler(0), settings=settings),
+        consuming(member(logs, time_budget=0.0), handler(1), settings=settings),
+    ):
+        await until(lambda: len(handled) >= 4)
+    assert [value for _, value in handled] == ["0", "1", "2", "3"]
+
+
 async def test_lost_lock_fences_late_store(logs: Logs) -> None:
     logs.commit("1", "2")
     gate, seen = anyio.Event(), Seen()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from lanes_postgres.subscription.visitor import lock_name
-from lanes_postgres.subscription.visits import Member, Visit, Work, given_up, in_order, most_owned, waits
+from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
 
 WORKS = [Work(0, 5, 30.0), Work(1, 9, 10.0), Work(2, 9, 20.0), Work(3, 1, None)]
 
@@ -15,6 +17,10 @@ WORKS = [Work(0, 5, 30.0), Work(1, 9, 10.0), Work(2, 9, 20.0), Work(3, 1, None)]
 )
 def test_partitions_are_visited_in_order(visit: Visit, expected: list[int]) -> None:
     assert [work.partition for work in in_order(WORKS, visit)] == expected
+
+
+def held(since: Mapping[int, float], got_on: bool = True) -> dict[int, Hold]:
+    return {partition: Hold(start, got_on) for partition, start in since.items()}
 
 
 @pytest.mark.parametrize(("partitions", "others", "most"), [(64, 0, 64), (64, 1, 32), (64, 2, 22), (1, 3, 1)])
@@ -30,19 +36,24 @@ def test_a_member_below_the_equal_share_waits() -> None:
 
 
 def test_nothing_is_given_up_while_nobody_waits() -> None:
-    assert given_up({0: 0.0, 1: 0.0}, 100.0, 5.0, 2, [Member(0, waits=False)]) == []
+    assert given_up(held({0: 0.0, 1: 0.0}), 100.0, 5.0, 2, [Member(0, waits=False)]) == []
 
 
 def test_the_longest_held_partitions_above_the_share_are_given_up_after_the_budget() -> None:
-    since = {0: 3.0, 1: 1.0, 2: 2.0, 3: 9.0}
-    assert given_up(since, 10.0, 5.0, 4, [Member(0, waits=True)]) == [1, 2]
-    assert given_up(since, 6.5, 5.0, 4, [Member(0, waits=True)]) == [1]
-    assert given_up(since, 5.5, 5.0, 4, [Member(0, waits=True)]) == []
+    for got_on in (True, False):
+        holds = held({0: 3.0, 1: 1.0, 2: 2.0, 3: 9.0}, got_on)
+        assert given_up(holds, 10.0, 5.0, 4, [Member(0, waits=True)]) == [1, 2]
+        assert given_up(holds, 6.5, 5.0, 4, [Member(0, waits=True)]) == [1]
+        assert given_up(holds, 5.5, 5.0, 4, [Member(0, waits=True)]) == []
 
 
 def test_more_members_than_partitions_take_turns() -> None:
-    assert given_up({0: 0.0}, 6.0, 5.0, 1, [Member(0, waits=True)]) == [0]
-    assert given_up({0: 0.0}, 4.0, 5.0, 1, [Member(0, waits=True)]) == []
+    assert given_up(held({0: 0.0}), 6.0, 5.0, 1, [Member(0, waits=True)]) == [0]
+    assert given_up(held({0: 0.0}), 4.0, 5.0, 1, [Member(0, waits=True)]) == []
+
+
+def test_a_turn_lasts_until_a_message_was_settled() -> None:
+    assert given_up(held({0: 0.0}, got_on=False), 100.0, 0.0, 1, [Member(0, waits=True)]) == []
 
 
 def test_subscriptions_whose_names_have_a_slash_exclude_nobody_else() -> None:

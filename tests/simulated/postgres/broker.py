@@ -36,12 +36,7 @@ _CALM: Final = (0.0, 0.0, 0.5, 1.0, 3.0)
 _CALLS: Final = ("connect", "look", "read", "members", "lock", "unlock", "verify", "claim", "store", "commit", "letter")
 """Names of the statements. Each run draws those that can fail."""
 
-_BUDGETS: Final = (0.1, 1.0, 5.0)
-_ENOUGH: Final = 4
-"""Number of partitions from which on each member has one."""
-
-_LONG_BUDGETS: Final = (9.0, 12.0)
-"""Budgets of members that take turns. A handler that outlasts a budget and a drain would begin again at each turn."""
+_BUDGETS: Final = (0.0, 0.1, 1.0, 5.0)
 
 _FAILING: Final = (1, 1, 2, 4)
 """Numbers of statements that can fail in a run. If few can, the few faults of a run meet rare statements too."""
@@ -119,7 +114,7 @@ class PostgresBroker(KeepsDeadLetters):
         partitions = rng.choice([1, 1, 2, 3, 4, 5])
         self._lease = rng.choice([3.0, 3.0, 5.0, 10.0])
         self._arguments: dict[str, Any] = {
-            "time_budget": rng.choice(_BUDGETS if partitions >= _ENOUGH else _LONG_BUDGETS),
+            "time_budget": rng.choice(_BUDGETS),
             "poll_interval": rng.choice([0.1, 0.5, 2.0]),
             "visit": rng.choice(["oldest", "backlog", "name"]),
             "start": rng.choice(["beginning", "beginning", "next"]),
