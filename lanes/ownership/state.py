@@ -59,7 +59,11 @@ class Fenced(SourceError):
 
 
 class StateLocked(SourceError):
-    """An open transaction holds the state, so a claim has changed nothing. A later claim may succeed. Retryable."""
+    """An open transaction holds the state, so a claim has changed nothing. A later claim may succeed. Retryable.
+
+    Args:
+        message: The text of the error.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, retryable=True)
