@@ -382,8 +382,9 @@ class SimConnection:
             text = text_of(query)
             try:
                 rows = await self.line.ask(text, parameters)
-            except psycopg.OperationalError:
-                self._closed = True
+            except psycopg.OperationalError as error:
+                # An error with a state is an answer of the server, after which the connection goes on.
+                self._closed = error.sqlstate is None
                 raise
             finally:
                 self._closed = self._closed or not self.line.open
