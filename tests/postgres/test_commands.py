@@ -207,7 +207,7 @@ def test_a_server_without_a_free_connection_fails(
     [
         (("--dsn", "postgresql://me:canary%zz@host/x"), 3, "correct the connection string"),
         (("--dsn", "host=h password='canary"), 3, "correct the connection string"),
-        (("--dsn", "postgresql://me:canary@127.0.0.1:1/x"), 3, "start the server, or correct --dsn"),
+        (("--dsn", "postgresql://me:canary@127.0.0.1:1/x"), 3, "start the server, or correct the connection string"),
         (("--schema", ""), 3, "schema=''"),
         (("--server", "x"), 64, "No such option: --server"),
     ],
