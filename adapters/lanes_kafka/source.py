@@ -207,14 +207,16 @@ class KafkaSource:
         while True:
             # No await follows before the return, so a cancelled receive has removed no events.
             events = self._prefetched.take(room)
+            if not events and self._failure is None and self._needs_demand(room):
+                self._ask(room)
+                # The new credit may be used up already, so that no message waits for those of other partitions.
+                events = self._prefetched.take(room)
             if events:
                 for event in events:
                     self._note_ownership(event)
                 return events
             if self._failure is not None:
                 raise self._failure
-            if self._needs_demand(room):
-                self._ask(room)
             await self._arrived.wait(self._wait_time())
             self._check_polling()
 

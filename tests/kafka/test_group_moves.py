@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from lanes.source import Assigned, Lost
-from tests.kafka.test_group import EAGER, P0, P1, EagerMember, Member
+from tests.kafka.test_group import BASE, EAGER, P0, P1, EagerMember, Member
 
 # --- presumed losses
 
@@ -42,6 +42,25 @@ def test_an_assignment_ends_the_wait_after_a_presumed_loss() -> None:
     presumed(member, 0, 1)
     member.group.on_assign(member.client, [])
     assert member.take() == [(Assigned, 0), (Assigned, 1)]
+
+
+def test_an_assignment_and_the_restarts_after_it_share_one_allowance() -> None:
+    member = Member(BASE | {"max.poll.interval.ms": 50_000})
+    presumed(member, 1)
+    member.errors = [KafkaError.NOT_COORDINATOR] * 3
+    ends: list[float] = []
+
+    def serve(until: float) -> None:
+        ends.append(until)
+        member.now += 10.0
+
+    member.serving = serve
+    # The broker fails again after the partition of this callback has started.
+    member.incremental_assign = lambda found: member.errors.extend([KafkaError.NOT_COORDINATOR] * 10)
+    member.group.on_assign(member.client, [TopicPartition("t", 0)])
+    assert ends == [1_035.0] * 4 and member.now == 1_040.0
+    (failure,) = member.failures
+    assert failure.startswith("kafka g: assigning partitions failed: ")
 
 
 def test_a_client_that_closes_reclaims_nothing() -> None:
@@ -81,7 +100,7 @@ def test_a_doubted_partition_waits_for_the_list_of_the_broker() -> None:
     member.group.doubt()
     assert member.in_doubt()
     member.now += 1e6
-    member.group.reclaim(member.client, at_once=True)
+    member.group.reclaim(member.client, until=member.now + 10.0)
     assert member.told == []
     member.group.trust()
     assert not member.in_doubt()

@@ -316,6 +316,17 @@ async def test_a_long_pause_drops_messages_and_asks_for_them_again(stand: Stand)
     assert demand.number == len(stand.thread.demands) == 2
 
 
+async def test_a_pause_of_the_other_partitions_ends_the_wait_for_their_first_messages(stand: Stand) -> None:
+    await stand.take(Assigned(stand.partitions[0]), Assigned(stand.partitions[1]))
+    await stand.ask()
+    stand.thread.deliver([stand.run(0, 5, 12)], 1, True)
+    await stand.ask()
+    with anyio.fail_after(0.5):
+        (found,) = await stand.source.receive(Room(10, 1_000, frozenset(stand.partitions[1:2])))
+    assert isinstance(found, Delivered) and len(found.run) == 10
+    assert stand.thread.demands[-1].credit.messages == 12, "the thread delivers no further message"
+
+
 async def test_a_user_who_pauses_all_partitions_pauses_the_client(stand: Stand) -> None:
     await stand.take(Assigned(stand.partitions[0]))
     await stand.ask(Room(0, 0, frozenset(stand.partitions[:1])))

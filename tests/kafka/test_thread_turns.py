@@ -496,6 +496,24 @@ def test_without_room_the_client_is_paused_after_a_second_and_polled_then(readin
     assert reading.client.calls[1:] == [("resume", [(0, -1001)])]
 
 
+def test_an_assignment_that_takes_long_pauses_no_partition(reading: Stand) -> None:
+    """A pause would discard the first fetch of the new partition."""
+    reading.demand(2, assigned=1)
+
+    def assign() -> list[Raw]:
+        reading.now += 2 * PAUSE_AFTER
+        reading.client.callbacks["on_assign"](reading.client, [TopicPartition("t", 1)])
+        return []
+
+    reading.client.answers = [assign]
+    reading.turn(2)
+    assert "pause" not in [name for name, _ in reading.client.calls], "the loop has room"
+    reading.forget()
+    reading.demand(3, assigned=2)
+    reading.turn()
+    assert reading.client.consumed == [(1, POLL)] and reading.client.calls == []
+
+
 def test_a_member_without_partitions_is_polled(stand: Stand) -> None:
     stand.demand(1, 0)
     stand.now += 60.0

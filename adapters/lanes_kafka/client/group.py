@@ -185,7 +185,7 @@ class Group:
                     self.topics.appears(name, _TOPIC_ID_TIMEOUT)
                 self.check_topics()
                 self._start(client, ids, until=until)
-            self.reclaim(client, at_once=True)
+            self.reclaim(client, until=until)
         except SourceError as error:
             self.fail(error)
         except Exception as error:
@@ -279,7 +279,7 @@ class Group:
         now = self.clock()
         self._presumed_lost = {one: min(at, now) for one, at in self._presumed_lost.items()}
 
-    def reclaim(self, client: Consumer, *, at_once: bool = False) -> None:
+    def reclaim(self, client: Consumer, *, until: float | None = None) -> None:
         """Restart partitions that were presumed lost, if the client still owns them 5 seconds later.
 
         A doubted partition waits for ``trust`` instead.
@@ -290,7 +290,8 @@ class Group:
 
         Args:
             client: The client.
-            at_once: Whether a callback restarts the partitions without the wait of 5 seconds, except doubted ones.
+            until: Time until which the running callback may ask for start positions; None = no callback runs. A
+                callback restarts the partitions without the wait of 5 seconds, except doubted ones.
 
         Raises:
             KafkaException: The broker does not answer, or answers with an error.
@@ -298,12 +299,12 @@ class Group:
         """
         self._commit_starts(client)
         self._move_into_range(client, again=True)
-        now = self.clock()
-        due = [one for one, at in self._presumed_lost.items() if at <= now or (at_once and at != NEVER)]
+        now, in_callback = self.clock(), until is not None
+        due = [one for one, at in self._presumed_lost.items() if at <= now or (in_callback and at != NEVER)]
         if not due or self.closing:
             return
         if self._stale_metadata:
-            if at_once:
+            if in_callback:
                 # A callback must not refresh the metadata.
                 return
             self._stale_metadata = False
@@ -313,7 +314,7 @@ class Group:
         for partition_id in due:
             del self._presumed_lost[partition_id]
         again = [one for one in due if one in mine and one not in self.owned]
-        self._start(client, again, until=self._starts_until(), known=True)
+        self._start(client, again, until=self._starts_until() if until is None else until, known=True)
 
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
         """Move a partition whose log does not contain ``offset`` to a position in its log, or end the source.

@@ -15,7 +15,7 @@ from lanes_kafka.client.prefetch import Credit
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """What the thread may read, and for which partitions.
+    """The messages that the thread may read, and the partitions to read them from.
 
     Attributes:
         number: Number of this demand, higher than the number of every earlier demand.

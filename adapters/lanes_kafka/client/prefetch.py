@@ -31,7 +31,7 @@ _NEVER: Final = (0, 0)
 
 
 class Credit(NamedTuple):
-    """What the thread may have read in all, since its start.
+    """The messages that the thread may have read in all, since its start.
 
     A total needs no correction for messages that are on their way to the loop.
 

@@ -373,6 +373,9 @@ class ClientThread:
         self.polled = self.clock()
         events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self.clock()
+        if self._demand.messages > 0:
+            # A callback of this call may have taken longer than ``PAUSE_AFTER``, although there is room.
+            self._idle_since = self.polled
         self._has_more = more
         if events:
             self._rest.read(sum(len(event.run) for event in events), self.polled, more=more)
