@@ -22,6 +22,7 @@ from typing import Final
 from bench import (
     cohort,
     cohort_bounds,
+    cohort_repeats,
     engine,
     jetstream,
     jetstream_faststream,
@@ -65,6 +66,7 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
     "jetstream-stuck": jetstream_stuck.figures,
     "cohort": cohort.figures,
     "cohort-bounds": cohort_bounds.figures,
+    "cohort-repeats": cohort_repeats.figures,
     "kafka": kafka.figures,
     "kafka-handlers": kafka_handlers.figures,
     "kafka-light": kafka_light.figures,

@@ -114,7 +114,8 @@ class Settings:
         commit_interval: Seconds after which the commit of a finished message is due at the latest, 0 or more. While
             commits cost little CPU, a commit is due after a twentieth of this time. The commit is due at once if 5,000
             messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if the committed position
-            can rise while ``max_ahead`` stops the partition.
+            can rise while ``max_ahead`` stops the partition. In a cohort, the same interval and share apply to the
+            writes of the messages that are finished above an unfinished one.
         unhealthy_after: Seconds, above 0, after which an unfinished message, an endless start, a failing settlement, a
             request to the store of attempts or a missing delivery is unhealthy. A lost broker makes the consumer
             unhealthy after 30 s at the latest.

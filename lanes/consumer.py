@@ -40,6 +40,7 @@ from lanes.runtime.run import Run
 from lanes.runtime.survivors import report_survivors
 from lanes.source import (
     Addressed,
+    Checkpointing,
     Connected,
     DeadLetters,
     Declaring,
@@ -578,6 +579,9 @@ class Consumer:
     async def _open(self) -> Run:
         if self._dead_letters is not None:
             await self._dead_letters.open()
+        checkpointing: object = self._source
+        if isinstance(checkpointing, Checkpointing):
+            checkpointing.checkpoint_within(self._settings.commit_interval)
         traits = await self._source.open()
         self._life.name, self._queues = traits.name, traits.queues
         settings = self._settings

@@ -25,6 +25,7 @@ __all__ = [
     "Backlog",
     "Backlogged",
     "BrokerContact",
+    "Checkpointing",
     "Confirming",
     "Connected",
     "DeadLetters",
@@ -573,6 +574,23 @@ class Declaring(Protocol):
 
         Returns:
             The traits.
+        """
+
+
+@runtime_checkable
+class Checkpointing(Protocol):
+    """An optional part of a source that itself stores which messages above the settled position are finished.
+
+    A crash repeats the finished messages that the source has not stored.
+    """
+
+    def checkpoint_within(self, seconds: float) -> None:
+        """Set the time within which a finished message is stored. Does not block.
+
+        Called at most once, before ``open``. While writes are few, the source stores sooner.
+
+        Args:
+            seconds: ``Settings.commit_interval``, 0 or more.
         """
 
 

@@ -236,6 +236,17 @@ class JetStreamSource:
     def __repr__(self) -> str:
         return f"<JetStreamSource over {self._source!r}>"
 
+    def checkpoint_within(self, seconds: float) -> None:
+        """Set the time within which a member of a cohort stores a finished message. Does not block.
+
+        Does nothing on a durable, which stores each acknowledgement; see ``lanes.source.Checkpointing``.
+
+        Args:
+            seconds: The time, 0 or more. Before ``open``.
+        """
+        if isinstance(self._source, CohortSource):
+            self._source.checkpoint_within(seconds)
+
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:

@@ -31,6 +31,7 @@ from lanes.core.cohort.actions import (
     Wait,
     Write,
 )
+from lanes.core.cohort.checkpoint_pace import CheckpointPace
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.errors import SourceError
@@ -106,6 +107,7 @@ class LeaseKeeper:
         drain_within: Seconds within which a revoked partition should be drained.
         overdue: Called once with the number of a partition that is not drained in time. This member still owns the
             partition, because only the consumer can report the finished messages by ``drained``.
+        pace: Pace of the checkpoints, which all keepers of the member share.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class LeaseKeeper:
         patience: float,
         drain_within: float,
         overdue: Callable[[int], None],
+        pace: CheckpointPace,
     ) -> None:
         self.machine = machine
         self.alarm = Alarm(clock)
@@ -136,7 +139,10 @@ class LeaseKeeper:
         self._patience = patience
         self._drain_within = drain_within
         self._overdue = overdue
+        self._pace = pace
         self._drain_by = math.inf
+        self._ledger: Callable[[], Done | None] | None = None  # makes the ledger of the next checkpoint
+        self._checkpoint_at = math.inf
         self._revoked: Literal["no", "asked", "answered"] = "no"
         self._drained: tuple[Done, bool] | None = None
         self._seen = -math.inf  # the deadline at the last call of ``changed``
@@ -170,8 +176,22 @@ class LeaseKeeper:
 
     def checkpoint(self, done: Done) -> None:
         """See ``LeaseMachine.checkpoint``."""
+        self._forget_checkpoint()
         self.machine.checkpoint(done, self._clock())
         self._tell()
+
+    def checkpoint_soon(self, outstanding: int, ledger: Callable[[], Done | None]) -> None:
+        """Checkpoint at the pace of the member, unless a checkpoint waits or the ownership ends before.
+
+        Args:
+            outstanding: Number of outstanding messages of the ledger.
+            ledger: Called when the checkpoint is due. The function returns the whole ledger, or None if every finished
+                message is below the floor or stored by then.
+        """
+        if self._ledger is None:
+            self._ledger = ledger
+            self._checkpoint_at = self._clock() + self._pace.begin(self._partition, outstanding)
+            self.alarm.wake()
 
     def takeover(self, done: Done) -> None:
         """See ``LeaseMachine.takeover``."""
@@ -208,12 +228,13 @@ class LeaseKeeper:
         machine = self.machine
         while not (over() and machine.idle):
             self.alarm.arm()
+            self._checkpoint_due()
             action = machine.next(self._clock(), self._nonce())
             self._pass_on()
             if over() and machine.idle:
                 return
             if isinstance(action, Wait):
-                if await self.alarm.wait(min(action.until, self._drain_by)):
+                if await self.alarm.wait(min(action.until, self._drain_by, self._checkpoint_at)):
                     machine.hinted(self._clock())
                 if self._clock() >= self._drain_by:
                     self._drain_by = math.inf
@@ -268,6 +289,20 @@ class LeaseKeeper:
             return Overlapping if error.nonce is None else Taken(error.nonce)
         return None
 
+    def _checkpoint_due(self) -> None:
+        """Give the machine the ledger whose checkpoint is due. The machine writes it after the action under way."""
+        now = self._clock()
+        if self._ledger is not None and now >= self._checkpoint_at:
+            done = self._ledger()
+            self._forget_checkpoint()
+            if done is not None:
+                self.machine.checkpoint(done, now)
+
+    def _forget_checkpoint(self) -> None:
+        if self._ledger is not None:
+            self._ledger, self._checkpoint_at = None, math.inf
+            self._pace.end(self._partition)
+
     def _answer(self, done: Done, ended: bool) -> None:
         self._revoked, self._drained = "answered", None
         self._drain_by = math.inf
@@ -286,6 +321,9 @@ class LeaseKeeper:
             self._happened(self._partition, event)
             self._revoked, self._drain_by = "no", math.inf
             drained = self._drained
+            if not isinstance(event, LeaseRevoked) and not (isinstance(event, LeaseOwned) and event.again):
+                # The ledger of the checkpoint belongs to the former ownership.
+                self._forget_checkpoint()
             if isinstance(event, LeaseRevoked):
                 self._revoked, self._drain_by = "asked", self._clock() + self._drain_within
                 if drained is not None:

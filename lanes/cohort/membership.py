@@ -25,6 +25,7 @@ from lanes.cohort.keeper import Alarm, LeaseKeeper
 from lanes.cohort.leases import Conflict, EpochConsumers, LeaseStore, UnknownResult
 from lanes.cohort.roster import Roster, margin_of, patience_of
 from lanes.core.cohort.actions import LeaseEvent
+from lanes.core.cohort.checkpoint_pace import CheckpointPace
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, HIGHEST, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
@@ -174,6 +175,7 @@ class Membership:
         self._changed = changed
         self._clock = clock
         self._happened: list[Happened] = []
+        self._pace = CheckpointPace()
         self._keepers = [
             LeaseKeeper(
                 LeaseMachine(partition, member, retention=config.retention, ttl=ttl, margin=margin_of(ttl)),
@@ -187,6 +189,7 @@ class Membership:
                 patience=patience_of(ttl),
                 drain_within=self.settings.drain_within,
                 overdue=self._overdue,
+                pace=self._pace,
             )
             for partition in range(config.partitions)
         ]
@@ -320,6 +323,24 @@ class Membership:
             done: Whole ledger of the partition.
         """
         self._keepers[partition].checkpoint(done)
+
+    def checkpoint_soon(self, partition: int, outstanding: int, ledger: Callable[[], Done | None]) -> None:
+        """Write the ledger of an owned partition at the pace of ``checkpoint_within``. Ignored while a write waits.
+
+        Args:
+            partition: Number of the cohort partition.
+            outstanding: Number of outstanding messages of the ledger.
+            ledger: Function that returns the whole ledger when the write begins. None = no write is needed.
+        """
+        self._keepers[partition].checkpoint_soon(outstanding, ledger)
+
+    def checkpoint_within(self, seconds: float) -> None:
+        """Set the interval within which finished messages are written; see ``lanes.source.Checkpointing``.
+
+        Args:
+            seconds: The interval, 0 or more.
+        """
+        self._pace.interval = seconds
 
     def takeover(self, partition: int, done: Done) -> None:
         """Ask for a new durable, because a delivery is missing or the connection is new.

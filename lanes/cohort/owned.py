@@ -62,6 +62,14 @@ class OwnedPartition(ABC):
     def rest(self) -> None:
         """Pull no more messages until ``begin`` is called for the next durable. Does not block. Idempotent."""
 
+    def unsaved(self) -> Done | None:
+        """Return the ledger for a write, if a finished message above the floor is unsaved.
+
+        Returns:
+            The whole ledger, whose messages now count as saved. None = no message is unsaved.
+        """
+        return self.ledger.save() if self.ledger.since_saved else None
+
     def begin(self) -> None:
         """Begin to read a durable, which repeats outstanding messages first and counts its deliveries from 1."""
         self.rest()
@@ -119,8 +127,9 @@ class OwnedPartitions(Generic[T]):
             or a takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the
             ``failure``.
         in_flight: Number of messages that can be in flight, which the source may raise. The member stores a ledger
-            when more finished messages than this number are unsaved above its floor. A crash therefore repeats at most
-            twice this number of messages. The member stores no such ledger of a work queue.
+            at once when more finished messages than this number are unsaved above its floor. A crash therefore repeats
+            at most twice this number of messages. Fewer unsaved messages are stored at the pace of
+            ``Membership.checkpoint_soon``. The member stores no such ledgers of a work queue.
         clock: Clock of the deadlines.
         wake: Function that is called when the source should call ``step`` and ``next_events``; must not block.
 
@@ -363,8 +372,11 @@ class OwnedPartitions(Generic[T]):
         ledger = owned.ledger
         for message in settlement.messages:
             ledger.settled(message.position)
-        if self._writes and ledger.since_saved > self.in_flight:
-            self.membership.checkpoint(owned.number, ledger.save())
+        if self._writes and ledger.since_saved:
+            if ledger.since_saved > self.in_flight:
+                self.membership.checkpoint(owned.number, ledger.save())
+            else:
+                self.membership.checkpoint_soon(owned.number, len(ledger), owned.unsaved)
         return owned
 
     # --- giving up

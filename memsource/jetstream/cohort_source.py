@@ -188,6 +188,12 @@ class CohortMemberSource(ScriptedSource):
         """Whether the process of the member runs."""
         return self._background is not None and not self._background.ended.is_set() and not self.link.severed
 
+    # --- lanes.source.Checkpointing
+
+    def checkpoint_within(self, seconds: float) -> None:
+        """Set the time within which the member stores a finished message; see ``lanes.source.Checkpointing``."""
+        self.membership.checkpoint_within(seconds)
+
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:

@@ -21,7 +21,10 @@ FORCED: Final = CohortSettings(drain_within=7.0, overdue="force")
 
 
 class StubMembership:
-    """A membership that records its calls with their partitions in ``told``, and their ledgers in ``dones``."""
+    """A membership that records its calls with their partitions in ``told``, and their ledgers in ``dones``.
+
+    ``soon`` has the calls of ``checkpoint_soon``.
+    """
 
     def __init__(self, first: int, retention: str, settings: CohortSettings) -> None:
         self.first = first
@@ -31,6 +34,7 @@ class StubMembership:
         self.deadlines: dict[int, float] = {}
         self.told: list[tuple[str, int, str]] = []
         self.dones: list[Done] = []
+        self.soon: list[tuple[int, int, Callable[[], Done | None]]] = []
         self.changed: Callable[[], None] = lambda: None
         self.generation = 1
         self.standby = False
@@ -54,6 +58,9 @@ class StubMembership:
 
     def checkpoint(self, partition: int, done: Done) -> None:
         self._note("checkpoint", partition, done)
+
+    def checkpoint_soon(self, partition: int, outstanding: int, ledger: Callable[[], Done | None]) -> None:
+        self.soon.append((partition, outstanding, ledger))
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
         self._note("drained" if ended else "drained, and it runs", partition, done)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+import anyio
 import pytest
 
 from lanes.cohort.membership import CohortSettings, Membership
@@ -25,6 +26,12 @@ EVERY: Final = 5
 IN_FLIGHT: Final = 8
 FINISHED: Final = 44
 """Four at a time, so that the last four are finished but not written down."""
+
+RATE: Final = 300
+"""Messages a second of a paced run."""
+
+RARELY: Final = 3600.0
+"""A ``commit_interval`` so long that only the number of unwritten messages causes a write."""
 
 Ending = Callable[[Stage, Worker], None]
 
@@ -62,7 +69,7 @@ def played(ending: Ending, retention: Retention) -> tuple[list[int], Run]:
         await stage.world.settled()
         again.extend(sorted(position for position in stage.starts("w-2") if position in finished))
 
-    settings = dataclasses.replace(PATIENT, max_in_flight=IN_FLIGHT)
+    settings = dataclasses.replace(PATIENT, max_in_flight=IN_FLIGHT, commit_interval=RARELY)
     return again, staged(scene, settings=settings, retention=retention, in_flight=EVERY)
 
 
@@ -87,6 +94,40 @@ def test_a_loss_with_a_stuck_key_repeats_only_unwritten_messages(ending: Ending)
 def test_a_work_queue_repeats_no_finished_message(ending: Ending, retention: Retention) -> None:
     again, run = played(ending, retention)
     assert (again, judged(run).status) == ([], "passed")
+
+
+def repeats_at_a_steady_rate(messages: int, commit_interval: float) -> int:
+    """The repeated messages after a crash beside a stuck key, after that many messages at ``RATE``."""
+    again: list[int] = []
+
+    async def scene(stage: Stage) -> None:
+        worker, first = stage.join()
+        await stage.owns(first, 0)
+        stuck = stage.publish(0)
+        stage.closed.update(stuck)
+        for _ in range(messages):
+            stage.publish(0)
+            await anyio.sleep(1 / RATE)
+        finished = stage.ends()
+        assert len(finished) >= messages - 1
+        stage.crash(worker)
+        _, second = stage.join()
+        await stage.owns(second, 0)
+        stage.closed.clear()
+        await stage.wait(lambda: set(stuck) <= set(stage.starts("w-2")), "the next owner handles the stuck message")
+        await stage.world.settled()
+        again.extend(position for position in stage.starts("w-2") if position in finished)
+
+    staged(scene, settings=dataclasses.replace(PATIENT, commit_interval=commit_interval))
+    return len(again)
+
+
+def test_a_crash_at_300_messages_a_second_repeats_at_most_a_twentieth_of_a_second() -> None:
+    """The member writes the finished messages down 20 times a second, and rarely with a long ``commit_interval``."""
+    found = [repeats_at_a_steady_rate(messages, commit_interval=1.0) for messages in (100, 104, 109, 113)]
+    assert max(found) <= RATE / 20 + 1, found
+    assert max(found) > 0, "no crash happened between two writes"
+    assert repeats_at_a_steady_rate(100, commit_interval=RARELY) >= 99
 
 
 def test_the_bound_on_repeats_finds_a_ledger_that_is_never_stored(monkeypatch: pytest.MonkeyPatch) -> None:

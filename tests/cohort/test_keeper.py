@@ -31,6 +31,7 @@ from lanes.core.cohort.actions import (
     Wait,
     Write,
 )
+from lanes.core.cohort.checkpoint_pace import CheckpointPace
 from lanes.core.cohort.ledger import Done
 from memsource.sim.loop.event_loop import current
 from tests.cohort.members import virtual
@@ -120,6 +121,7 @@ class Post:
             patience=PATIENCE,
             drain_within=7.0,
             overdue=self.overdue.append,
+            pace=CheckpointPace(),
         )
 
     def changed(self) -> None:
@@ -267,6 +269,77 @@ def test_a_hint_is_for_a_member_that_does_not_own_the_partition() -> None:
             await anyio.sleep(1.0)
             hinted = [each[1] for each in machine.told if each[0] == "hinted"]
             assert hinted == [pytest.approx(2.0), pytest.approx(2.01), pytest.approx(2.05)]
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+# --- checkpoints
+
+
+def test_a_checkpoint_is_made_once_at_the_pace_of_the_member() -> None:
+    async def test() -> None:
+        machine, asked = Machine(Wait(math.inf)), 0
+
+        def ledger() -> Done:
+            nonlocal asked
+            asked += 1
+            return DONE
+
+        post = Post(machine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post.keeper.serve, lambda: False)
+            await anyio.sleep(1.0)
+            for _ in range(3):
+                post.keeper.checkpoint_soon(2, ledger)
+            await anyio.sleep(0.049)
+            assert asked == 0, "the ledger is read when it is due"
+            await anyio.sleep(1.0)
+            post.keeper.checkpoint_soon(2, lambda: None)
+            await anyio.sleep(1.0)
+            written = [each for each in machine.told if each[0] == "checkpoint"]
+            assert (asked, written) == (1, [("checkpoint", DONE, pytest.approx(1.05))])
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+@pytest.mark.parametrize(
+    ("event", "written"),
+    [
+        (LeaseLost("why"), False),
+        (LeaseReleased(), False),
+        (LeaseOwned(8, 0, 8, DONE, False), False),
+        (LeaseOwned(7, 1, 7, DONE, True), True),
+        (LeaseRevoked(), True),
+    ],
+)
+def test_the_ledger_of_a_former_ownership_is_not_written(event: Any, written: bool) -> None:
+    async def test() -> None:
+        machine = Machine(Wait(math.inf))
+        post = Post(machine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post.keeper.serve, lambda: False)
+            post.events(LeaseOwned(7, 0, 7, DONE, False))
+            post.keeper.checkpoint_soon(0, lambda: DONE)
+            post.events(event)
+            await anyio.sleep(1.0)
+            assert any(each[0] == "checkpoint" for each in machine.told) == written
+            tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+def test_an_immediate_checkpoint_replaces_the_one_that_waits() -> None:
+    async def test() -> None:
+        machine = Machine(Wait(math.inf))
+        post = Post(machine)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(post.keeper.serve, lambda: False)
+            post.keeper.checkpoint_soon(0, lambda: Done(9, ()))
+            post.keeper.checkpoint(DONE)
+            await anyio.sleep(1.0)
+            assert [each[1] for each in machine.told if each[0] == "checkpoint"] == [DONE]
             tasks.cancel_scope.cancel()
 
     virtual(test)

@@ -249,6 +249,21 @@ async def test_a_ledger_is_stored_after_more_settlements_than_max_in_flight(rete
     assert of.stub.dones == [Done(8, (1, 6, 7, 8))] * written
 
 
+@pytest.mark.parametrize(("retention", "soon"), [("limits", True), ("interest", True), ("workqueue", False)])
+async def test_a_ledger_is_stored_soon_after_a_settlement_above_the_floor(retention: str, soon: bool) -> None:
+    of, owned = owning(retention=retention)
+    of.partitions.in_flight = 100
+    for position in range(1, 5):
+        owned.ledger.delivered(position)
+    of.partitions.settled(settlement(owned, 1))
+    assert of.stub.soon == [], "the durable has the floor"
+    of.partitions.settled(settlement(owned, 3))
+    assert [each[:2] for each in of.stub.soon] == [(3, 2)] * soon
+    for _, _, ledger in of.stub.soon:
+        assert [ledger(), ledger()] == [Done(4, (2, 4)), None], "the second write has nothing new"
+    assert of.stub.dones == []
+
+
 # --- giving up
 
 

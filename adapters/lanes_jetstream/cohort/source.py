@@ -23,6 +23,7 @@ from lanes.clock import monotonic
 from lanes.cohort.membership import Membership
 from lanes.cohort.owned import OwnedPartitions
 from lanes.core.cohort.actions import LeaseOwned
+from lanes.core.cohort.checkpoint_pace import DEFAULT_INTERVAL
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import SourceError
 from lanes.queues.partitioned import PartitionedQueue
@@ -107,6 +108,7 @@ class CohortSource:
         self._consumers: JetStreamEpochConsumers
         self._inbox: Inbox
         self._membership_task: asyncio.Task[None] | None = None
+        self._checkpoint_within = DEFAULT_INTERVAL
         self._opened = AsyncExitStack()
         self._bucket = bucket_name(self.stream, cohort.namespace)
         self._partitions: OwnedPartitions[PulledPartition]
@@ -120,6 +122,10 @@ class CohortSource:
 
     def __repr__(self) -> str:
         return f"<CohortSource {self._name}>"
+
+    def checkpoint_within(self, seconds: float) -> None:
+        """Set the time within which the member stores a finished message; see ``lanes.source.Checkpointing``."""
+        self._checkpoint_within = seconds
 
     # --- lanes.source.Source
 
@@ -175,6 +181,7 @@ class CohortSource:
             wake=self._inbox.wake.set,
         )
         membership = self._partitions.membership
+        membership.checkpoint_within(self._checkpoint_within)
         await found.store.watch(membership.hint)
         self._opened.push_async_callback(self._cohort_watch.stop)
         self._membership_task = asyncio.create_task(membership.run())

@@ -23,7 +23,17 @@ from lanes.errors import HandlerHalted, SourceError
 from lanes.handlers import Decode, Handler, handler_name, is_async
 from lanes.history.recorder import Recorder, history_of
 from lanes.history.writer import GivenUp, SegmentFile
-from lanes.source import Backlogged, Confirming, DeadLetters, Retaining, Source, SourceEvent, SourceTraits, Stranding
+from lanes.source import (
+    Backlogged,
+    Checkpointing,
+    Confirming,
+    DeadLetters,
+    Retaining,
+    Source,
+    SourceEvent,
+    SourceTraits,
+    Stranding,
+)
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, Refused, is_finding, notable
 from memsource.sim.loop.tasks import Threads, in_group
@@ -332,6 +342,8 @@ class _Link:
         reporting: object = inner
         if isinstance(reporting, Backlogged):
             self.backlog = reporting.backlog
+        if isinstance(reporting, Checkpointing):
+            self.checkpoint_within = reporting.checkpoint_within
         if isinstance(reporting, Confirming):
             self._confirming = reporting
             self.freeze_limit, self.confirm = reporting.freeze_limit, self._confirm

@@ -148,7 +148,8 @@ async def test_a_crash_repeats_only_what_the_ledger_lacks(
     stream.lease = LEASE
     stuck, last, *others = (stream.key(0, number) for number in range(FINISHED + 2))
     gate = Gate(stuck)
-    settings = lanes.Settings(concurrency=IN_FLIGHT, max_in_flight=IN_FLIGHT)
+    # Only the number of unwritten messages causes a write within an hour.
+    settings = lanes.Settings(concurrency=IN_FLIGHT, max_in_flight=IN_FLIGHT, commit_interval=3600.0)
     a = lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=settings)
     b = lanes.Consumer(stream.source("b"), log.handler("b"), settings=settings)
     async with members() as running:
@@ -168,3 +169,23 @@ async def test_a_crash_repeats_only_what_the_ledger_lacks(
     repeated = len(set(log.repeats))
     assert (repeated <= 2 * IN_FLIGHT) == written, repeated
     assert written or repeated == FINISHED
+
+
+async def test_messages_finished_above_a_stuck_one_are_written_within_the_commit_interval(
+    make_cohort_stream: MakeCohortStream,
+) -> None:
+    """Fewer messages than ``max_in_flight`` are written too."""
+    stream, log = await make_cohort_stream(partitions=1), Log()
+    stuck, *others = (stream.key(0, number) for number in range(10))
+    gate = Gate(stuck)
+    state: dict[str, object] | None = None
+    async with members() as running:
+        running.join(lanes.Consumer(stream.source("a"), log.handler("a", gate), settings=FAST))
+        await stream.publish(stuck, *others)
+        await log.handled(len(others))
+        with anyio.fail_after(20):
+            # The highest sequence, and the distance to the only unfinished one.
+            while (state := await stream.read("s.0")) is None or state["done"] != [10, 9]:
+                await anyio.sleep(0.01)
+        gate.open()
+    assert log.repeats == []
