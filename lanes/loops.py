@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+import types
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, Final
 
 import anyio
+import anyio.lowlevel
 
 BACKENDS: Final = ("asyncio", "auto", "trio", "uvloop")
 """The values of ``backend`` of ``lanes.main``."""
@@ -49,6 +51,21 @@ def entry_of_loop() -> Callable[[Callable[[], None]], object]:
     import trio
 
     return trio.lowlevel.current_trio_token().run_sync_soon
+
+
+@types.coroutine
+def _turn() -> Generator[None, None, None]:
+    yield
+
+
+def turn_of_loop() -> Callable[[], Awaitable[None]]:
+    """Return a function whose result, awaited in a task of the running loop, lets all other ready tasks run once.
+
+    The await can be cancelled, like ``anyio.lowlevel.checkpoint``, which takes several times as long on asyncio.
+    """
+    if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
+        return _turn
+    return anyio.lowlevel.checkpoint
 
 
 def runs_a_loop() -> bool:

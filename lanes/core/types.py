@@ -313,13 +313,15 @@ class MessageInternals:
         next: Successor of the message in its lane; None = no successor.
         state: A state of ``lanes.core.lane``.
         ordinal: Number of the message's delivery, if the source commits.
+        row: Part of each row of a history about the message; empty without a history.
     """
 
-    __slots__ = ("lane", "next", "ordinal", "state")
+    __slots__ = ("lane", "next", "ordinal", "row", "state")
 
     lane: LaneId
     next: Message | None
     ordinal: int
+    row: str
     state: int
 
 
@@ -376,6 +378,7 @@ class Message(MessageInternals):
         self.attempt: int = 1
         self.state = 0
         self.ordinal = 0
+        self.row = ""
         self.data: object
         self.received: float = 0.0
         self.next = None

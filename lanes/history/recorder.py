@@ -116,9 +116,21 @@ class Recorder(RowWriter):
 
     def delivered(self, run: Sequence[Message], now: float) -> None:
         """Record a run of received messages, by one row for each message, new or redelivered."""
-        stamp = self._stamp(now)
-        for message in run:
-            self._message("delivered", message, stamp, f',"size":{message.size}')
+        head = f',"event":"delivered"{self._stamp(now)}'
+        hashes, begin, partition, origin = self._hashes, 0, None, ""
+        while begin < len(run):
+            n, piece, rows = self._n, run[begin : begin + self._piece()], []
+            for message in piece:
+                n += 1
+                if message.partition is not partition:
+                    partition = message.partition
+                    origin = self._origin_of(partition)[1]
+                key = hashes.get(message.key) or self._hash(message.key)
+                row = message.row = f'{origin}{message.position},"key":{key},"attempt":'
+                rows.append(f'{{"n":{n}{head}{row}{message.attempt},"size":{message.size}}}\n')
+            self._n = n
+            self._extend(rows)
+            begin += len(piece)
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
         """Record a message of the last delivered run that is in flight, settled or late.
@@ -139,19 +151,19 @@ class Recorder(RowWriter):
 
         Under a lease, the call first writes a ``leased`` row with the deadline if the deadline has changed.
         """
+        partition = message.partition
+        if partition.deadline != NEVER:
+            origin = self._origins.get(partition)
+            if origin is None or origin[0] != partition.assignment or origin[2] != partition.deadline:
+                self._leased(partition, now)
         # This is ``_message`` inlined, because a handler waits for this row.
         if not self._step_from <= now < self._step_until:
             self._tick(now)
         digits = THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]
-        partition = message.partition
-        origin = self._origins.get(partition)
-        if origin is None or origin[0] != partition.assignment or origin[2] != partition.deadline:
-            origin = self._leased(partition, now)
-        key = self._hashes.get(message.key) or self._hash(message.key)
         n = self._n = self._n + 1
         row = (
-            f'{{"n":{n},"event":"started"{self._before}{digits}{self._after}{origin[1]}{message.position},'
-            f'"key":{key},"attempt":{message.attempt}}}\n'
+            f'{{"n":{n},"event":"started"{self._before}{digits}{self._after}{message.row or self._name(message)}'
+            f"{message.attempt}}}\n"
         )
         rows = self._rows
         rows.append(row)
@@ -162,10 +174,24 @@ class Recorder(RowWriter):
 
     def ended(self, message: Message, result: str, now: float, error: BaseException | None = None) -> None:
         """Record that the handler ended with ok, error or cancelled. The row has only the type name of ``error``."""
-        more = f',"result":"{result}"'
         if error is not None:
-            more += f',"error":{_error_name(error)}'
-        self._message("ended", message, self._stamp(now), more)
+            more = f',"result":"{result}","error":{_error_name(error)}'
+            self._message("ended", message, self._stamp(now), more)
+            return
+        # This is ``_message`` inlined, because nearly every message has such a row.
+        if not self._step_from <= now < self._step_until:
+            self._tick(now)
+        digits = THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]
+        self._n = n = self._n + 1
+        row = (
+            f'{{"n":{n},"event":"ended"{self._before}{digits}{self._after}{message.row or self._name(message)}'
+            f'{message.attempt},"result":"{result}"}}\n'
+        )
+        rows = self._rows
+        rows.append(row)
+        self._size += len(row)
+        if self._size >= BUFFER_BYTES or len(rows) >= BUFFER_ROWS:
+            self.flush()
 
     def retry(self, message: Message, delay: float, now: float, *, asked: bool = False) -> None:
         """Record that the message runs again after ``delay`` seconds; ``asked`` = the handler chose the delay."""
@@ -200,9 +226,15 @@ class Recorder(RowWriter):
             told = self._origins.get(partition)
             if partition.deadline != (NEVER if told is None else told[2]):
                 self._leased(partition, now)
-        stamp = self._stamp(now)
-        for message in messages:
-            self._message("ack", message, stamp)
+        head, begin = f',"event":"ack"{self._stamp(now)}', 0
+        while begin < len(messages):
+            n, piece, rows = self._n, messages[begin : begin + self._piece()], []
+            for message in piece:
+                n += 1
+                rows.append(f'{{"n":{n}{head}{message.row or self._name(message)}{message.attempt}}}\n')
+            self._n = n
+            self._extend(rows)
+            begin += len(piece)
 
     def abandoned(self, messages: Sequence[Message], now: float) -> None:
         """Record that messages were given up without a settlement, and run again elsewhere or later."""

@@ -33,7 +33,10 @@ BUFFER_ROWS: Final = 4_096
 """Maximum number of buffered rows. The row that reaches this number flushes the buffer."""
 
 BUFFER_BYTES: Final = 1 << 20
-"""Maximum number of buffered bytes, plus one row. The row that reaches this number flushes the buffer."""
+"""Maximum number of buffered bytes, plus 64 rows. The row that reaches this number flushes the buffer."""
+
+_PIECE: Final = 64
+"""Maximum number of rows that are added at once."""
 
 KEY_DIGITS: Final = 16
 """Number of hex digits of a key's hash."""
@@ -309,20 +312,33 @@ class RowWriter:
     # Rows
 
     def _message(self, event: str, message: Message, stamp: str, more: str = "") -> None:
-        partition = message.partition
-        origin = self._origins.get(partition)
-        if origin is None or origin[0] != partition.assignment:
-            origin = self._origin(partition)
-        key = self._hashes.get(message.key) or self._hash(message.key)
         self._n += 1
-        self._append(
-            f'{{"n":{self._n},"event":"{event}"{stamp}{origin[1]}{message.position},"key":{key},'
-            f'"attempt":{message.attempt}{more}}}\n'
-        )
+        row = message.row or self._name(message)
+        self._append(f'{{"n":{self._n},"event":"{event}"{stamp}{row}{message.attempt}{more}}}\n')
+
+    def _name(self, message: Message) -> str:
+        """Make the part of a row that names a message, for all rows of the message."""
+        key = self._hashes.get(message.key) or self._hash(message.key)
+        message.row = f'{self._origin_of(message.partition)[1]}{message.position},"key":{key},"attempt":'
+        return message.row
 
     def _row(self, event: str, more: str, now: float) -> None:
         self._n += 1
         self._append(f'{{"n":{self._n},"event":"{event}"{self._stamp(now)}{more}}}\n')
+
+    def _piece(self) -> int:
+        """Return the number of rows that may be added by one call of ``_extend``."""
+        if self._size >= BUFFER_BYTES:
+            return 1
+        return max(1, min(_PIECE, BUFFER_ROWS - len(self._rows)))
+
+    def _extend(self, made: list[str]) -> None:
+        """Append rows, as many as ``_piece`` has returned."""
+        rows = self._rows
+        rows.extend(made)
+        self._size += sum(map(len, made))
+        if self._size >= BUFFER_BYTES or len(rows) >= BUFFER_ROWS:
+            self.flush()
 
     def _append(self, row: str) -> None:
         rows = self._rows
@@ -351,6 +367,12 @@ class RowWriter:
 
     def _owned(self, partition: Partition) -> str:
         return f',"partition":{json.dumps(str(partition.id))},"assignment":{partition.assignment}'
+
+    def _origin_of(self, partition: Partition) -> tuple[int, str, float]:
+        origin = self._origins.get(partition)
+        if origin is None or origin[0] != partition.assignment:
+            origin = self._origin(partition)
+        return origin
 
     def _origin(self, partition: Partition, told: float = NEVER) -> tuple[int, str, float]:
         if len(self._origins) >= _CACHED_PARTITIONS:

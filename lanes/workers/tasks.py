@@ -15,6 +15,7 @@ With a ``History``, every worker yields at least once before each handler. The f
 from __future__ import annotations
 
 import contextvars
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Final
@@ -26,7 +27,7 @@ from anyio.abc import TaskGroup
 from lanes.attempts import given_up_before
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.handlers import AsyncHandler, check_returned
-from lanes.loops import Doorbell
+from lanes.loops import Doorbell, turn_of_loop
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
 from lanes.workers.freezes import StartLooks
@@ -81,6 +82,7 @@ class TaskWorkers:
         # Number of workers that may still be started. No worker can be woken before ``start``.
         self._unstarted = 0
         self._tasks: TaskGroup
+        self._turn: Callable[[], Awaitable[None]]
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
         # Number of woken workers that have not run yet. Such workers are woken together, and run in one turn of the
@@ -104,6 +106,7 @@ class TaskWorkers:
     def start(self, tasks: TaskGroup) -> None:
         """Start worker tasks on demand; the tasks run until the task group is cancelled."""
         self._tasks = tasks
+        self._turn = turn_of_loop()
         self._handler_context = contextvars.copy_context()
         self._unstarted = self._engine.concurrency
         if self._timeout is not None:
@@ -247,7 +250,7 @@ class TaskWorkers:
         """Handle messages. Return whether this worker may still await."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
-        grouped, looks, wake_limit = self._grouped, self._looks, self._wake_limit
+        grouped, looks, wake_limit, turn = self._grouped, self._looks, self._wake_limit, self._turn
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
@@ -296,7 +299,7 @@ class TaskWorkers:
                 if history is not None and not given_up_before(message):
                     row = history.started(message, now if leased else self._clock())
                     if grouped:
-                        await anyio.lowlevel.checkpoint()
+                        await turn()
                         while self._yielding:
                             await self._yield_to_loop()
                         if history.written < row:

@@ -352,13 +352,13 @@ def test_rows_before_open_and_after_close_are_dropped(tmp_path: Path) -> None:
     assert [row["event"] for row in written(history)] == ["begin", "end"]
 
 
-def test_a_row_has_the_assignment_of_its_time(tmp_path: Path) -> None:
+def test_a_row_has_the_assignment_that_delivered_its_message(tmp_path: Path) -> None:
     history = opened(tmp_path)
     one, two = message(partition=partition(number=0)), message(partition=partition(number=1))
     history.started(one, NOW)
     history.started(two, NOW)
     one.partition.assignment = 8
-    history.started(one, NOW)
+    history.started(message(partition=one.partition), NOW)
     rows = written(history)[1:]
     assert [(row["partition"], row["assignment"]) for row in rows] == [("S/0", 3), ("S/1", 3), ("S/0", 8)]
 
