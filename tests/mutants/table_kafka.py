@@ -8,11 +8,13 @@ from tests.mutants import Mutant
 
 _ASSIGNMENTS: Final = "tests/kafka/test_assignments.py::test_"
 _COMMIT_ANSWERS: Final = "tests/kafka/test_commit_answers.py::test_"
+_GROUP_MOVES: Final = "tests/kafka/test_group_moves.py::test_"
 _MEMBERSHIP: Final = "tests/kafka/test_membership.py::test_"
 _OUT_OF_RANGE: Final = "tests/kafka/test_out_of_range.py::test_"
 _PREFETCH: Final = "tests/kafka/test_prefetch.py::test_"
 _PREFETCH_BOUNDS: Final = "tests/kafka/test_prefetch_bounds.py::test_"
 _SHUTDOWN: Final = "tests/kafka/test_shutdown.py::test_"
+_SOURCE: Final = "tests/kafka/test_source.py::test_"
 _START_POSITIONS: Final = "tests/kafka/test_start_positions.py::test_"
 _START_TIMES: Final = "tests/kafka/test_start_times.py::test_"
 _THREAD_TURNS: Final = "tests/kafka/test_thread_turns.py::test_"
@@ -279,6 +281,30 @@ _READING: Final = (
         "        if events:\n",
         "the first messages of an assignment wait for messages that the client turned out not to have",
         _THREAD_TURNS + "an_announced_delivery_follows_without_a_message_and_without_a_wait",
+    ),
+    _mutant(
+        "waits_for_a_delivery_without_a_credit",
+        "source",
+        "                events = self._prefetched.take(room)\n            if events:\n",
+        "            if events:\n",
+        "messages wait up to a second after a pause has used up the credit for the others",
+        _SOURCE + "a_pause_of_the_other_partitions_ends_the_wait_for_their_first_messages",
+    ),
+    _mutant(
+        "a_slow_callback_counts_as_no_room",
+        "client.thread",
+        "            self._idle_since = self.polled\n",
+        "            pass\n",
+        "the client discards the first fetch after a slow assignment",
+        _THREAD_TURNS + "an_assignment_that_takes_long_pauses_no_partition",
+    ),
+    _mutant(
+        "a_second_allowance",
+        "client.group",
+        "            self.reclaim(client, until=until)\n",
+        "            self.reclaim(client, until=self._starts_until())\n",
+        "an assignment with restarts takes longer than max.poll.interval.ms",
+        _GROUP_MOVES + "an_assignment_and_the_restarts_after_it_share_one_allowance",
     ),
     _mutant(
         "no_demand_of_the_newest_assignment",

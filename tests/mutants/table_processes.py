@@ -1,4 +1,4 @@
-"""The mutants of the workers that no simulated run can show: each is found by tests of ``tests/workers``."""
+"""The mutants that no campaign can show: each is found by the tests of its part."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 from tests.mutants import Mutant
 
 _ENDS: Final = "tests/workers/test_process_ends.py::"
+_REPEATS: Final = "tests/cohort/test_cohort_repeats.py::"
 
 PROCESSES: Final = {
     mutant.name: mutant
@@ -49,6 +50,25 @@ PROCESSES: Final = {
             (
                 "tests/workers/test_freezes.py::test_a_message_that_wakes_a_worker_after_a_freeze_does_not_start[asyncio]",
             ),
+        ),
+        # A campaign allows the repeats of ``max_in_flight`` unwritten messages.
+        Mutant(
+            "checkpoints_only_when_full",
+            "lanes.cohort.owned",
+            "                self.membership.checkpoint_soon(owned.number, len(ledger), owned.unsaved)\n",
+            "                pass\n",
+            "a crash of a cohort member repeats up to max_in_flight messages that were finished long before",
+            "processes",
+            (f"{_REPEATS}test_a_crash_at_300_messages_a_second_repeats_at_most_a_twentieth_of_a_second",),
+        ),
+        Mutant(
+            "checkpoints_at_the_end_of_the_interval",
+            "lanes.core.cohort.checkpoint_pace",
+            "        return min(self.interval, max(self.interval * PROMPT, cost))\n",
+            "        return self.interval\n",
+            "a crash of a cohort member repeats the messages of a whole commit_interval",
+            "processes",
+            (f"{_REPEATS}test_a_crash_at_300_messages_a_second_repeats_at_most_a_twentieth_of_a_second",),
         ),
     )
 }
