@@ -39,6 +39,7 @@ check() {
   for r in 0 1 2; do
     one pass 'clean (d)'       -DRET=$r -DF=0 -DN=4 -DMOVES=2;  one pass 'one fault, all kinds' -DRET=$r -DF=1 -DMOVES=2
     one pass 'skew, no margin' -DRET=$r -DF=1 -DNOMARGIN;       one pass 'bucket lost'          -DRET=$r -DF=0 -DBL=1 -DBLK=1
+    one pass 'two checkpoints' -DRET=$r -DF=1 -DCK=2
     one pass 'bucket lost twice' -DRET=$r -DF=0 -DBL=2 -DN=2 -DCK=0
     one pass 'bucket regress'  -DRET=$r -DF=0 -DBL=1 -DBLK=2;   one pass 'drain = running only' -DRET=$r -DF=1 -DALT_NOPREFIX
     NP=1; one pass 'no cycle (c)(g)' -DRET=$r -DF=1;            one pass 'no cycle, bucket lost' -DRET=$r -DF=0 -DBL=1
@@ -69,6 +70,7 @@ mutants() {
   one fail 'watch as loss signal'       -DX_WATCH -DPROPS=1;           one fail 'renew after loss' -DX_RENEWLOST -DCUT -DKINDS=2 -DPROPS=1
   one fail 'unknown acquire = mine'     -DX_IGNUNK -DP_UNFENCED -DP_NOVERIFY -DKINDS=4; one fail 'unknown release = go on' -DX_RESUME -DMOVES=2
   one fail 'delete any other epoch'     -DX_DELANY;                one fail 'checkpoint unfenced (i)'   -DX_CKUNFENCED
+  one fail 'checkpoint behind the next' -DX_STALESAVE -DKINDS=4 -DCK=2
   one fail 'checkpoint behind the last' -DX_STALESAVE -DKINDS=4;      one fail 'forced while it runs'  -DX_RELRUNNING -DKINDS=64
   R='-DRULES -DN=1 -DCK=0'
   NP=1; one fail 'own rules'        $R -DX_OWNRULES -DF=0;          one fail 'highest rules alive' $R -DX_HIGHEST -DF=0

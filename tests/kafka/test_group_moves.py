@@ -56,7 +56,7 @@ def test_an_assignment_and_the_restarts_after_it_share_one_allowance() -> None:
 
     member.serving = serve
     # The broker fails again after the partition of this callback has started.
-    member.incremental_assign = lambda found: member.errors.extend([KafkaError.NOT_COORDINATOR] * 10)
+    member.client.incremental_assign = lambda found: member.errors.extend([KafkaError.NOT_COORDINATOR] * 10)
     member.group.on_assign(member.client, [TopicPartition("t", 0)])
     assert ends == [1_035.0] * 4 and member.now == 1_040.0
     (failure,) = member.failures

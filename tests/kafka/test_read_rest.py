@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from queue import Empty
+
 import pytest
 
 from lanes_kafka.client.read_rest import REST, SMALL
@@ -30,6 +32,34 @@ def test_the_thread_rests_after_the_second_of_two_close_small_reads(reading: Sta
     reading.client.answers = [raws(0, 7), raws(0, 8)]
     reading.turn()
     assert runs(reading) == [(0, [7, 8], 2)]
+
+
+def test_the_end_of_a_rest_reads_all_that_has_arrived_by_one_call(
+    reading: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get(timeout: float) -> None:
+        reading.now += timeout
+        raise Empty
+
+    monkeypatch.setattr(reading.queue, "get", get)
+    reading.demand(2, messages=1_000)
+    reading.client.answers = [raws(0, 5), [], raws(0, 6), []]
+    reading.turn(2)
+    reading.forget()
+    reading.client.answers = [raws(0, 7, 8)]
+    reading.turn()
+    assert runs(reading) == [(0, [7, 8], 2)] and reading.client.consumed == [(998, 0.0)]
+
+
+def test_a_command_ends_the_wait_of_a_rest_and_not_the_rest(reading: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    reading.demand(2, messages=1_000)
+    reading.client.answers = [raws(0, 5), [], raws(0, 6), []]
+    reading.turn(2)
+    reading.forget()
+    monkeypatch.setattr(reading.queue, "empty", lambda: True)  # the command arrives during the wait
+    committing(reading, 7)
+    reading.turn()
+    assert reading.client.consumed == [] and reading.client.commits == [(0, 7, True)]
 
 
 def test_the_thread_does_not_rest_after_reads_with_a_pause_between_them(reading: Stand) -> None:

@@ -53,6 +53,9 @@ class Intake:
         Returns:
             The messages as runs, and whether the client may have more messages.
         """
+        if not timeout:
+            raws = self._consume(count, 0.0)
+            return self._events(raws), len(raws) >= count
         # A ``consume`` call for several messages waits until it has them all, so ask for one message first.
         raws = self._consume(1, timeout)
         # A callback of the next ``consume`` must know the end of this message, or takes it for a gap.

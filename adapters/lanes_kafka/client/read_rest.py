@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-REST: Final = 0.01
+REST: Final = 0.005
 """Seconds without a read after a small one that closely followed another."""
 
 SMALL: Final = 100

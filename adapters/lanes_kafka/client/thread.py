@@ -304,7 +304,9 @@ class ClientThread:
     # --- a turn
 
     def _turn(self) -> None:
-        if self._mailbox.serve():
+        # Whether a command, or an answer about topics, may need the housekeeping at once.
+        woken = bool(self._mailbox)
+        if woken and self._mailbox.serve():
             self._quiet_since = self.clock()
         if self._group.closing:
             # Perhaps no further command arrives to end the wait below.
@@ -329,9 +331,13 @@ class ClientThread:
                 self._idle_since = now
                 self._group.apply_pauses(self._client, demand.client_paused, demand.paused)
             if now < self._rest.until:
-                self._mailbox.wait(self._rest.until - now)
-            elif not self._topic_id_check or self._has_more or not self._mailbox.wait(_ANSWER_POLL):
+                woken = self._mailbox.wait(self._rest.until - now) or woken
+                if not self._mailbox and self.clock() >= self._rest.until:
+                    self._read(count, 0.0)
+            elif self._topic_id_check and not self._has_more and self._mailbox.wait(_ANSWER_POLL):
                 # The answer about topic ids ends a wait of the mailbox, but not a poll.
+                woken = True
+            else:
                 self._read(count, 0.0 if self._mailbox or self._filling else patience)
         elif all(each.paused for each in self._group.owned.values()):
             # A paused client returns no messages, but ``consume`` runs its callbacks.
@@ -341,11 +347,12 @@ class ClientThread:
             self._group.apply_pauses(self._client, everything, everything)
         elif self._commits.unanswered or waits:
             # The answers to commits do not wake the thread.
-            if not self._mailbox.wait(_ANSWER_POLL) and self._commits.unanswered:
+            woken = self._mailbox.wait(_ANSWER_POLL) or woken
+            if not woken and self._commits.unanswered:
                 self._read(1, 0.0)
         else:
-            self._mailbox.wait(self._idle_since + PAUSE_AFTER - now)
-        self._do_housekeeping()
+            woken = self._mailbox.wait(self._idle_since + PAUSE_AFTER - now) or woken
+        self._do_housekeeping(woken=woken)
 
     def _apply(self, demand: Demand) -> None:
         before, self._applied = self._applied.number, demand
@@ -502,13 +509,17 @@ class ClientThread:
 
     # --- housekeeping
 
-    def _do_housekeeping(self) -> None:
+    def _do_housekeeping(self, *, woken: bool) -> None:
         now = self.clock()
+        due = now >= self._positions_at
+        waits = self._topic_id_check or self._commits.unanswered or self._membership or self.queue_watch
+        if not (woken or due or waits):
+            return
         self._topic_id_check.advance(self._client)
         self._membership.advance(self._client, lambda: self._read(1, 0.0))
         ask = not self.errors.down and self._failure is None
         self.queue_watch.advance(ask=ask)
-        if now >= self._positions_at:
+        if due:
             self._positions_at = now + _HOUSEKEEPING_EVERY
             self.client_log.due()
             self._check_loop()
