@@ -59,7 +59,7 @@ def _turn() -> Generator[None, None, None]:
 
 
 def turn_of_loop() -> Callable[[], Awaitable[None]]:
-    """Return a function whose result, awaited in a task of the running loop, lets all other ready tasks run once.
+    """Return a function whose result, awaited in a task of the running loop, gives the loop one turn.
 
     The await can be cancelled, like ``anyio.lowlevel.checkpoint``, which takes several times as long on asyncio.
     """

@@ -240,6 +240,36 @@ def test_the_buffer_is_bounded_in_rows(tmp_path: Path) -> None:
     assert history.started(message(), NOW) == history.written
 
 
+def test_the_rows_of_long_runs_are_numbered_without_a_gap_and_fill_the_buffer_exactly(tmp_path: Path) -> None:
+    history = opened(tmp_path)
+    history.started(message(), NOW)
+    run = [message(position, b"case-%d" % (position % 7)) for position in range(BUFFER_ROWS + 70)]
+    history.delivered(run, NOW)
+    assert history.written == BUFFER_ROWS + 1, "the buffer of 4,096 rows is written as soon as it is full"
+    elsewhere = [message(position, None, partition=partition(number=1)) for position in range(3)]
+    history.acks([*run, *elsewhere], NOW)
+    rows = written(history)
+    assert [row["n"] for row in rows] == list(range(1, len(rows) + 1))
+    delivered, acked = ([row for row in rows if row["event"] == event] for event in ("delivered", "ack"))
+    assert [row["position"] for row in delivered] == [each.position for each in run]
+    assert [(row["partition"], row["position"], row["key"]) for row in acked] == [
+        *((row["partition"], row["position"], row["key"]) for row in delivered),
+        *(("S/1", position, None) for position in range(3)),
+    ]
+
+
+def test_the_rows_of_a_message_name_its_present_attempt(tmp_path: Path) -> None:
+    history, one = opened(tmp_path), message()
+    history.delivered([one], NOW)
+    for one.attempt in (1, 2):
+        history.started(one, NOW)
+        history.ended(one, "error", NOW, ValueError())
+    history.started(one, NOW)
+    history.ended(one, "ok", NOW)
+    history.acks([one], NOW)
+    assert [row["attempt"] for row in written(history)[1:]] == [1, 1, 1, 2, 2, 2, 2, 2]
+
+
 def test_the_buffer_is_bounded_in_bytes(tmp_path: Path) -> None:
     history = opened(tmp_path)
     huge = message(partition=partition("S" * (BUFFER_BYTES // 10)))

@@ -8,7 +8,7 @@ import math
 import anyio
 import pytest
 
-from lanes.loops import Doorbell
+from lanes.loops import Doorbell, turn_of_loop
 
 LONG = 3_600.0
 
@@ -121,3 +121,26 @@ async def test_a_cancelled_wait_leaves_no_timer(monkeypatch: pytest.MonkeyPatch)
     await asyncio.wait([task])
     (timer,) = timers.handles
     assert timer.cancelled(), "a timer would keep the source of an ended run alive"
+
+
+@pytest.mark.anyio
+async def test_a_turn_of_the_loop_lets_the_other_tasks_run_and_can_be_cancelled() -> None:
+    turn, ran = turn_of_loop(), list[int]()
+
+    async def other(number: int) -> None:
+        ran.append(number)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(3):
+            tasks.start_soon(other, number)
+        assert ran == []
+        await turn()
+        await turn()  # trio may run this task before others of the same turn
+        assert sorted(ran) == [0, 1, 2]
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        # On asyncio the cancellation may arrive one turn after the call.
+        for _ in range(3):
+            await turn()
+        raise AssertionError("a cancelled task goes on")
+    assert scope.cancelled_caught
