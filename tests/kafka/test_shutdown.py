@@ -18,7 +18,7 @@ from lanes.source import Revoking
 from lanes_kafka import KafkaSource
 from lanes_kafka.bridge import Bridge
 from lanes_kafka.client import thread
-from lanes_kafka.client.thread import serve_last_callbacks
+from lanes_kafka.client.last_callbacks import serve_last_callbacks
 from tests.components import wait_until
 from tests.kafka.members import PROTOCOLS
 from tests.kafka.mock_cluster import MockCluster

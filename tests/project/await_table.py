@@ -120,7 +120,7 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "adapters/lanes_kafka/client/thread.py::ClientThread._turn::closing": Shown(
         "tests/kafka/test_shutdown.py::test_a_close_during_a_poll_is_served_at_once"
     ),
-    "adapters/lanes_kafka/client/thread.py::serve_last_callbacks::rebalances": Shown(
+    "adapters/lanes_kafka/client/last_callbacks.py::serve_last_callbacks::rebalances": Shown(
         "tests/kafka/test_shutdown.py::test_a_queued_rebalance_is_served_before_the_client_closes"
     ),
     "adapters/lanes_kafka/source.py::KafkaSource.receive::failure": _ASKED_AGAIN,

@@ -45,6 +45,7 @@ TARGETS: Final = (
             "adapters/lanes_kafka/client/group.py",
             "adapters/lanes_kafka/client/intake.py",
             "adapters/lanes_kafka/client/lag.py",
+            "adapters/lanes_kafka/client/last_callbacks.py",
             "adapters/lanes_kafka/client/mailbox.py",
             "adapters/lanes_kafka/client/membership.py",
             "adapters/lanes_kafka/client/offsets.py",
