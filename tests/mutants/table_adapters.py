@@ -216,7 +216,7 @@ KAFKA: Final = (
     # --- static members
     _kafka(
         "a_static_member_leaves",
-        "client.thread",
+        "client.last_callbacks",
         "        if not static:\n            client.unsubscribe()\n",
         "        client.unsubscribe()\n",
         "a static member that stops leaves its group, and its partitions move",
