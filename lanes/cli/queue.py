@@ -29,6 +29,8 @@ from lanes.queues.widths import Runbook, Survey, grow_steps, refused_removals, s
 _ARRIVALS: Final = 1.0
 """Seconds between the two readings that show whether a producer still writes."""
 
+_NAMED_ONLY: Final = "only the physical queues named by --partition were read"
+
 _NATS_URL: Final = re.compile(r"(nats|tls|wss?)://", re.IGNORECASE)
 
 T = TypeVar("T")
@@ -178,7 +180,7 @@ def grow(
     def act(broker: QueueBroker) -> tuple[Runbook, list[str]]:
         done: list[str] = []
         wanted, runbook = read(broker)
-        if wider := _wider(broker, new, wanted):
+        if wider := _wider(broker, new, names, wanted):
             return runbook._replace(faults=(*runbook.faults, *wider)), done
         if apply and runbook.create:
             done += broker.create(runbook.create, old.names[0])
@@ -189,7 +191,7 @@ def grow(
         return runbook, done
 
     runbook, done = _asked(Where(new, stream, server, config, settings), act)
-    _conclude(runbook, done, runbook.faults, as_json=as_json)
+    _conclude(runbook, done, runbook.faults, names, as_json=as_json)
 
 
 @queue.command()
@@ -230,7 +232,7 @@ def shrink(
         sleep(_ARRIVALS)
         found, wanted, runbook = read(broker, first)
         refused = refused_removals(runbook, removed, found.facts) if apply else []
-        wider = _wider(broker, old, wanted)
+        wider = _wider(broker, old, names, wanted)
         if apply and not refused and not wider:
             if runbook.remove:
                 done += broker.remove(runbook.remove)
@@ -240,7 +242,7 @@ def shrink(
 
     runbook, done, refused = _asked(Where(old, stream, server, config, settings), act)
     faults = [*runbook.faults, *(f"not removed: {each}" for each in refused)]
-    _conclude(runbook, done, faults, as_json=as_json)
+    _conclude(runbook, done, faults, names, as_json=as_json)
 
 
 @queue.command()
@@ -259,12 +261,13 @@ def status(
     """Show topics or subjects of a queue, with lag and members.
 
     Exit status: 0 = all of them exist and no message is stranded, 3 = otherwise. A stranded message waits in a physical
-    queue of a larger number that its group does not read.
+    queue of a larger number that its group does not read. With --partition, the command reads the named physical queues
+    only, because a queue with names of its own has no computed names.
     """
     shown = queue_of(name, partitions, "--partitions", names)
 
     def ask(broker: QueueBroker) -> tuple[str, Sequence[str], Survey]:
-        beyond = names_beyond(shown, broker.names())
+        beyond = _beyond(broker, shown, names)
         return broker.noun, beyond, broker.survey((*shown.names, *beyond))
 
     noun, beyond, found = _asked(Where(shown, stream, server, config, settings), ask)
@@ -294,6 +297,8 @@ def status(
             typer.echo(f"stranded: {number} messages in {each!a}, which group {group!a} does not read")
         for each, number in unclaimed.items():
             typer.echo(f"stranded: {number} messages in {each!a}, in which no group has a position")
+        if names:
+            typer.echo(_NAMED_ONLY)
     raise typer.Exit(EXIT_UNUSABLE if missing or stranded or unclaimed else 0)
 
 
@@ -306,9 +311,17 @@ def _queues(name: str, before: int, after: int, names: Sequence[str]) -> tuple[P
     return queue_of(name, before, "--from", names, part=True), queue_of(name, after, "--to", names, part=True)
 
 
-def _wider(broker: QueueBroker, queue: PartitionedQueue, groups: Sequence[str]) -> list[str]:
+def _beyond(broker: QueueBroker, queue: PartitionedQueue, names: Sequence[str]) -> Sequence[str]:
+    """Return the physical queues of a larger number; none beside ``names``, the names of ``--partition``.
+
+    Beside names of its own, a queue has no computed ones: ``orders__p1`` may then belong to another queue.
+    """
+    return () if names else names_beyond(queue, broker.names())
+
+
+def _wider(broker: QueueBroker, queue: PartitionedQueue, names: Sequence[str], groups: Sequence[str]) -> list[str]:
     """Return the faults of groups that read more physical queues than the command was told."""
-    beyond = names_beyond(queue, broker.names())
+    beyond = _beyond(broker, queue, names)
     return wider_readers(queue, broker.survey(beyond, groups).facts, groups) if beyond and groups else []
 
 
@@ -321,7 +334,9 @@ def _asked(where: Where, ask: Callable[[QueueBroker], T]) -> T:
         stop(printable(str(error)))
 
 
-def _conclude(runbook: Runbook, done: Sequence[str], faults: Sequence[str], *, as_json: bool) -> NoReturn:
+def _conclude(
+    runbook: Runbook, done: Sequence[str], faults: Sequence[str], names: Sequence[str], *, as_json: bool
+) -> NoReturn:
     if as_json:
         document = {"steps": [step._asdict() for step in runbook.steps], "done": done, "faults": faults}
         typer.echo(json.dumps(document, indent=2))
@@ -332,6 +347,8 @@ def _conclude(runbook: Runbook, done: Sequence[str], faults: Sequence[str], *, a
             typer.echo(text)
         for text in faults:
             typer.echo(f"FAULT: {printable(text)}")
+        if names:
+            typer.echo(_NAMED_ONLY)
     raise typer.Exit(EXIT_UNUSABLE if faults else 0)
 
 

@@ -302,7 +302,9 @@ def failure(code: int) -> KafkaException:
     return KafkaException(KafkaError(code))
 
 
-def test_the_state_has_topics_of_any_former_number(topic: MakeTopic, lanes_queue: Command) -> None:
+def test_the_state_has_topics_of_any_former_number_unless_the_topics_are_named(
+    topic: MakeTopic, lanes_queue: Command
+) -> None:
     first = topic(1)
     retired = Topic(first.url, f"{first.name}__p15", 1)
     retired.create()
@@ -312,6 +314,9 @@ def test_the_state_has_topics_of_any_former_number(topic: MakeTopic, lanes_queue
         assert producer.flush(30) == 0
         status, said = lanes_queue("status", first.name, "--partitions", "1", "--json", "--server", first.url)
         assert (status, json.loads(said)["stranded"]) == (3, [{"topic": retired.name, "group": None, "messages": 1}])
+        status, said = lanes_queue("status", first.name, "--partition", first.name, "--server", first.url)
+        assert (status, retired.name in said) == (0, False)
+        assert said.splitlines()[-1] == "only the physical queues named by --partition were read"
     finally:
         retired.delete()
 
