@@ -97,6 +97,14 @@ def test_a_token_repeats_a_run_of_the_jetstream_adapter(adapter: JetStreamAdapte
     assert first.run.digest == second.run.digest
 
 
+def test_a_slow_processor_is_no_late_loss(adapter: JetStreamAdapter) -> None:
+    # Soon after the freeze, time jumps by half a second while the tasks of the member are ready.
+    token = '["jetstream",3305,[[55,"freeze",5.0,2],[67,"cut_off",1.35,4]],null,false,false]'
+    made = run_schedule(schedule_of(token), adapter)
+    assert made.run.findings == {}
+    assert (made.run.happened["fault: freeze"], made.run.happened["lost"]) == (1, 2)
+
+
 def test_a_run_leaves_clocks_and_client_as_they_were(adapter: JetStreamAdapter) -> None:
     def used() -> list[object]:
         return [time.monotonic, time.time, os.urandom, vars(nats.aio.client)["TcpTransport"]]

@@ -75,6 +75,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     Attributes:
         guests: Idents of threads that call the loop only while the thread of the loop waits for them.
+        jumps: Times before and after each jump that the chooser made while tasks were ready, in order.
     """
 
     _closed: bool
@@ -88,6 +89,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self.digest = 0
         self.failure: BaseException | None = None
         self.guests: set[int] = set()
+        self.jumps: list[tuple[float, float]] = []
         self._ending = False
         self.scopes: Iterator[int] = itertools.count()
         self.hashed: Iterator[int] = itertools.count()
@@ -268,6 +270,8 @@ class SimLoop(asyncio.BaseEventLoop):
                 raise self._end(Deadlock(self._deadlock()))
             if not moves:
                 return True
+            if self._tasks:
+                self.jumps.append((self._now, when))
             self._now = when
             self._callback_turns = 0
             if not self._ending:
@@ -276,6 +280,10 @@ class SimLoop(asyncio.BaseEventLoop):
         if when <= self._now:
             self._callbacks.extend(self._timers.due(self._now))
         return True
+
+    def slow_since(self, since: float) -> float:
+        """Seconds since a time in which tasks were ready and took no step, because the chooser let time jump."""
+        return sum(after - max(before, since) for before, after in self.jumps if after > since)
 
     # --- groups
 

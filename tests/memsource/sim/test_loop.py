@@ -168,6 +168,19 @@ def test_time_may_jump_while_tasks_are_ready() -> None:
     assert not run(main, 1.1, chooser=Sparse(Schedule((), (5,)))).result
 
 
+def test_the_loop_tells_how_long_a_slow_processor_has_delayed_ready_tasks() -> None:
+    async def main() -> tuple[float, float, float]:
+        loop = current()
+        await asyncio.sleep(2)
+        loop.call_later(0.8, int)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return loop.slow_since(0), loop.slow_since(2.5), loop.slow_since(loop.time())
+
+    assert run(main, chooser=Fifo()).result == (0, 0, 0)
+    assert run(main, chooser=Sparse(Schedule((), (5,)))).result == pytest.approx((0.8, 0.3, 0))
+
+
 def test_no_jump_is_chosen_without_a_timer_or_a_ready_task() -> None:
     turns: list[int] = []
 

@@ -12,6 +12,7 @@ from lanes_jetstream.cohort.lease_store import bucket_name
 from memsource.jetstream.server.bucket import BucketStream
 from memsource.jetstream.server.server import NatsServer
 from memsource.jetstream.server.stream import MessageStream
+from memsource.sim.loop.event_loop import current
 from memsource.sim.world.worker import Worker
 from tests.simulated.jetstream.member import STREAM, SimulatedMember
 
@@ -106,9 +107,12 @@ class Ownership:
         """Judge a loss. Without a freeze, a member learns of the end of its lease in time, and keeps it until then."""
         worker = self._host.worker(member.member)
         assert worker is not None, "a member is the source of a process"
-        late = self._host.now - max(partition.deadline, worker.frozen_until)
-        # The results of a drained partition count no more, so its loss is not urgent.
-        if late > _LATE and not worker.gone and partition.id.number not in member.leaving:
+        since = max(partition.deadline, worker.frozen_until)
+        late = self._host.now - since
+        # A slow processor delays a member like a freeze. The results of a drained partition count no more, so its loss
+        # is not urgent.
+        excused = worker.gone or partition.id.number in member.leaving
+        if late - current().slow_since(since) > _LATE and not excused:
             self._host.find("LossInTime", f"{member.member} learns {late:g} s late that {partition.id} is lost")
         bucket, number, token = self._host.server.api.buckets.get(KEPT), partition.id.number, partition.fencing_token
         if late < -_SURELY and bucket is not None and number not in self.deleted:
