@@ -224,8 +224,15 @@ class Topics:
         self._next, self._given_up_at = now + ASK_EVERY, now + _GIVEN_UP_AFTER
         self._begun += 1
         self._asked = self.admin.describe_topics(TopicCollection(list(self.names)), request_timeout=_TIMEOUT)
-        for future in self._asked.values():
-            future.add_done_callback(lambda _: self.wake())
+        asked = self._asked
+
+        def arrived(_: object) -> None:
+            # Each topic has its own future, and ``poll`` needs all of them: one wake-up for the last one is enough.
+            if all(each.done() for each in asked.values()):
+                self.wake()
+
+        for future in asked.values():
+            future.add_done_callback(arrived)
 
     def _take(self) -> bool:
         futures, self._asked = self._asked, {}
