@@ -167,6 +167,7 @@ class NatsServer:
         up: Whether the server runs.
         leaderless: Streams and buckets without a leader, with the time at which they have a leader again.
         denied: Patterns of subjects to which no client may publish.
+        acknowledged: Consumers and sequences of the messages of which a consumer has read an acknowledgement.
     """
 
     def __init__(
@@ -187,6 +188,7 @@ class NatsServer:
         self._loses = loses
         self._on_denied = on_denied
         self.denied: list[str] = []
+        self.acknowledged: set[tuple[str, int]] = set()
         self._connections = 0
         self._later: list[tuple[float, int, Callable[[float], None]]] = []
         self._scheduled = 0
@@ -330,6 +332,7 @@ class NatsServer:
             return
         sequence, body = int(words[5]), command.payload
         if body in (b"+ACK", b""):
+            self.acknowledged.add((consumer.name, sequence))
             stream.ack(consumer, sequence, now)
         elif body == b"+WPI":
             consumer.data.extend(sequence, now)

@@ -90,6 +90,9 @@ that it runs."""
 _ENDLESS: Final = 3600.0
 """An ack_wait that no run outlasts. The server redelivers nothing in time, so a lost message must be noticed."""
 
+_NAME: Final = "work"
+"""Name of the durable."""
+
 _PULL: Final = "$JS.API.CONSUMER.MSG.NEXT."
 _CONSUMER: Final = "$JS.API.CONSUMER."
 _ACK: Final = "$JS.ACK."
@@ -285,7 +288,7 @@ class JetStreamBroker(KeepsDeadLetters):
     def source(self, member: str, clock: Clock = monotonic) -> SimulatedMember:
         arguments: dict[str, Any] = {"ack_wait": self._ack_wait}
         if self._durable:
-            arguments |= {"durable": "work", "takeover": self._takeover, "acks": self._acks}
+            arguments |= {"durable": _NAME, "takeover": self._takeover, "acks": self._acks}
             arguments["shared"] = self._use == "shared"
         else:
             arguments["cohort"] = Cohort("orders", member=member, **self._cohort)
@@ -334,7 +337,15 @@ class JetStreamBroker(KeepsDeadLetters):
         self._world.find(check, what)
 
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
-        """Do nothing, because a settlement does not promise that the server has received it."""
+        """Judge that the server has read each acknowledgement that it has confirmed to a source, if a source waits."""
+        if not self._durable or self._acks != "confirmed":
+            # A settlement does not promise that the server has received it.
+            return
+        for message in (each for settlement in settlements for each in settlement.messages):
+            # A redelivery during the settlement has replaced the token, but not the position.
+            if (_NAME, message.position) not in self.server.acknowledged:
+                what = f"{GROUP.get()} has a confirmation for {message.partition.id} position {message.position}"
+                self.find("ConfirmedIsRead", f"{what}, whose acknowledgement no consumer has read")
 
     def judge_gap(self, pulls: PullRequests, text: str) -> None:
         """Judge the report of a missing delivery."""
