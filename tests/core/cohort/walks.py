@@ -45,6 +45,9 @@ _PATIENCE: Final = 12
 _AROUND: Final = (0.9, 1.1)
 """Factors of a lease: a fault ends shortly before the end of a lease, or shortly after it."""
 
+_WAITED_FOR: Final = (0.0, 0.0, MARGIN / 2, 1.5 * MARGIN, TTL / 2)
+"""Seconds that a member waits for an answer before it gives the request up."""
+
 _LEASES: Final = ((), (), (TTL, TTL * 2, TTL / 2), (TTL / 2, TTL * 3, TTL))
 
 
@@ -67,6 +70,8 @@ class Walk:
 
     def __init__(self, seed: int, retention: str, machine: NewMachine = LeaseMachine, members: int = 2) -> None:
         rng = self.random = Random(f"{retention} {seed}")
+        # A generator of its own, so that a walk has the same events whether its members wait or not.
+        self.patience = Random(f"patience of {retention} {seed}")
         self.world = World(retention, machine, members, leases=rng.choice(_LEASES)[:members])
         self.focus = rng.choice(PHASES) if rng.random() < 0.7 else None
         self.faults = rng.choice([0, 1, 2, 3, 4] if self.focus is None else [3, 5, 8])
@@ -268,6 +273,7 @@ class Walk:
             kind = "reply lost"
         if not member.cut and (kind == "request lost" or kind == "reply lost"):
             self.note(member, kind)
+        world.elapse(self.patience.choice(_WAITED_FOR))
         world.answer(member, unknown=True, late=kind == "late")
 
     def away(self, number: int, kind: FaultKind) -> None:
