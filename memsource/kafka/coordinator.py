@@ -237,6 +237,7 @@ class Coordinator:
     def isolate(self, client: Client, until: float) -> None:
         """Let no request of a client arrive, and no heartbeat, until the time ``until``. The process keeps running."""
         if until > self.now and not client.crashed and not client.closed:
+            client.deaf = False
             if client.isolated_since is None:
                 client.isolated_since, client.isolated_until = self.now, until
             client.isolated_until = max(until, client.isolated_until)
@@ -333,11 +334,13 @@ class Coordinator:
     def _thaw(self, client: Client) -> None:
         client.frozen_until = None
         if not self.knows(client) and not client.rejoining:
+            is_reached = client.isolated_since is None
             self.isolate(client, self.now + self.settings.deaf)
+            client.deaf = is_reached and client.isolated_since is not None
         self._speak(client)
 
     def _reconnect(self, client: Client) -> None:
-        client.isolated_since, client.isolated_until = None, NEVER
+        client.isolated_since, client.isolated_until, client.deaf = None, NEVER, False
         self._speak(client)
 
     def _stop(self, client: Client) -> None:

@@ -64,6 +64,12 @@ _STATIC: Final = 0.2
 _LAGS: Final = 0.12
 """Share of the runs in which commits arrive after their timeout."""
 
+_DEAFENS: Final = 0.5
+"""Share of the runs with long freezes in which a client gets no answer after a freeze."""
+
+_FORGETS: Final = 0.1
+"""Share of the runs in which clients forget questions."""
+
 _POLLS: Final = 0.1
 """Share of the runs with a ``max.poll.interval.ms`` that is hardly longer than the longest drain."""
 
@@ -91,6 +97,9 @@ class KafkaAdapter:
             drawn = replace(drawn, deploys=rng.choice(["stop", "stop", "kill"]))
         self._extras = replace(self._extras, lags=rng.random() < _LAGS)
         self._extras = replace(self._extras, polls=rng.random() < _POLLS)
+        self._extras = replace(self._extras, forgets=rng.random() < _FORGETS)
+        if self._extras.wakes:
+            self._extras = replace(self._extras, deafens=rng.random() < _DEAFENS)
         if self._extras.polls:
             self._extras = replace(self._extras, cuts_drains=True)
             drawn = replace(drawn, settings=replace(drawn.settings, drain_timeout=4.0))

@@ -119,7 +119,8 @@ class SimulatedAdmin:
                 else:
                     future.set_result(value)
 
-        self._link.send(name, performed, answered, timeout)
+        if not self._broker.events.forgets(self._member):
+            self._link.send(name, performed, answered, timeout)
         return futures
 
 

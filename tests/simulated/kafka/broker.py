@@ -68,6 +68,9 @@ _IMPOSSIBLE: Final[Impossible] = {
 
 _STRATEGIES: Final = {"eager": "range", "cooperative": "cooperative-sticky"}
 
+_DEAF_FOR: Final = 8.0
+"""Seconds for which a client that was removed during a freeze gets no answer, longer than a session."""
+
 _SHORT_POLLS: Final = 24.5
 """Seconds between two polls, of which 0.8 are for a drain: hardly more than the longest one, with its commits."""
 
@@ -113,6 +116,8 @@ class SimulatedKafka(KafkaBroker):
             max_poll_interval=rng.choice([30.0, 60.0, 300.0]),
             prefetch=rng.choice([3, 100]),
         )
+        if extras is not None and extras.deafens:
+            settings = replace(settings, deaf=_DEAF_FOR)
         if extras is not None and extras.polls:
             settings = replace(settings, max_poll_interval=_SHORT_POLLS)
         super().__init__(
@@ -370,6 +375,9 @@ class SimulatedKafka(KafkaBroker):
         if "group.instance.id" in str(error):
             # The session of a process that has crashed is not over.
             return True
+        if self.events.extras.polls and "assigning partitions failed" in str(error):
+            # The network has cut the member off in its assignment, for longer than it may ask for its positions.
+            return True
         if self.events.recreated and ("was deleted" in str(error) or "out of range" in str(error)):
             return True
         named = "AUTHORIZATION_FAILED" in str(error) or "this user may not" in str(error)
@@ -494,9 +502,9 @@ class SimulatedKafka(KafkaBroker):
 
     # --- for links
 
-    def reachable(self, client: Client) -> bool:
-        """Whether requests of a client arrive now."""
-        return self.up and client.isolated_since is None
+    def reachable(self, client: Client, *, own: bool) -> bool:
+        """Whether requests of a client arrive now; with ``own`` those of its own connection to the coordinator."""
+        return self.up and (client.isolated_since is None or (client.deaf and not own))
 
     # --- for clients
 

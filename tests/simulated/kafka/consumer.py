@@ -6,7 +6,8 @@ The calls run in a stepped thread. A call that waits for the broker pauses the t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import (
@@ -20,7 +21,8 @@ from confluent_kafka import (
 )
 
 from lanes.core.types import PartitionId
-from lanes_kafka.client.group import Assignment, Group
+from lanes.source import Lost, SourceEvent
+from lanes_kafka.client.group import OF_POLL_INTERVAL, Assignment, Group
 from memsource.adapters.choices import Phase
 from memsource.adapters.threads import SteppedThread, pause, stepped
 from memsource.kafka.client import Callback, Client, ClientPartition, Commit, KafkaFailure
@@ -60,7 +62,7 @@ class SimulatedConsumer:
     def __init__(self, broker: SimulatedKafka, client: Client, settings: dict[str, Any]) -> None:
         self.client = client
         self._broker = broker
-        self._link = Link(broker, client)
+        self._link = Link(broker, client, own=True)
         self._settings = settings
         self._on_commit: Callable[..., object] = settings["on_commit"]
         self._on_error: Callable[[KafkaError], object] = settings["error_cb"]
@@ -173,6 +175,7 @@ class SimulatedConsumer:
         """Serve callbacks, and return at most this number of messages, possibly fewer than there are."""
         thread = self._thread = stepped()
         assert thread is not None, "only the thread of the adapter reads"
+        self._check_read()
         if self._quiet % _QUIET_STEPS == 0:
             self._broker.world.step(self.client.name, "consume", self.phase)
             thread.pause()
@@ -390,11 +393,14 @@ class SimulatedConsumer:
         places = [self._place(number) for number in callback.partitions]
         if callback.kind == "revoke":
             self._broker.events.on_drain(self.client)
+        elif callback.kind == "assign":
+            self._broker.events.on_assign(self.client)
         before = set(self._assigned)
         begun, self._unbounded = self._now(), 0.0
         self._callback = callback.kind
         try:
-            self._callbacks[callback.kind](self, places)
+            with self._judged_losses():
+                self._callbacks[callback.kind](self, places)
         finally:
             self._callback = ""
         limit = self._broker.settings.max_poll_interval
@@ -416,6 +422,33 @@ class SimulatedConsumer:
             for number in callback.partitions:
                 self._broker.release(self.client, number, self._now())
         self._learn()
+
+    @contextmanager
+    def _judged_losses(self) -> Iterator[None]:
+        """Judge that a revoke gives up no unreleased partition before its time."""
+        group = getattr(self._callbacks.get("revoke"), "__self__", None)
+        if self._callback != "revoke" or not isinstance(group, Group):
+            yield
+            return
+        deliver, until = group.deliver, self._now() + OF_POLL_INTERVAL * group.config.max_poll_interval
+
+        def judged(events: Sequence[SourceEvent]) -> None:
+            for event in events:
+                if (
+                    isinstance(event, Lost)
+                    and event.reason.startswith("it was not released")
+                    and self._now() < until
+                    and not group.closing
+                ):
+                    what = f"{self.client.name} gives up {event.partition.id} {until - self._now():g} s too early"
+                    self._broker.world.find("RevokesWait", what)
+            deliver(events)
+
+        group.deliver = judged
+        try:
+            yield
+        finally:
+            group.deliver = deliver
 
     def _leave(self) -> None:
         """Give all partitions up, and leave the group."""
@@ -442,6 +475,17 @@ class SimulatedConsumer:
         """The assignments in the adapter's view; None if the callbacks are not those of ``lanes_kafka``."""
         group = getattr(self._callbacks.get("assign"), "__self__", None)
         return group.owned if isinstance(group, Group) else None
+
+    def _check_read(self) -> None:
+        """Check that the client reads, or has paused, every partition that the adapter owns and has not released."""
+        group = getattr(self._callbacks.get("assign"), "__self__", None)
+        if not isinstance(group, Group) or group.closing:
+            # The last calls of a client that closes only serve its callbacks.
+            return
+        owned = [each for each in group.owned.values() if not each.released]
+        unread = [str(each.partition.id) for each in owned if each.partition.id.number not in self._assigned]
+        if unread:
+            self._broker.world.find("OwnedAreRead", f"{self.client.name} owns {unread}, which its client does not read")
 
     def _check_owned(self, numbers: Sequence[int]) -> None:
         """Check that the adapter owns the partitions that it commits."""
@@ -495,7 +539,7 @@ class SimulatedConsumer:
             if left > 1 and broker.rng.random() < 0.2:
                 left = broker.rng.randint(1, left)
             records = broker.fetch(self.client, number, left, _ALL)
-            if broker.reachable(self.client) and number not in self.client.paused:
+            if broker.reachable(self.client, own=True) and number not in self.client.paused:
                 self._ends[number] = broker.bound(number, True)
             found += [self._message(record) for record in records]
             self._delivered[number] += [(record.position, self._now()) for record in records]
@@ -518,7 +562,7 @@ class SimulatedConsumer:
         """Whether the client sends a fetch for a partition now."""
         broker, owned = self._broker, self.client.partitions[number]
         return (
-            broker.reachable(self.client)
+            broker.reachable(self.client, own=True)
             and self.client.running
             and number not in self.client.paused
             and not owned.revoking

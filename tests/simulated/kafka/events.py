@@ -42,6 +42,11 @@ _DRAINS_CUT_OFF: Final = 0.5
 _CUT_OFF_FOR: Final = (3.0, 6.5, 12.0)
 """Share of the drains of such a run in which the member is cut off, and the seconds."""
 
+_STARTS_CUT_OFF: Final = 0.3
+_UNSTARTED_FOR: Final = (6.5, 25.0, 45.0)
+"""Share of the assignments of a run with short polls in which the member is cut off, and the seconds, of which the last
+ones are longer than the time between two polls."""
+
 _FREEZES: Final = 2
 _FROZEN_WITHIN: Final = 25.0
 _BEYOND: Final = (0.05, 0.5, 0.5, 2.5, 4.5)
@@ -75,6 +80,9 @@ _STRAYS_LEADERLESS: Final = 0.5
 _LEADERLESS: Final = (0.5, 3.0, 8.0)
 """Share of the deleted positions after which nobody tells the bounds of logs, and the seconds."""
 
+_FORGETS: Final = 0.1
+"""Share of the questions of such a run that end neither with an answer nor with an error."""
+
 _EXTRA: Final = 0.6
 """Share of the callbacks of a run with extra events that are such events."""
 
@@ -93,6 +101,9 @@ class Extras:
         lags: Whether commits arrive after their timeout, and their repetitions are lost.
         static: Whether the members are static: each process has the instance id of a process that has ended before.
         polls: Whether the time between two polls is hardly longer than the longest drain.
+        deafens: Whether a client that was removed during a freeze gets no answer for a while, as over a connection that
+            a router has dropped.
+        forgets: Whether clients forget questions, which then end neither with an answer nor with an error.
     """
 
     retains: bool = False
@@ -104,6 +115,8 @@ class Extras:
     static: bool = False
     lags: bool = False
     polls: bool = False
+    deafens: bool = False
+    forgets: bool = False
 
 
 class Events:
@@ -184,6 +197,12 @@ class Events:
         if self.extras.cuts_drains and world.faulty and rng.random() < _DRAINS_CUT_OFF:
             self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
 
+    def on_assign(self, client: Client) -> None:
+        """Cut off a client whose assignment begins, in some cases of some runs."""
+        world, rng = self._broker.world, self._rng
+        if self.extras.polls and world.faulty and rng.random() < _STARTS_CUT_OFF:
+            self._broker.isolate(client.name, world.now + rng.choice(_UNSTARTED_FOR), world.now)
+
     def on_members_asked(self, member: str) -> None:
         """Freeze a member beyond its session, in some cases, while the answer about the group is on its way to it."""
         if self.extras.wakes and self._broker.world.faulty and self._rng.random() < _FREEZES_AGAIN:
@@ -210,6 +229,13 @@ class Events:
         late = rng.choice(_LAGS_FOR)
         self._late[client.name] = world.now, world.now + late
         return Choice("delay", late)
+
+    def forgets(self, member: str) -> bool:
+        """Whether a client of a member that has joined forgets a question that it sends now."""
+        if not self.extras.forgets or not self._broker.world.faulty:
+            return False
+        consumer = self._broker.consumers.get(member)
+        return consumer is not None and consumer.running and self._rng.random() < _FORGETS
 
     def on_stray(self) -> None:
         """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""

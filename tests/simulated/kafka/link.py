@@ -38,8 +38,8 @@ class Host(Protocol):
     world: AdapterWorld
     loop: SimLoop
 
-    def reachable(self, client: Client) -> bool:
-        """Whether requests of a client arrive now."""
+    def reachable(self, client: Client, *, own: bool) -> bool:
+        """Whether requests of a client arrive now; with ``own`` those of its own connection to the coordinator."""
 
     def phase(self, member: str) -> Phase:
         """The present activity of a member."""
@@ -63,10 +63,17 @@ class _Request:
 
 
 class Link:
-    """One connection. A delayed request delays the requests after it."""
+    """One connection. A delayed request delays the requests after it.
 
-    def __init__(self, host: Host, client: Client) -> None:
+    Args:
+        host: The broker.
+        client: The client as data.
+        own: Whether the client itself has this connection, and not another client of its process.
+    """
+
+    def __init__(self, host: Host, client: Client, *, own: bool = False) -> None:
         self._host = host
+        self._own = own
         self._client = client
         self._queue: deque[_Request] = deque()
         self._armed = math.inf
@@ -149,7 +156,7 @@ class Link:
                 # After a timeout the client uses a new connection.
                 self._queue.popleft()
                 continue
-            if not self._host.reachable(self._client):
+            if not self._host.reachable(self._client, own=self._own):
                 self._arm(now + RETRY)
                 return
             self._queue.popleft()
