@@ -8,6 +8,7 @@ from tests.mutants import Mutant
 from tests.mutants.table_adapters import ADAPTERS
 from tests.mutants.table_cohort import COHORT
 from tests.mutants.table_combined import COMBINED
+from tests.mutants.table_dependent import DEPENDENT
 from tests.mutants.table_runtime import RUNTIME
 from tests.mutants.table_widths import WIDTHS
 
@@ -408,5 +409,15 @@ _OWNERSHIP: Final = (
 
 MUTANTS: Final = {
     mutant.name: mutant
-    for mutant in _ORDER + _RETRY + _SETTLING + _BOUNDS + _OWNERSHIP + RUNTIME + COMBINED + COHORT + ADAPTERS + WIDTHS
+    for mutant in _ORDER
+    + _RETRY
+    + _SETTLING
+    + _BOUNDS
+    + _OWNERSHIP
+    + RUNTIME
+    + COMBINED
+    + COHORT
+    + ADAPTERS
+    + DEPENDENT
+    + WIDTHS
 }

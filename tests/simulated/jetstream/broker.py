@@ -1,4 +1,7 @@
-"""The broker of a run: a simulated nats-server, its network, and the members with the real sources."""
+"""The broker of a run: a simulated nats-server, its network, and the members with the real sources.
+
+This file is longer than most, because faults, requests and judgements share the settings that a run draws.
+"""
 
 from __future__ import annotations
 
