@@ -171,6 +171,25 @@ _JETSTREAM: Final = (
         "PerKeyOrder",
         first=23,
     ),
+    _jetstream(
+        "js_a_leaderless_durable_is_asked_once",
+        "cohort.watch",
+        "                    await asyncio.sleep(_RETRY_DELAY)\n                    continue\n",
+        "                    return\n",
+        "a partition whose durable has no leader when the member asks rests for ever",
+        "CaughtUp",
+        first=2,
+    ),
+    Mutant(
+        "js_actions_outlast_the_lease",
+        "lanes.cohort.keeper",
+        "            patience = wait if 0 < wait < math.inf else math.inf\n",
+        "            patience = math.inf\n",
+        "a request without an answer delays the news that the lease has ended",
+        "jetstream_adapter",
+        ("LossInTime",),
+        first=13,
+    ),
 )
 
 DEPENDENT: Final = (*_KAFKA, *_JETSTREAM)
