@@ -228,12 +228,14 @@ class LeaseKeeper:
         machine = self.machine
         while not (over() and machine.idle):
             self.alarm.arm()
-            self._checkpoint_due()
             action = machine.next(self._clock(), self._nonce())
             self._pass_on()
             if over() and machine.idle:
                 return
             if isinstance(action, Wait):
+                # Deletions and listings come first: a server slower than the pace would let checkpoints starve them.
+                if self._checkpoint_due():
+                    continue
                 if await self.alarm.wait(min(action.until, self._drain_by, self._checkpoint_at)):
                     machine.hinted(self._clock())
                 if self._clock() >= self._drain_by:
@@ -289,7 +291,7 @@ class LeaseKeeper:
             return Overlapping if error.nonce is None else Taken(error.nonce)
         return None
 
-    def _checkpoint_due(self) -> None:
+    def _checkpoint_due(self) -> bool:
         """Give the machine the ledger whose checkpoint is due. The machine writes it after the action under way."""
         now = self._clock()
         if self._ledger is not None and now >= self._checkpoint_at:
@@ -297,6 +299,8 @@ class LeaseKeeper:
             self._forget_checkpoint()
             if done is not None:
                 self.machine.checkpoint(done, now)
+                return True
+        return False
 
     def _forget_checkpoint(self) -> None:
         if self._ledger is not None:

@@ -38,6 +38,9 @@ TTL_LEAST: Final = 3
 _DIGITS: Final = 20
 """Maximum number of digits of a sequence."""
 
+HINTED: Final = (f"{LEASE_PREFIX}>", f"{MEMBER_PREFIX}>", f"{DRAIN_PREFIX}>", PLAN_KEY)
+"""Patterns of the keys that ``Membership.hint`` needs. No member waits for a state, which is written often."""
+
 _PAUSE: Final = 0.1
 """Seconds after which a request without an answer is repeated."""
 

@@ -304,6 +304,24 @@ def test_a_checkpoint_is_made_once_at_the_pace_of_the_member() -> None:
     virtual(test)
 
 
+def test_a_due_checkpoint_lets_deletions_go_first() -> None:
+    """A server that is slower than the pace would otherwise get checkpoints alone."""
+
+    async def test() -> None:
+        machine, backend = Machine(DeleteConsumer(6, 0), DeleteConsumer(6, 1)), Backend(0.1, 0.1)
+        post = Post(machine, backend)
+        async with anyio.create_task_group() as tasks:
+            post.keeper.checkpoint_soon(0, lambda: DONE)
+            tasks.start_soon(post.keeper.serve, lambda: False)
+            await anyio.sleep(1.0)
+            tasks.cancel_scope.cancel()
+        assert [name for name, *_ in backend.asked] == ["delete", "delete"]
+        (written,) = [each for each in machine.told if each[0] == "checkpoint"]
+        assert written[2] >= 0.2
+
+    virtual(test)
+
+
 @pytest.mark.parametrize(
     ("event", "written"),
     [

@@ -18,8 +18,8 @@ class OnDemand:
 
     Args:
         start: Function that starts the server, blocks until the server answers, and returns its description, which can
-            be pickled. The first request calls the function once, on the thread. A `ComponentError` is the answer to
-            all requests.
+            be pickled. The first request calls the function once, on the thread. An error is the answer to all
+            requests, as a `ComponentError`.
     """
 
     def __init__(self, start: Callable[[], Any]) -> None:
@@ -60,6 +60,8 @@ class OnDemand:
             return self._start()
         except ComponentError as error:
             return error
+        except Exception as error:
+            return ComponentError(f"the start failed with {error!r}")
 
 
 def ask(address: str) -> Any:

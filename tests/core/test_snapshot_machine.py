@@ -65,7 +65,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> in
 KNOWN = {
     Partition: "aside assignment budget commits completed deadline dirty draining fencing_token finished floor id "
     "incarnation ledger live reader recalled resettle steady tails unended",
-    Message: "attempt broken data key lane next ordinal partition position raw received size state token",
+    Message: "attempt broken data key lane next ordinal partition position raw received row size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     PartitionCommits: "_count _sent changes confirmed confirmed_ordinal finished not_before over sending since",

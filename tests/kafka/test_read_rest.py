@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from queue import Empty
+from typing import Any
 
 import pytest
 
@@ -58,6 +59,26 @@ def test_a_command_ends_the_wait_of_a_rest_and_not_the_rest(reading: Stand, monk
     reading.forget()
     monkeypatch.setattr(reading.queue, "empty", lambda: True)  # the command arrives during the wait
     committing(reading, 7)
+    reading.turn()
+    assert reading.client.consumed == [] and reading.client.commits == [(0, 7, True)]
+
+
+def test_a_command_that_outlasts_a_rest_is_followed_by_no_read_of_the_former_credit(
+    reading: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading.demand(2, messages=1_000)
+    reading.client.answers = [raws(0, 5), [], raws(0, 6), []]
+    reading.turn(2)
+    reading.forget()
+    monkeypatch.setattr(reading.queue, "empty", lambda: True)  # the command arrives during the wait
+    committing(reading, 7)
+    get = reading.queue.get
+
+    def slow(timeout: float) -> Any:
+        reading.now += 2 * REST
+        return get(timeout)
+
+    monkeypatch.setattr(reading.queue, "get", slow)
     reading.turn()
     assert reading.client.consumed == [] and reading.client.commits == [(0, 7, True)]
 

@@ -43,17 +43,31 @@ def test_the_first_request_starts_the_server_and_all_requests_have_one_answer(te
         ask(server.address)
 
 
-def test_each_request_for_a_server_that_does_not_start_gets_its_error(temporary: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MissingComponent("Kafka needs Java"), r"^Kafka needs Java$"),
+        (OSError(28, "No space left on device"), r"^the start failed with OSError\(28, 'No space left on device'\)$"),
+        (RuntimeError("no memory"), r"^the start failed with RuntimeError\('no memory'\)$"),
+    ],
+)
+def test_each_request_for_a_server_that_does_not_start_gets_its_error(
+    error: Exception, said: str, temporary: Path
+) -> None:
+    started: list[str] = []
+
     def start() -> None:
-        raise MissingComponent("Kafka needs Java")
+        started.append("once")
+        raise error
 
     server = OnDemand(start)
     try:
         for _ in range(2):
-            with pytest.raises(MissingComponent, match=r"^Kafka needs Java$"):
+            with pytest.raises(ComponentError, match=said):
                 ask(server.address)
     finally:
         server.close()
+    assert started == ["once"]
 
 
 def test_a_process_that_ends_before_its_answer_disturbs_no_other_process(temporary: Path) -> None:

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import nats.errors
@@ -115,16 +115,17 @@ class JetStreamLeaseStore:
         with self._connection.api_errors(f"bucket {self._bucket!r}"):
             return await self._find_or_make(START_PATIENCE)
 
-    async def watch(self, changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each key that a client is about to write. A call is a hint, and may be lost.
+    async def watch(self, patterns: Sequence[str], changed: Callable[[str], None]) -> None:
+        """Call ``changed`` with each key of these patterns that a client is about to write.
 
-        The watch ends with the connection, or with ``aclose``.
+        A call is a hint, and may be lost. The watch ends with the connection, or with ``aclose``.
         """
 
         async def receive(message: Msg) -> None:
             changed(message.subject.removeprefix(self._subjects))
 
-        self._watches.append(await self._connection.client.subscribe(f"{self._subjects}>", cb=receive))
+        for pattern in patterns:
+            self._watches.append(await self._connection.client.subscribe(f"{self._subjects}{pattern}", cb=receive))
 
     async def aclose(self) -> None:
         """End the watches. The bucket remains, and the connection stays open. Idempotent."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 import nats.errors
 
 from lanes.clock import monotonic
-from lanes.cohort.membership import Membership
+from lanes.cohort.membership import HINTED, Membership
 from lanes.cohort.owned import OwnedPartitions
 from lanes.core.cohort.actions import LeaseOwned
 from lanes.core.cohort.checkpoint_pace import DEFAULT_INTERVAL
@@ -182,7 +182,7 @@ class CohortSource:
         )
         membership = self._partitions.membership
         membership.checkpoint_within(self._checkpoint_within)
-        await found.store.watch(membership.hint)
+        await found.store.watch(HINTED, membership.hint)
         self._opened.push_async_callback(self._cohort_watch.stop)
         self._membership_task = asyncio.create_task(membership.run())
         self._opened.push_async_callback(self._stop_membership, self._membership_task)

@@ -326,8 +326,10 @@ class ClientThread:
                 self._idle_since = now
                 self._group.apply_pauses(self._client, demand.client_paused, demand.paused)
             if now < self._rest.until:
-                woken = self._mailbox.wait(self._rest.until - now) or woken
-                if not self._mailbox and self.clock() >= self._rest.until:
+                if self._mailbox.wait(self._rest.until - now):
+                    # The next turn computes the number of messages again, because the command may have used credit.
+                    woken = True
+                elif not self._mailbox and self.clock() >= self._rest.until:
                     self._read(count, 0.0)
             elif self._topic_id_check and not self._has_more and self._mailbox.wait(_ANSWER_POLL):
                 # The answer about topic ids ends a wait of the mailbox, but not a poll.

@@ -16,7 +16,7 @@ PROMPT: Final = 1 / 20
 
 WRITE_PACE: Final = 20e-3
 """Seconds between two writes of a partition for each partition that waits for a write. A write costs about 0.6 ms of
-CPU, so all writes cost about 3 % of a CPU."""
+CPU, so all writes cost about 3 % of a CPU, unless the interval makes the pace shorter."""
 
 MESSAGE_PACE: Final = 60e-6
 """Seconds between two writes for each outstanding message of their ledgers, because a write lists these messages."""

@@ -15,6 +15,7 @@ from nats.aio.client import Client
 
 import lanes
 from lanes.cohort.leases import Conflict, Entry, LeaseStore, UnknownResult
+from lanes.cohort.membership import HINTED
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.wire.connection import Connection
 from memsource.contract.leases import LEASE_CHECKS, LeaseCheck
@@ -145,8 +146,9 @@ async def test_each_write_sends_a_hint(client: Client, bucket: str) -> None:
         keys.append(key)
         heard.set()
 
-    await store.watch(changed)
+    await store.watch(HINTED, changed)
     await client.flush()
+    await store.write("s.17", b"1", revision=0)
     await store.write("l.17", b"1", revision=0, ttl=5)
     with anyio.fail_after(10):
         await heard.wait()

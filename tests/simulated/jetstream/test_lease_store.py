@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from lanes import ConfigError, SourceError
 from lanes.clock import monotonic
 from lanes.cohort.leases import Conflict, Entry, LeaseStore, UnknownResult
+from lanes.cohort.membership import HINTED
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.wire.connection import Connection
 from memsource.contract.leases import LEASE_CHECKS, LeaseCheck
@@ -525,7 +526,8 @@ def test_writes_use_the_prefix_of_a_domain() -> None:
 def test_each_write_sends_a_hint_until_the_store_is_closed() -> None:
     async def scene(stage: Stage) -> None:
         store, keys = await opened(stage), list[str]()
-        await store.watch(keys.append)
+        await store.watch(HINTED, keys.append)
+        await store.write("s.17", b"1", revision=0)
         await store.write("l.17", b"1", revision=0)
         assert keys == ["l.17"]
         await store.aclose()
@@ -535,7 +537,7 @@ def test_each_write_sends_a_hint_until_the_store_is_closed() -> None:
         assert stage.server.sessions[0].hears(f"{KEYS}l.1") == []
         client = await stage.connect()
         closed = store_of(stage, client)
-        await closed.watch(keys.append)
+        await closed.watch(HINTED, keys.append)
         await client.close()
         await closed.aclose()
 
