@@ -13,6 +13,9 @@ from lanes.errors import ConfigError, LanesError, SourceError
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
+_IDLE_IN_TRANSACTION: Final = "25P03"
+"""The server has ended the session of a process that was frozen in a transaction, so nothing was committed."""
+
 _REFUSED: Final = re.compile(
     "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
     '|(database|role) ".*" does not exist'
@@ -53,7 +56,7 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     if state is None:
         # An error without a state is the client's own: the connection is lost, or the client was misused.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
-    return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES)
+    return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES or state == _IDLE_IN_TRANSACTION)
 
 
 def not_connected(error: psycopg.Error, where: str) -> LanesError:

@@ -34,7 +34,9 @@ _READ: Final[LiteralString] = (
 )
 # A server that loses confirmed commits in a crash would give the same epoch twice. The transaction of a frozen handler
 # may hold the row for hours, and the claims of other partitions would wait for this one.
-_CLAIMS: Final[LiteralString] = "SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
+# A member that is frozen before its COMMIT would keep the rows too, also those of partitions that others want to own.
+_STORES: Final[LiteralString] = "SET LOCAL idle_in_transaction_session_timeout TO '5s'"
+_CLAIMS: Final[LiteralString] = _STORES + "; SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
 _CLAIM: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_states (" + _KEY + ", floor) VALUES (%s, %s, %s, %s, %s) "
     "ON CONFLICT (" + _KEY + ") DO UPDATE SET epoch = DEFAULT RETURNING epoch, floor, completed::text"
@@ -193,6 +195,7 @@ class PostgresStates:
         return State(epoch, floor, runs_of(completed))
 
     def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
+        yield Statement(_STORES.encode())
         # One order of the rows for all transactions makes deadlocks unlikely.
         order = sorted(range(len(changes)), key=lambda index: changes[index].key)
         found = yield self._statement([changes[index] for index in order])

@@ -12,8 +12,12 @@ import pytest
 from psycopg_pool import AsyncConnectionPool
 
 from lanes import ConfigError, PartitionId, SourceError
-from lanes.ownership import Fenced, State, StateChange, StateKey
+from lanes.errors import is_retryable
+from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked
 from lanes_postgres import PostgresStates
+from lanes_postgres import states as states_module
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.steps import perform_async
 from memsource.contract.states import (
     KEY,
     STATE_CHECKS,
@@ -97,6 +101,34 @@ async def test_the_effect_of_a_former_owner_rolls_back(pool: AsyncConnectionPool
     await handle(current, 0)
     assert effects.all() == [0]
     assert (await states.read([KEY]))[KEY].floor == 1
+
+
+async def test_an_owner_that_is_frozen_in_a_store_keeps_no_row(
+    pool: AsyncConnectionPool, effects: Effects, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server ends its transaction, although its connection is alive."""
+    monkeypatch.setattr(states_module, "_STORES", states_module._STORES.replace("'5s'", "'100ms'"))
+    states = PostgresStates(pool.connection, schema=effects.schema)
+    former = await states.claim(KEY, 0)
+    frozen = PostgresStates(pool.connection, schema=effects.schema)
+    async with await psycopg.AsyncConnection.connect(effects.url) as connection:
+        await perform_async(connection, frozen._storing([StateChange(KEY, former._replace(floor=3))]), "store")
+        with pytest.raises(StateLocked):
+            await states.claim(KEY, 0)
+        with anyio.fail_after(10):
+            while (state := await claimed(states)) is None:
+                await anyio.sleep(0.01)
+        assert state.floor == 0
+        with pytest.raises(psycopg.Error) as ended:
+            await connection.commit()
+        assert is_retryable(lanes_error("store", ended.value), unknown=False)
+
+
+async def claimed(states: PostgresStates) -> State | None:
+    try:
+        return await states.claim(KEY, 0)
+    except StateLocked:
+        return None
 
 
 async def test_epochs_never_repeat_after_a_deletion(pool: AsyncConnectionPool, effects: Effects) -> None:
