@@ -36,12 +36,13 @@ def proxies(postgres: PostgresServer) -> Iterator[Proxies]:
 
         def start(mode: Mode) -> PgBouncer:
             if mode not in started:
-                proxy = started[mode] = PgBouncer(postgres, mode)
+                proxy = PgBouncer(postgres, mode)
                 stopping.callback(proxy.stop)
                 try:
                     proxy.start()
                 except MissingComponent as missing:
                     skip_or_fail(missing)
+                started[mode] = proxy
             return started[mode]
 
         yield start
