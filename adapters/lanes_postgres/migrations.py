@@ -28,22 +28,35 @@ _CREATE_TABLE: Final[LiteralString] = (
     "applied timestamptz NOT NULL DEFAULT now())"
 )
 _VERSION: Final[LiteralString] = "SELECT max(version) FROM {schema}.lanes_migrations"
-# A transaction of a user may lock the tables in any order. A wait that is shorter than deadlock_timeout (1 s) ends a
-# deadlock before the server ends that transaction, and lets the transactions that wait for the tables go on.
+# A transaction of a user may lock the tables in any order. A try that is shorter than deadlock_timeout (1 s) ends a
+# deadlock before the server ends that transaction, and lets the transactions that wait for the tables go on. The bound
+# is one for all tables, because the first lock of a try is held until its end.
 _LOCK_TABLES: Final[LiteralString] = """DO $do$
 DECLARE
     begun CONSTANT timestamptz := clock_timestamp();
-    tables text;
+    former CONSTANT text := current_setting('lock_timeout');
+    tables text[];
+    place text;
+    try_end timestamptz;
+    milliseconds integer;
 BEGIN
-    SELECT string_agg(format('%I.%I', current_schema(), relname), ', ' ORDER BY relname) INTO tables FROM pg_class
+    SELECT array_agg(format('%I.%I', current_schema(), relname) ORDER BY relname) INTO tables FROM pg_class
         WHERE relnamespace = current_schema()::regnamespace AND relkind = 'r' AND relname LIKE 'lanes\\_%'
         AND relname <> 'lanes_migrations';
     LOOP
         BEGIN
-            SET LOCAL lock_timeout TO '300ms';
-            EXECUTE 'LOCK TABLE ' || tables || ' IN ACCESS EXCLUSIVE MODE';
+            try_end := clock_timestamp() + interval '300 ms';
+            FOREACH place IN ARRAY tables LOOP
+                milliseconds := ceil(1000 * extract(epoch FROM try_end - clock_timestamp()));
+                IF milliseconds <= 0 THEN
+                    RAISE lock_not_available;
+                END IF;
+                PERFORM set_config('lock_timeout', milliseconds::text, true);
+                EXECUTE 'LOCK TABLE ' || place || ' IN ACCESS EXCLUSIVE MODE';
+            END LOOP;
+            PERFORM set_config('lock_timeout', former, true);
             EXIT;
-        EXCEPTION WHEN lock_not_available THEN
+        EXCEPTION WHEN lock_not_available OR deadlock_detected THEN
             IF clock_timestamp() > begun + interval '60 s' THEN
                 RAISE EXCEPTION 'other transactions have used the tables for 60 s; end them, and migrate again'
                     USING ERRCODE = 'lock_not_available';

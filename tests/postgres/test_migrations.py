@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -60,21 +61,31 @@ def test_concurrent_migrations_wait_for_each_other(postgres: PostgresServer, sch
     assert sorted(results) == [[]] * 5 + [ALL]
 
 
-def test_an_update_beside_an_open_append_ends_no_transaction(
-    postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Transactions lock the tables in any order. The update gives its locks back before the server finds a deadlock."""
+def _migrate_to_5(server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.migrations()
     monkeypatch.setattr(migrations, "migrations", lambda: known[:5])
-    with psycopg.connect(postgres.url) as connection:
+    with psycopg.connect(server.url) as connection:
         migrate(connection, schema=schema)
     monkeypatch.undo()
+
+
+@pytest.mark.parametrize("deadlock_timeout", ["1s", "150ms"])
+def test_an_update_beside_an_open_append_ends_no_transaction(
+    postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, deadlock_timeout: str
+) -> None:
+    """Transactions lock the tables in any order. The update gives its locks back before the server finds a deadlock.
+
+    If the server finds it in the update first, that try has failed too.
+    """
+    _migrate_to_5(postgres, schema, monkeypatch)
     tables = [sql.Identifier(schema, name) for name in ("lanes_logs", "lanes_log_messages")]
     with (
         psycopg.connect(postgres.url) as append,
         psycopg.connect(postgres.url) as update,
         ThreadPoolExecutor(1) as pool,
     ):
+        update.execute(f"SET deadlock_timeout = '{deadlock_timeout}'")
+        update.commit()
         append.execute(sql.SQL("SELECT FROM {}").format(tables[0]))
         updated = pool.submit(migrate, update, schema=schema)
         wait_until(lambda: _waits(postgres, update), "the update to wait for the transaction")
@@ -83,14 +94,62 @@ def test_an_update_beside_an_open_append_ends_no_transaction(
         assert updated.result() == ALL[5:]
 
 
+def test_an_update_that_waits_for_several_transactions_ends_none(
+    postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waits of a try for one table after the other are together shorter than the time to find a deadlock."""
+    _migrate_to_5(postgres, schema, monkeypatch)
+    names = [
+        name
+        for (name,) in _rows(
+            postgres,
+            "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r' "
+            "AND relname <> 'lanes_migrations' ORDER BY relname",
+            schema,
+        )
+    ]
+    lock = [sql.SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(sql.Identifier(schema, name)) for name in names]
+    with (
+        psycopg.connect(postgres.url) as first,
+        psycopg.connect(postgres.url) as second,
+        psycopg.connect(postgres.url) as append,
+        psycopg.connect(postgres.url) as update,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        append.execute("SET deadlock_timeout = '700ms'")
+        first.execute(lock[1])
+        second.execute(lock[2])
+        append.execute(lock[3])
+        updated = pool.submit(migrate, update, schema=schema)
+        wait_until(lambda: _waits(postgres, update), "the update to wait for the first transaction")
+        ends = [threading.Timer(0.25, first.rollback), threading.Timer(0.5, second.rollback)]
+        for end in ends:
+            end.start()
+        append.execute(lock[0])
+        append.commit()
+        assert updated.result() == ALL[5:]
+        for end in ends:
+            end.join()
+
+
+def test_an_update_keeps_the_lock_timeout_of_its_connection(
+    connection: psycopg.Connection, postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _migrate_to_5(postgres, schema, monkeypatch)
+    seen = b"CREATE TABLE seen AS SELECT current_setting('lock_timeout') AS timeout"
+    known = [*migrations.migrations(), Migration(len(ALL) + 1, "seen", seen)]
+    monkeypatch.setattr(migrations, "migrations", lambda: known)
+    connection.execute("SET lock_timeout = '7s'")
+    connection.commit()
+    migrate(connection, schema=schema)
+    found = connection.execute(sql.SQL("SELECT timeout FROM {}.seen").format(sql.Identifier(schema)))
+    assert found.fetchone() == ("7s",)
+
+
 def test_an_update_names_the_transactions_that_it_waited_for(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = migrations.migrations()
-    monkeypatch.setattr(migrations, "migrations", lambda: known[:5])
-    with psycopg.connect(postgres.url) as connection:
-        migrate(connection, schema=schema)
-    monkeypatch.undo()
+    _migrate_to_5(postgres, schema, monkeypatch)
     monkeypatch.setattr(
         migrations, "_LOCK_TABLES", migrations._LOCK_TABLES.replace("interval '60 s'", "interval '0 s'")
     )
@@ -104,9 +163,13 @@ def test_an_update_names_the_transactions_that_it_waited_for(
 
 
 def _waits(server: PostgresServer, connection: psycopg.Connection) -> bool:
+    waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
+    return _rows(server, waiting, connection.info.backend_pid) == [(True,)]
+
+
+def _rows(server: PostgresServer, query: LiteralString, parameter: object) -> list[Any]:
     with psycopg.connect(server.url) as other:
-        waiting = "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)"
-        return other.execute(waiting, (connection.info.backend_pid,)).fetchone() == (True,)
+        return other.execute(query, (parameter,)).fetchall()
 
 
 def test_an_existing_schema_is_used(connection: psycopg.Connection, schema: str) -> None:
