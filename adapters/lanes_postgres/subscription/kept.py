@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import shlex
@@ -13,7 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
 from lanes.clock import monotonic
-from lanes.dead_letter import printable
+from lanes.dead_letter import described, printable
 from lanes.source import KeptLog
 from lanes_postgres.log.reading import LogTables
 from lanes_postgres.steps import compose, compose_names
@@ -25,6 +26,9 @@ LIMIT: Final = 1 << 30
 
 _EVERY: Final = 10.0
 """Seconds between two looks."""
+
+_READ_FOR: Final = 5.0
+"""Seconds for which the store of the user may read the positions."""
 
 # A partition without a state begins at its start. Messages that a trim has deleted are not kept. Positions in a store
 # of the user are known to the members of their subscription only, which pass them.
@@ -85,20 +89,62 @@ class KeptWatch:
     def __post_init__(self) -> None:
         self._looked_at = -math.inf
         self._raised = False
+        self._reading: asyncio.Task[Sequence[int] | None] | None = None
+        self._failed = False
 
     async def look(self, connection: AsyncConnection[Any]) -> None:
-        """Look if it is time. Raises the errors of psycopg, and those of the store of the user."""
-        now = monotonic()
-        if now < self._looked_at + _EVERY:
-            return
-        self._looked_at = now
+        """Look if it is time. Never waits for the store of the user. Raises the errors of psycopg."""
+        positions: Sequence[int] | None = []
+        if self._reading is not None:
+            if not self._reading.done():
+                return
+            positions = None if self._reading.cancelled() else self._reading.result()
+            self._reading = None
+        else:
+            now = monotonic()
+            if now < self._looked_at + _EVERY:
+                return
+            self._looked_at = now
+            if self.floors is not None:
+                # A later look takes the positions, so that a slow store does not delay the messages.
+                self._reading = asyncio.create_task(self._read(self.floors))
+                return
+        if positions is not None:
+            await self._count(connection, positions)
+
+    async def aclose(self) -> None:
+        """End a read of the store of the user. Idempotent."""
+        reading, self._reading = self._reading, None
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+    async def _read(self, floors: Callable[[], Awaitable[Sequence[int]]]) -> Sequence[int] | None:
+        """Return the positions in the store of the user; None = the read failed, which is logged once."""
+        try:
+            async with asyncio.timeout(_READ_FOR):
+                positions = await floors()
+        except Exception as error:
+            if not self._failed:
+                log.warning(
+                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted: %s",
+                    self.name,
+                    self.log_name,
+                    described(error),
+                )
+            self._failed = True
+            return None
+        self._failed = False
+        return positions
+
+    async def _count(self, connection: AsyncConnection[Any], positions: Sequence[int]) -> None:
         wanted = {
             "log": self.tables.log,
             "partitions": self.tables.partitions,
             "name": self.log_name,
             "incarnation": self.incarnation,
             "subscription": self.subscription,
-            "floors": [] if self.floors is None else list(await self.floors()),
+            "floors": list(positions),
         }
         async with connection.cursor(row_factory=tuple_row) as cursor:
             slowest = await (await cursor.execute(compose(_LAGS, self.tables.schema), wanted)).fetchone()

@@ -178,6 +178,7 @@ class PostgresSource:
         self._locking = asyncio.create_task(self._locks.run())
         self._opened.push_async_callback(_end, self._locking)
         self._locking.add_done_callback(lambda _: self._arrived.set())
+        self._opened.push_async_callback(self._visitor.kept.aclose)
         self._opened.push_async_callback(self._visitor.leave)
         visiting = asyncio.create_task(self._visitor.run())
         self._visiting = visiting

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -12,6 +13,7 @@ import pytest
 
 from lanes import Consumer, Message, Settings
 from lanes.errors import ConfigError
+from lanes.ownership import State, StateKey
 from lanes_postgres import PostgresSource
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
@@ -111,6 +113,66 @@ async def test_positions_in_a_store_of_the_user_raise_no_false_alarm(four: Logs)
     # A start with the store of the schema makes the positions known again.
     async with consuming(member(four, "own"), Seen()) as consumer:
         await until(lambda: keeps(consumer, "own", 0))
+
+
+class Faulty(MemoryStates):
+    """Positions whose reads wait for an event, or fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = 0
+        self.go_on: anyio.Event | None = None
+        self.error: Exception | None = None
+
+    async def read(self, keys: Sequence[StateKey]) -> Mapping[StateKey, State]:
+        self.reads += 1
+        if self.go_on is not None:
+            await self.go_on.wait()
+        if self.error is not None:
+            raise self.error
+        return await super().read(keys)
+
+
+async def test_a_store_of_the_user_whose_reads_hang_or_fail_delays_no_message(
+    four: Logs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states, seen = Faulty(), Seen()
+
+    async def reads(number: int) -> None:
+        number += states.reads
+        await until(lambda: states.reads >= number)
+
+    async with consuming(member(four, "own", states=states, poll_interval=0.01), seen) as consumer:
+        await until(lambda: keeps(consumer, "own", 0))
+        states.go_on = anyio.Event()
+        await reads(1)
+        before = states.reads
+        for number in range(8):
+            four.commit("x", key=str(number))
+        await until(lambda: len(seen.values) == 8)
+        # The messages have passed a read that has not ended.
+        assert states.reads == before and keeps(consumer, "own", 0)
+        states.go_on.set()
+        states.go_on = None
+        await reads(2)
+        await until(lambda: keeps(consumer, "own", 0))
+        monkeypatch.setattr(kept, "_READ_FOR", 0.01)
+        states.go_on = anyio.Event()
+        await reads(3)
+        (line,) = [each for each in caplog.messages if "states=" in each]
+        assert line.endswith(
+            "a read of your states= failed, so the kept bytes of log orders are not counted: TimeoutError"
+        )
+        assert keeps(consumer, "own", 0)
+        monkeypatch.setattr(kept, "_READ_FOR", 60.0)
+        states.go_on = None
+        await reads(3)
+        states.error = OSError("away")
+        await reads(3)
+        assert [each.rpartition(": ")[2] for each in caplog.messages if "states=" in each] == ["TimeoutError", "away"]
+        # A consumer ends also while its store reads.
+        states.go_on = anyio.Event()
+        await reads(1)
 
 
 async def never(message: Message) -> None:
