@@ -29,7 +29,10 @@ _MOST_PARTITIONS: Final = 65_536
 _NAME_LIMIT: Final = 200
 
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
-_IS_OVER: Final[LiteralString] = "SELECT to_regclass(%s) IS NOT DISTINCT FROM to_regclass(%s)"
+# A name without a schema may be found on no other search_path than that of the session that made the log.
+_IS_OVER: Final[LiteralString] = (
+    "SELECT to_regclass(%s) IS NULL OR to_regclass(%s) IS NOT DISTINCT FROM to_regclass(%s)"
+)
 # A snapshot of the whole transaction would miss a log that was created while the transaction waited for the other one.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CREATE: Final[LiteralString] = (
@@ -291,11 +294,11 @@ class Log:
                 )
             facts = self._same(LogFacts(*found))
             if self._over is not None:
-                is_over = yield Statement(_IS_OVER.encode(), (self._over.table, facts.relation))
+                table = self._over.table
+                is_over = yield Statement(_IS_OVER.encode(), (table, table, facts.relation))
                 if is_over != (True,):
                     raise ConfigError(
-                        f"{self._where()} reads the table {facts.relation}, and not {self._over.table}; use another "
-                        "name="
+                        f"{self._where()} reads the table {facts.relation}, and not {table}; use another name="
                     )
             self._facts = facts
         return self._facts

@@ -4,6 +4,7 @@ ALTER TABLE lanes_subscriptions ADD COLUMN own_states boolean NOT NULL DEFAULT f
 DO $do$
 DECLARE
     log_id integer;
+    owner name;
 BEGIN
     -- A superuser that has set a role hides the type of its process, so a worker is known by its subscription.
     EXECUTE format(
@@ -40,9 +41,16 @@ BEGIN
         $create$,
         current_schema()
     );
-    -- A trigger fires without a right on its function. With the right, any user could forge tickets.
-    FOR log_id IN SELECT id FROM lanes_logs WHERE relation IS NOT NULL LOOP
+    -- A trigger fires without a right on its function. With the right, any user could forge tickets. The owner of the
+    -- table may insert rows anyway, and needs the right to add a partition, which copies the trigger.
+    FOR log_id, owner IN
+        SELECT id, pg_get_userbyid(relowner) FROM lanes_logs LEFT JOIN pg_class ON pg_class.oid = to_regclass(relation)
+        WHERE relation IS NOT NULL
+    LOOP
         EXECUTE format('REVOKE EXECUTE ON FUNCTION %I.lanes_log_ticket_%s() FROM PUBLIC', current_schema(), log_id);
+        IF owner IS NOT NULL THEN
+            EXECUTE format('GRANT EXECUTE ON FUNCTION %I.lanes_log_ticket_%s() TO %I', current_schema(), log_id, owner);
+        END IF;
     END LOOP;
 END
 $do$;
@@ -78,6 +86,7 @@ DECLARE
     here CONSTANT text := current_schema();
     found lanes_logs;
     relation_name text;
+    owner name;
     column_name name;
     column_type regtype;
     id_number smallint;
@@ -90,7 +99,7 @@ BEGIN
     END IF;
     -- Two calls at once would replace the same function and view. Each later statement sees what the first call made.
     PERFORM pg_advisory_xact_lock(hashtextextended('lanes_log_over', 'lanes_logs'::regclass::oid::bigint));
-    SELECT format('%I.%I', nspname, relname) INTO relation_name
+    SELECT format('%I.%I', nspname, relname), pg_get_userbyid(relowner) INTO relation_name, owner
         FROM pg_class JOIN pg_namespace AS space ON space.oid = relnamespace WHERE pg_class.oid = of_table;
     FOREACH column_name IN ARRAY ARRAY[id, key, value, "time", subject, headers] LOOP
         IF column_name IS NOT NULL AND lanes_log_type(of_table, column_name) IS NULL THEN
@@ -166,6 +175,7 @@ BEGIN
         here, found.id, place, id
     );
     EXECUTE format('REVOKE EXECUTE ON FUNCTION %I.lanes_log_ticket_%s() FROM PUBLIC', here, found.id);
+    EXECUTE format('GRANT EXECUTE ON FUNCTION %I.lanes_log_ticket_%s() TO %I', here, found.id, owner);
     IF NOT EXISTS (SELECT FROM pg_trigger WHERE tgrelid = of_table AND tgname = 'lanes_log_ticket') THEN
         EXECUTE format(
             'CREATE CONSTRAINT TRIGGER lanes_log_ticket AFTER INSERT ON %s DEFERRABLE INITIALLY DEFERRED '

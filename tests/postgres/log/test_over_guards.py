@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from lanes import Consumer, Message
 from lanes.errors import ConfigError
-from lanes_postgres import Log, PostgresSource
+from lanes_postgres import Log, PostgresSource, migrate, migrations
 from tests.components import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.postgres.log.test_over import COLUMNS, Outbox
@@ -31,7 +33,7 @@ def clerk(outbox: Outbox) -> Iterator[str]:
     outbox.execute(f"CREATE ROLE {name} LOGIN")
     outbox.execute(f"GRANT USAGE ON SCHEMA {outbox.schema} TO {name}")
     yield name
-    outbox.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+    outbox.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
 
 
 async def ignore(message: Message) -> None: ...
@@ -145,6 +147,37 @@ def test_no_user_forges_a_message_of_a_table(outbox: Outbox, clerk: str) -> None
             )
 
 
+def test_the_owner_of_a_partitioned_table_adds_partitions(
+    outbox: Outbox, clerk: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new partition copies the trigger, which needs a right of the user on its function."""
+    outbox.execute(f"DROP SCHEMA {outbox.schema} CASCADE; CREATE SCHEMA {outbox.schema}")
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:8])
+    with psycopg.connect(outbox.url) as connection:
+        migrate(connection, schema=outbox.schema)
+    monkeypatch.undo()
+    outbox.execute(
+        f"CREATE TABLE {outbox.table} (id bigint PRIMARY KEY, customer text, payload jsonb, kind text, extra jsonb, "
+        "created timestamptz NOT NULL DEFAULT now()) PARTITION BY RANGE (id)"
+    )
+    outbox.execute(f"GRANT ALL ON SCHEMA {outbox.schema} TO {clerk}; ALTER TABLE {outbox.table} OWNER TO {clerk}")
+    outbox.create()
+    with psycopg.connect(outbox.url.replace("lanes@", f"{clerk}@"), autocommit=True) as owner:
+        for number, step in enumerate(("before", "migrate", "create")):
+            if step == "migrate":
+                with psycopg.connect(outbox.url) as connection:
+                    assert migrate(connection, schema=outbox.schema) == ["log_guards_over"]
+            elif step == "create":
+                outbox.create()
+            owner.execute(
+                f"CREATE TABLE {outbox.table}_{number} PARTITION OF {outbox.table} "
+                f"FOR VALUES FROM ({number}) TO ({number + 1})"
+            )
+            owner.execute(f"INSERT INTO {outbox.table} (id, customer, payload) VALUES ({number}, 'ann', '1')")
+    assert outbox.execute(f"SELECT batch FROM {outbox.schema}.lanes_log_pending ORDER BY 1") == [(0,), (1,), (2,)]
+
+
 def test_a_grant_on_all_tables_of_the_schema_gives_no_right_to_write_the_rows(outbox: Outbox, clerk: str) -> None:
     outbox.execute(f"ALTER TABLE {outbox.table} SET SCHEMA public")
     try:
@@ -162,6 +195,24 @@ def test_a_grant_on_all_tables_of_the_schema_gives_no_right_to_write_the_rows(ou
                 connection.execute(f"DELETE FROM {view}")
     finally:
         outbox.execute(f"DROP TABLE {outbox.table} CASCADE")
+
+
+async def test_a_name_without_a_schema_means_the_table_of_the_log(outbox: Outbox) -> None:
+    """Another session may have another search_path, on which the name is missing, or is another table."""
+    over = partial(Log.over, "outbox", columns=COLUMNS, name="outbox", schema=outbox.schema)
+    with psycopg.connect(outbox.url) as connection:
+        connection.execute(f"SET search_path TO {outbox.schema}")
+        connection.commit()
+        over().create(connection)
+    outbox.log, seen = over(), Seen()
+    async with consuming(outbox.source(), seen):
+        outbox.commit("ann", 1)
+        await until(lambda: seen.values == ["1"])
+    outbox.execute(f"CREATE SCHEMA {outbox.schema}_2; CREATE TABLE {outbox.schema}_2.outbox ()")
+    outbox.log = over()
+    outbox.url = make_conninfo(outbox.url, options=f"-csearch_path={outbox.schema}_2")
+    with pytest.raises(ConfigError, match=r"reads the table .*\.outbox, and not outbox; use another name="):
+        await Consumer(outbox.source(), ignore).run()
 
 
 async def test_a_row_security_that_hides_rows_is_refused(outbox: Outbox, clerk: str) -> None:
