@@ -400,9 +400,10 @@ class Visitor:
         except StateLocked as error:
             self._leave_for_later(number, error)
             return False
+        # No transaction holds the state any more, or another member has the lock.
+        self._locked.pop(number, None)
         if acquired is None:
             return False
-        self._locked.pop(number, None)
         held, state = acquired
         partition = Partition(
             PartitionId(self.log_name, number),
@@ -429,9 +430,10 @@ class Visitor:
 
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
         """Leave a partition whose state a transaction holds, each time for longer. The other partitions go on."""
-        pause = self._locked[number] = min(2 * self._locked.get(number, _COOL / 2), _LONGEST_COOL)
+        former = self._locked.get(number, _COOL / 2)
+        pause = self._locked[number] = min(2 * former, _LONGEST_COOL)
         self._cool[number] = monotonic() + pause
-        if pause == _TOLD:
+        if former < _TOLD <= pause:
             log.warning(
                 "%s: partition %d has no owner, because a former owner is frozen in a transaction: %s; end its session "
                 "by pg_terminate_backend, and set idle_in_transaction_session_timeout",

@@ -355,11 +355,26 @@ async def test_lost_lock_fences_late_store(logs: Logs) -> None:
     assert seen.values == ["1", "2", "1", "2"]
 
 
+@asynccontextmanager
+async def holding(logs: Logs, partition: int) -> AsyncIterator[None]:
+    """The lock of a partition, held by another member."""
+    locks, name = AdvisoryLocks(logs.url), visitor.lock_name(logs.schema, "orders", "billing", partition)
+    await locks.open()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(locks.run)
+        with anyio.fail_after(20):
+            while await locks.try_acquire(name, lambda: None) is None:
+                await anyio.sleep(0.01)
+        yield
+        tasks.cancel_scope.cancel()
+    await locks.aclose()
+
+
 async def test_a_frozen_transaction_holds_up_only_its_own_partition(
     four: Logs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A handler that is frozen in its transaction has the row of its partition. Its successor goes on with the rest."""
-    for name, seconds in (("_COOL", 0.05), ("_TOLD", 0.1), ("_LONGEST_COOL", 0.1)):
+    for name, seconds in (("_COOL", 0.05), ("_TOLD", 0.08), ("_LONGEST_COOL", 0.1)):
         monkeypatch.setattr(visitor, name, seconds)
     for number in range(8):
         four.commit(str(number), key=str(number))
@@ -372,9 +387,15 @@ async def test_a_frozen_transaction_holds_up_only_its_own_partition(
     with four.connect() as frozen:
         lock = four.query("SELECT FROM {}.lanes_states WHERE partition = %s FOR NO KEY UPDATE")
         frozen.execute(lock, (partition,))
-        async with consuming(member(four), seen) as consumer:
+        source = member(four)
+        async with consuming(source, seen) as consumer:
             await until(lambda: set(seen.values) == others)
-            await until(lambda: "a former owner is frozen in a transaction" in caplog.text)
+            await until(lambda: caplog.text.count("a former owner is frozen in a transaction") == 1)
+            assert partition in source._visitor._locked
+            # While another member has the lock, this one does not know who holds the state.
+            async with holding(four, partition):
+                await until(lambda: partition not in source._visitor._locked)
+            await until(lambda: caplog.text.count("a former owner is frozen in a transaction") == 2)
             assert f"orders/{partition}" not in consumer.status().floors
             frozen.rollback()
             await until(lambda: len(seen.values) == 8)
