@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lanes.clock import monotonic
@@ -64,8 +65,9 @@ class Owned:
 
     def stored(self, state: State) -> None:
         """Record that the position was stored."""
-        before = self.partition.floor, list(self.partition.completed)
-        self.settled = self.settled or (state.floor, list(state.completed)) != before
+        # One set of finished messages may come in several forms, because runs may touch.
+        before = _finished(self.partition.floor or 0, self.partition.completed)
+        self.settled = self.settled or _finished(state.floor, state.completed) > before
         self.floor = max(self.floor, state.floor)
 
     def got_on(self) -> bool:
@@ -88,3 +90,8 @@ class Owned:
             run.append(Message(self.partition, stored.position, stored.key, length, stored, None))
             size += length
         return Delivered(self.partition, run, size) if run else None
+
+
+def _finished(floor: int, completed: Sequence[tuple[int, int]]) -> int:
+    """Return a number that rises with each finished position."""
+    return floor + sum(end - start for start, end in completed)

@@ -180,12 +180,23 @@ class Visitor:
         if self._end(owned):
             # The lock may be free already, so the lease has ended.
             owned.partition.deadline = min(owned.partition.deadline, monotonic())
-            self._events.append(Lost(owned.partition, reason))
+            if not self._forget_assigned(owned.partition):
+                self._events.append(Lost(owned.partition, reason))
             log.warning("%s: partition %d is lost: %s", self.name, owned.number, reason)
             task = asyncio.ensure_future(owned.held.release())
             self._releasing.add(task)
             task.add_done_callback(self._releasing.discard)
             self._released(owned)
+
+    def _forget_assigned(self, partition: Partition) -> bool:
+        """Remove the events of a partition if its assignment is among them, and return whether it is.
+
+        After a freeze, a new owner may have been assigned a higher epoch before this assignment is told.
+        """
+        told = Assigned(partition) not in self._events
+        if not told:
+            self._events = [each for each in self._events if getattr(each, "partition", None) is not partition]
+        return not told
 
     async def release(self, owned: Owned) -> None:
         """Release the lock of a drained partition. Idempotent."""
