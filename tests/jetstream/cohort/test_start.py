@@ -79,7 +79,7 @@ async def test_the_start_of_later_members_is_only_logged(
 async def test_a_member_that_does_not_join_leaves_no_subscription(
     cohort_stream: CohortStream, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    async def watch(store: JetStreamLeaseStore, changed: object) -> None:
+    async def watch(store: JetStreamLeaseStore, patterns: object, changed: object) -> None:
         if fails:
             raise nats.errors.TimeoutError
         await anyio.sleep_forever()
