@@ -115,7 +115,9 @@ class Ownership:
         if late - current().slow_since(since) > _LATE and not excused:
             self._host.find("LossInTime", f"{member.member} learns {late:g} s late that {partition.id} is lost")
         bucket, number, token = self._host.server.api.buckets.get(KEPT), partition.id.number, partition.fencing_token
-        if late < -_SURELY and bucket is not None and number not in self.deleted:
+        # A second freeze may begin in the moment in which the first one ends, which makes no loss early.
+        early = partition.deadline - self._host.now
+        if early > _SURELY and bucket is not None and number not in self.deleted:
             names = [EpochName.parse(NAMESPACE, name) for name in self._host.stream.consumers]
             there = any(each is not None and each[:2] == (number, token) for each in names)
             if there and self._holds(member.member, partition, bucket):
