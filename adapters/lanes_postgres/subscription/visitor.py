@@ -193,10 +193,10 @@ class Visitor:
 
         After a freeze, a new owner may have been assigned a higher epoch before this assignment is told.
         """
-        told = Assigned(partition) not in self._events
-        if not told:
-            self._events = [each for each in self._events if getattr(each, "partition", None) is not partition]
-        return not told
+        if Assigned(partition) not in self._events:
+            return False
+        self._events = [each for each in self._events if getattr(each, "partition", None) is not partition]
+        return True
 
     async def release(self, owned: Owned) -> None:
         """Release the lock of a drained partition. Idempotent."""
