@@ -1,4 +1,4 @@
-"""A dead letter is read as it was written, and reading any other headers gives a dead letter or MessageError."""
+"""Reading returns the written dead letter; any other headers give a dead letter or MessageError."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEAD_LETTERS = st.builds(
 
 
 class Reader:
-    """Reader of messages that are a body and headers."""
+    """Reader of messages with a body and headers."""
 
     def value(self, raw: object) -> bytes:
         return raw[0] if isinstance(raw, tuple) else b""

@@ -1,4 +1,4 @@
-"""A target under a coverage-guided fuzzer: atheris makes the bytes, and Hypothesis makes examples from the bytes.
+"""The coverage-guided attack on a target: Hypothesis makes examples from the bytes of the fuzzer atheris.
 
 The fuzzer needs the package atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS``
 runs the fuzzer in a process of its own, because the fuzzer never returns. Hypothesis's database keeps the failing
@@ -69,7 +69,7 @@ def main(name: str, seconds: str) -> None:
 
 
 def _corpus(name: str) -> Path:
-    """Return the folder of the fuzzer's inputs, with seeds, because few bytes are too short for an example."""
+    """Return the folder of the fuzzer's inputs, filled with seeds that are long enough for an example."""
     corpus = CACHE / name
     corpus.mkdir(parents=True, exist_ok=True)
     for number in range(SEEDS):

@@ -49,7 +49,7 @@ def check_said(at: object, kind: object, target: object, amount: object) -> None
 
 
 def check_shrunk(plan: Plan, chance: int) -> None:
-    """Shrink a failing plan, and check that without any of its remaining parts it would not fail."""
+    """Shrink a failing plan, and check that each remaining part is necessary for the failure."""
 
     def fails(tried: Plan) -> bool:
         return tried == plan or zlib.crc32(encode(tried).encode()) % chance == 0

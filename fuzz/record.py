@@ -1,4 +1,4 @@
-"""Every record and all commit metadata are read as they were written, or are refused or ignored."""
+"""The adapter reads records and commit metadata as they were written, refuses them or ignores them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ KEYS: Final[tuple[Callable[[Raw], Any], ...]] = (
 
 
 def check_records(raws: Sequence[Raw], key: Callable[[Raw], Any]) -> None:
-    """Check that each record makes one message with a key, without a key, or broken, independently of the others."""
+    """Check that each record alone decides whether its message has a key, has no key, or is broken."""
     partition = Partition(PARTITION, READER)
     found, size = messages(partition, raws, key)
     assert [message.position for message in found] == [raw.offset() for raw in raws]

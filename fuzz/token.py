@@ -1,6 +1,6 @@
-"""A token gives the plan that it was made from, and any other text gives a plan or TokenRefused.
+"""A token decodes to the plan of its origin; any other text decodes to a plan or raises TokenRefused.
 
-A plan has a single text, but many compressed forms of that text decode to it.
+Each plan has one text, which several compressed forms decode to.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ class Personality(Protocol):
 
     @property
     def taken(self) -> list[tuple[str, Partition]]:
-        """The assignments that the broker took from members, in order, even if the member has not learned of the loss.
+        """The assignments that the broker took from members, in order. A member may not have noticed the loss yet.
 
-        The list has only assignments that the member had learned and not released. The broker takes an assignment, for
-        example, when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
+        The list omits an assignment that the member never received or already released. The broker takes an assignment,
+        for example, when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
         """
 
     @property
     def unfinished(self) -> list[Record]:
-        """The records that are unfinished by the broker's own data."""
+        """The records that the broker's own data shows as unfinished."""
 
     def source(self, member: str, clock: Clock) -> Source:
         """Make the source of a new member. Until the member crashes, the source's calls act on the broker."""

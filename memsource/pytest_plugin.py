@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Select the test of a token. Runs after the options of pytest have selected tests, such as ``-k``."""
+    """Select the test of a token, after options of pytest such as ``-k`` have selected tests."""
     if config.getoption("lanes_replay") is None:
         return
     others = [item for item in items if _simulation(item) is None]

@@ -25,10 +25,10 @@ class AdapterReport:
     Attributes:
         schedules: Number of runs.
         faults: Number of faults, by kind.
-        pairs: Number of runs that reached a pair.
-        violations: A line for each run with a finding, with its token.
+        pairs: Number of runs that reached each pair.
+        violations: One line for each run with a finding, including the token of the run.
         phases: Phases of the adapter.
-        kinds: Faults of the broker.
+        kinds: Kinds of faults that the broker can have.
         seconds: Virtual seconds.
         impossible: Faults that cannot happen in some phase, with the reason.
     """

@@ -128,7 +128,8 @@ class Choice(NamedTuple):
     Attributes:
         kind: Kind of the choice.
         amount: Seconds.
-        target: A number that the broker uses for the faults with a choice of their own, such as ``callback``.
+        target: Number by which a broker varies a fault, such as the member of a ``callback``. High numbers delay the
+            fault; see ``later``.
     """
 
     kind: Kind
@@ -192,11 +193,11 @@ class Chooser(Protocol):
 
 
 class Given:
-    """Repeats decisions. A decision whose fault cannot happen at its boundary is left out.
+    """Repeats decisions, except a decision whose fault cannot happen at its boundary.
 
     Args:
         decisions: The decisions.
-        ends: Whether no further fault was left after the last decision.
+        ends: Whether the faults are over after the last decision.
     """
 
     def __init__(self, decisions: Sequence[Decision], *, ends: bool = True) -> None:
@@ -217,7 +218,7 @@ class Given:
 
 @dataclass(slots=True, eq=False)
 class _Aim:
-    """A fault aimed at the next boundaries of ``member``, only of this ``call`` and this ``phase`` if they are given.
+    """A fault aimed at the next boundaries of ``member``, limited to this ``call`` and this ``phase`` if given.
 
     ``times`` is the number of boundaries. With ``others``, the boundaries are those of all members but this one.
     """
@@ -242,8 +243,8 @@ class Drawn:
     """Draws the faults of a run.
 
     Each run draws the kinds of faults that it may have, the probability of a fault at a boundary, and the maximum
-    number of faults. Runs with few kinds find what runs with all kinds hide (swarm testing: Groce, Zhang, Eide, Chen
-    and Regehr, ISSTA 2012). More than half of the runs concentrate on one phase or on one call, because a drain, a
+    number of faults. Runs with few kinds find errors that runs with all kinds hide (swarm testing: Groce, Zhang, Eide,
+    Chen and Regehr, ISSTA 2012). More than half of the runs concentrate on one phase or on one call, because a drain, a
     takeover and most calls have few boundaries. After a fault, a second fault is often aimed. The second fault may be
     of any kind that the broker has, and a third fault may be aimed after it.
 
@@ -256,7 +257,7 @@ class Drawn:
             occurs several times is drawn more often.
         reactions: Names of the requests that a member is likely to make after a fault, by the kind of the fault.
         waits: Whether faults also happen between two boundaries, and are aimed at members that take partitions over.
-        interruptions: Faults that are aimed at a member at work soon after its last interruption.
+        interruptions: Faults that are aimed at a member that works again soon after an interruption.
     """
 
     def __init__(

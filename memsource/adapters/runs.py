@@ -62,7 +62,7 @@ class AdapterSchedule:
         decisions: The faults; None = drawn from the seed.
         limit: The most messages; None = all.
         calm: Whether tasks take their steps first in, first out; otherwise the seed decides.
-        ends: Whether no further fault was left after the last one of ``decisions``. Otherwise the run waits for faults.
+        ends: Whether the faults are over after the last of ``decisions``. Otherwise the run waits for faults.
     """
 
     adapter: str
@@ -86,10 +86,10 @@ def schedule_of(token: str) -> AdapterSchedule:
 
 
 class Adapter(Protocol):
-    """The side of one adapter.
+    """The parts that an adapter supplies to a run.
 
-    ``broker`` makes the broker of a run, with settings drawn from ``rng``. ``seams`` replaces, for one run, what the
-    adapter uses of the system, such as threads and the clock.
+    ``broker`` makes the broker of a run, with settings drawn from ``rng``. ``seams`` replaces functions of the system,
+    such as threads and the clock, for one run of the adapter.
     """
 
     name: str
@@ -112,7 +112,7 @@ class Scenario:
 
     Attributes:
         workers: Number of members at the start.
-        waves: Number of messages of each wave, and the seconds before it.
+        waves: Number of messages of each wave, and the seconds before the wave.
         spread: Seconds between two messages of a wave.
         joins: Whether another member joins between the waves.
         leaves: Whether a member stops between the waves.
@@ -122,9 +122,11 @@ class Scenario:
         outcomes: Outcome of each message.
         settings: Settings of the consumers.
         gaps: Share of messages after a gap.
-        others: Further settings. Processes take turns with all settings, as in a deployment that changes them.
+        others: Further settings. Successive processes use all settings in turn, as in a deployment that changes the
+            settings.
         ends: Whether a gap follows the last message of a wave in each partition, like the marker of a transaction.
-        deploys: End of one member between the waves, when another one starts, as in a rolling deployment.
+        deploys: How a member ends between the waves while another member starts, as in a rolling deployment; empty = no
+            member ends.
     """
 
     workers: int

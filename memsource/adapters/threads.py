@@ -1,8 +1,8 @@
 """A thread of an adapter as a task of the simulator: its steps alternate with the other tasks, in virtual time.
 
-The adapter's code runs in a thread of the system, but only while the loop waits for it. At each pause the thread gives
-the turn back, and the chooser of the loop decides when it goes on. A run therefore has one order of steps, as with
-tasks, and a freeze or crash of the member stops its threads too.
+The adapter's code runs in a thread of the system, but only while the loop waits for it. At each pause the thread yields
+to the loop. The chooser of the loop decides when the thread continues. A run therefore has one order of steps, as with
+tasks. A freeze or crash of the member stops the member's threads too.
 
 ``SteppedThread``, ``SteppedQueue``, ``monotonic``, ``sleep`` and ``wait`` replace ``threading.Thread``,
 ``queue.SimpleQueue``, functions of ``time`` and ``concurrent.futures.wait`` in an adapter's modules. A simulated client
@@ -33,7 +33,10 @@ _running: Final[dict[int, SteppedThread]] = {}
 
 
 class Ended(BaseException):
-    """Ends a thread at its pause, because its run is over. No ``Exception``, because adapters catch these."""
+    """Ends a thread at its pause, because its run is over.
+
+    Adapters catch ``Exception``, so this class does not extend it.
+    """
 
 
 class SteppedThread:
@@ -82,11 +85,11 @@ class SteppedThread:
         return not self._over
 
     def join(self) -> None:
-        """Return at once, because a caller that has heard of the last step of the thread finds the thread ended."""
+        """Return at once. The thread must have ended: an adapter joins a thread only after the thread's last step."""
         assert self._over, f"{self.name} is joined before its last step"
 
     def wake(self) -> None:
-        """End the present pause, or else the next one."""
+        """End the present pause, or the next pause of a thread that is not paused."""
         if self._waiting is None:
             self._woken = True
         elif not self._waiting.done():
@@ -154,10 +157,10 @@ class SteppedThread:
             self._loops.release()
 
     def pause(self, until: float = 0.0) -> None:
-        """Give the turn back until ``wake`` or the time ``until`` of the loop. May return earlier.
+        """Yield to the loop until ``wake`` or the time ``until``. May return earlier.
 
         Args:
-            until: Time; in the past, every other ready task may take a step first.
+            until: Time of the loop. If the time has passed, every other ready task may take a step first.
 
         Raises:
             Ended: The run is over.

@@ -49,16 +49,16 @@ class AdapterBroker(Personality, Protocol):
         """Return the present activity of a member."""
 
     def cut_off(self, member: str, until: float) -> bool:
-        """Let no request and no reply of a member pass until a time. Return False without an effect."""
+        """Drop all requests and replies of a member until a time. Return whether the call had an effect."""
 
     def down(self, until: float) -> bool:
-        """Stop the broker until a time. Return False without an effect."""
+        """Stop the broker until a time. Return whether the call had an effect."""
 
     def callback(self, target: int) -> bool:
-        """Make the client of some member call back. Return False without an effect."""
+        """Make the client of some member call back. Return whether the call had an effect."""
 
     def on_started(self, member: str, message: Message) -> None:
-        """Judge the start of a handler, by the broker's own data. A violation is reported by ``World.find``."""
+        """Judge the start of a handler, by the broker's own data. ``World.find`` reports a violation."""
 
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
         """Judge settlements that the adapter has confirmed, by the broker's own data."""
@@ -75,7 +75,7 @@ class AdapterBroker(Personality, Protocol):
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Names of the checks that do not hold after the faults so far."""
+        """Names of the checks that do not apply after the faults of this run."""
 
     def excuses(self, member: str, error: SourceError) -> bool:
         """Whether this error may end a member, because the broker has just refused a request of the member."""
@@ -186,7 +186,7 @@ class AdapterWorld(World):
             self._loop.fail(error)
 
     def _act(self, choice: Choice, member: str, number: int) -> bool:
-        """Perform a fault that is not of a request. Return False without an effect."""
+        """Perform a fault that concerns no request. Return whether the fault had an effect."""
         worker = next((each for each in self._alive() if each.name == member), None)
         if choice.kind == "restart":
             return self.adapter.down(self.now + choice.amount)
@@ -204,7 +204,10 @@ class AdapterWorld(World):
         self.progress.forget()
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Record a finding. If a fault ended the process with an error that a restart mends, restart it instead."""
+        """Record a finding.
+
+        If a fault ended the process with an error that a restart repairs, restart the process instead.
+        """
         worker = self._current()
         if isinstance(cause, SourceError) and worker is not None and self._excused(worker.name, cause):
             with in_group(None):
@@ -225,7 +228,7 @@ class AdapterWorld(World):
 
     @property
     def spent(self) -> bool:
-        """Whether no further fault was left to choose."""
+        """Whether the chooser had no further fault."""
         return self._chooser.over
 
     # --- the end of the faults
@@ -233,7 +236,7 @@ class AdapterWorld(World):
     async def settled(self, timeout: float = 600.0) -> None:
         """Let the faults happen, and then wait until all messages are finished; see ``World.settled``.
 
-        The faults end when the chooser is over, or ``FAULTS_FOR`` seconds after the call.
+        The faults end when the chooser has no further fault, or ``FAULTS_FOR`` seconds after the call.
         """
         self.settles = self._settling = True
         await until(lambda: not self._faulty or (self._chooser.over and not self._later), FAULTS_FOR)
@@ -246,5 +249,5 @@ class AdapterWorld(World):
 
 
 def _is_transient(error: SourceError) -> bool:
-    """Whether another process may succeed: a start without a broker, or an error whose remedy is another start."""
+    """Return whether a new process may succeed: the error is retryable, or its remedy is another start."""
     return error.retryable or "; start again" in str(error)

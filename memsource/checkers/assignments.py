@@ -93,7 +93,7 @@ def with_state(
 ) -> Callable[[Callable[[Owner, Segment, Row, State], None]], Callable[[Owner, Segment, Row], None]]:
     """Register a method of an ``AssignmentChecker`` for rows of these events. The method receives row and state.
 
-    The state is that of the row's assignment. Rows of an assignment without a state are skipped.
+    The method receives the state of the row's assignment. The decorator skips rows of an assignment without a state.
 
     Args:
         *events: Names of the events, as for ``memsource.checkers.checker.on``.
@@ -128,7 +128,7 @@ def begin_committing(
 
 
 class LatestRun:
-    """The latest unbroken series of ``delivered`` rows: its messages that were not in flight before.
+    """The latest unbroken series of ``delivered`` rows, without the messages that were already in flight.
 
     The rows ``redelivered`` follow after the whole series.
     """
@@ -172,7 +172,7 @@ def lane_of(rules: Rules, row: Row) -> str | None:
 
 
 def has_budgets(segment: Segment) -> bool:
-    """Return whether the run of a segment has bounds per partition, so that its partitions start in turn."""
+    """Return whether the run of a segment has bounds per partition, so that its partitions take turns."""
     rules = segment.rules
     return bool(rules.concurrency_per_partition or rules.max_in_flight_per_partition)
 

@@ -208,10 +208,10 @@ class BoundedInFlight(_Bound):
 class PartitionBudgets(_Bound):
     """No partition exceeds ``max_in_flight_per_partition`` or ``concurrency_per_partition`` (63).
 
-    The partitions of a physical queue count together, as one. Messages in flight are those of one assignment of each
-    partition. Handlers are those of all assignments in one process, so that a handler that runs after the fence counts
-    until it ends. With batches the bound of handlers is ``concurrency_per_partition`` calls, of ``batch`` messages
-    each. The verdict's note states the peak of the messages in flight.
+    The partitions of a physical queue count together, as one. The checker counts the messages in flight of one
+    assignment of each partition. The checker counts the handlers of all assignments in one process, so a handler that
+    runs after the fence counts until its end. With batches the bound of handlers is ``concurrency_per_partition``
+    calls, of ``batch`` messages each. The verdict's note states the peak of the messages in flight.
 
     Args:
         timeline: History to judge.
@@ -464,9 +464,10 @@ class PauseAtBounds(PromiseChecker):
     """Intake stops only when a bound is reached, and restarts at once only when no count is above its low water (31).
 
     The low water of messages is halfway between ``concurrency`` and ``max_in_flight``. The low water of bytes is half
-    of ``max_in_flight_bytes``. After a while the intake may restart below the bounds, because messages that wait for a
-    stuck message may keep a count above its low water. With bounds per partition, messages of full partitions raise
-    the low water of messages. A message that a former owner had completed counts only at its delivery.
+    of ``max_in_flight_bytes``. When a handler has been idle for half a second, the intake may restart below the bounds.
+    Messages that wait for a stuck message may otherwise keep a count above its low water. With bounds per partition,
+    messages of full partitions raise the low water of messages. A message that a former owner had completed counts only
+    at its delivery.
 
     Args:
         timeline: History to judge.

@@ -169,7 +169,7 @@ class _Waiting:
 
 
 class CommitsInTime(TimedChecker[_Waiting]):
-    """A finished message is committed within ``commit_interval``, even if no more messages are delivered (14).
+    """A member commits a finished message within ``commit_interval``, even if no more messages are delivered (14).
 
     While a commit is under way, the next commit waits for its answer. ``UnknownCommitRepeated`` judges the time after a
     failed commit, and ``NoDuplicateCleanly`` the time of a drain.
@@ -219,7 +219,7 @@ class CommitsInTime(TimedChecker[_Waiting]):
 
 
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
-    """A commit that failed, or whose result is unknown, is repeated within a second (15).
+    """A member repeats a commit within a second if the commit failed or its result is unknown (15).
 
     The duty to repeat the commit ends when the partition is lost or its drain begins.
     """

@@ -82,7 +82,8 @@ class PerKeyOrder(PromiseChecker):
     Args:
         timeline: History to judge.
         deleted: Messages that the broker has deleted, by the name of the partition and the position. After the end of
-            an assignment, no message waits for the end of a deleted message, and a former owner may still see one.
+            an assignment, no message waits for the end of a deleted message. A former owner may still see deleted
+            messages.
     """
 
     _needs_order = True

@@ -1,4 +1,4 @@
-"""The checkers of the owner of a partition, and of work on other partitions while one partition is given up."""
+"""The checkers of the owner of a partition, and of work on other partitions while a member gives one partition up."""
 
 from __future__ import annotations
 

@@ -247,15 +247,15 @@ class LaneProgress(_ReadyHeads):
 
 
 class PartitionTurns(_ReadyHeads):
-    """With bounds per partition, a partition that can start a message awaits few calls of each other partition (64).
+    """With bounds per partition, a ready partition waits for at most two calls of each other partition (64).
 
-    A partition can start a message if the head of one of its lanes can start, and fewer than
-    ``concurrency_per_partition`` of its handlers run. The engine takes the partitions in turn, so each other partition
-    has at most one call before the waiting partition. The checker allows two calls, because a message whose lease
-    expires uses a turn and has no row. The partitions of a physical queue count together, as one. Each of them waits
-    for at most two calls of each other partition of its queue. With batches the checker also allows a batch for each
-    running call, because rows of the later messages of a lane follow the call. With a store of attempts the checker
-    measures nothing, because a message that was given up before also uses a turn and has no row.
+    A partition is ready if the head of one of its lanes can start, and fewer than ``concurrency_per_partition`` of its
+    handlers run. The engine takes the partitions in turn, so each other partition has at most one call before the
+    waiting partition. The checker allows two calls, because a message whose lease expires uses a turn and has no row.
+    The partitions of a physical queue count together, as one. Each of them waits for at most two calls of each other
+    partition of its queue. With batches the checker also allows a batch for each running call, because rows of the
+    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a message
+    that was given up before also uses a turn and has no row.
 
     Args:
         timeline: History to judge.

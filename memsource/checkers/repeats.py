@@ -213,11 +213,11 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     """A clean handover repeats no finished message (44) and leaves no finished message uncommitted (54).
 
     A handover is clean if the partition was drained and handed over, all commits were confirmed in time, and the
-    broker had not taken the partition before. If the completed set cannot be handed over, messages above the
-    committed floor may repeat in two cases. A lower message waited, still ran or had no time to start, or a handler
-    of an earlier assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor are never
-    delivered again. If an acknowledged message is delivered again, the broker forgot the acknowledgement, which is no
-    fault of the handover.
+    broker had not taken the partition before. If the completed set cannot be handed over, messages above the committed
+    floor may repeat in two cases: a lower message was unfinished at the end of the drain, or a handler of an earlier
+    assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor are never delivered again. If
+    an acknowledged message is delivered again, the broker forgot the acknowledgement, which is no fault of the
+    handover.
 
     Args:
         timeline: History to judge.

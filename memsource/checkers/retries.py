@@ -34,10 +34,10 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
     """The attempts of a message count 1, 2, 3 … in an assignment, and are at most ``attempts`` (46).
 
     A cancelled attempt does not count if the message returns to its lane. Each ``unblock`` of a blocked message
-    allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, an
-    assignment begins at least at the attempt that was handed over, and at most one above all former attempts.
-    The upper bound is not judged for a message without former attempts in the history, and if rows of another process
-    may be missing.
+    allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, the first attempt of an
+    assignment is at least the attempt that was handed over. The first attempt exceeds all former attempts by at most
+    one. The checker does not judge this upper bound if the history has no former attempts of the message, or if rows of
+    another process may be missing.
 
     Args:
         timeline: History to judge.

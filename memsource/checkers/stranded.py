@@ -1,4 +1,4 @@
-"""The checker of a change of the number of partitions: no published message is left, and the broken orders are counted.
+"""The checker of a change of the number of partitions, which finds unhandled messages and counts broken orders.
 
 The history needs the ``produced`` rows of the producers.
 """
@@ -29,7 +29,7 @@ class NothingStranded(PromiseChecker):
     too, so this checker is not one of ``CHECKERS``. The checker judges a run after its end.
 
     The note counts the messages that started before an earlier message of their key had ended in another partition.
-    A change of the number of partitions may break the order in this way, and in no other.
+    A change of the number of partitions may break the order only in this way.
 
     Args:
         timeline: History to judge.

@@ -74,7 +74,7 @@ class Findings:
             self.doubt(f"segments whose begin row lacks {name}")
 
     def verdict(self, *, across: bool = False, note: str = "", doubts: Mapping[str, int] | None = None) -> Verdict:
-        """Return the verdict so far.
+        """Return the verdict of these findings.
 
         Args:
             across: Whether the promise needs an order between segments.

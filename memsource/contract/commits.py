@@ -1,4 +1,4 @@
-"""The contract suite of sources that commit one position a partition; see ``memsource.contract``."""
+"""The contract suite of sources that commit one position for each partition; see ``memsource.contract``."""
 
 from __future__ import annotations
 

@@ -227,7 +227,9 @@ async def put(dead_letters: DeadLetters, dead_letter: DeadLetter) -> None:
                 again = isinstance(error, SourceError) and error.retryable
                 expect(again, f"put({dead_letter!r}) raised {error!r} instead of a retryable SourceError")
             await anyio.sleep(_PAUSE)
-    raise ContractBroken(f"{dead_letter!r} was not confirmed within {TIMEOUT:g} s")
+    raise ContractBroken(
+        f"put({dead_letter!r}) confirmed nothing within {TIMEOUT:g} s; it must confirm when the target works"
+    )
 
 
 async def stored_in(box: DeadLetterBox, dead_letter: DeadLetter) -> StoredDeadLetter:

@@ -178,7 +178,9 @@ async def check_its_own_dead_letters_are_refused(harness: DeadLetterHarness) -> 
         except SourceError as error:
             expect(not error.retryable, "put() refused its own target's message, but the error is retryable")
         else:
-            raise ContractBroken("put() accepted the dead letter of a message from its own target")
+            raise ContractBroken(
+                "put() accepted the dead letter of a message from its own target; it must raise an error"
+            )
     expect(not await harness.stored(), "put() refused a dead letter, but the dead letter is stored")
 
 
@@ -197,7 +199,9 @@ async def check_an_outage_is_retryable(harness: DeadLetterHarness) -> None:
                     again = isinstance(error, SourceError) and error.retryable
                     expect(again, f"put() raised {error!r} in an outage instead of a retryable SourceError")
                 else:
-                    raise ContractBroken("put() confirmed a dead letter while the broker was down")
+                    raise ContractBroken(
+                        "put() confirmed a dead letter while the broker was down; it must raise a retryable error"
+                    )
         await put(writer, second)
     expect(first in await harness.stored(), "a confirmed dead letter is lost after an outage")
     expect(second in await harness.stored(), "a dead letter that was confirmed after an outage is not stored")
@@ -344,7 +348,9 @@ async def check_a_forged_origin_is_refused(harness: DeadLetterHarness) -> None:
                 place = await box.publish(stored)
             except SourceError:
                 continue
-            raise ContractBroken(f"publish() accepted the forged origin {origin}, and wrote to {place}")
+            raise ContractBroken(
+                f"publish() accepted the forged origin {origin} and wrote to {place}; it must raise an error"
+            )
     expect(not await harness.published(), f"publish() wrote {await harness.published()} for forged origins")
 
 

@@ -156,7 +156,7 @@ async def _mark(consumers: EpochConsumers) -> None:
     try:
         await consumers.mark()
     except ConsumerExists as there:
-        raise ContractBroken(f"a second mark() was refused, but must change nothing: {there}") from there
+        raise ContractBroken(f"a second mark() raised {there!r}; it must succeed and change nothing") from there
 
 
 async def check_what_is_made_is_found_by_every_client(harness: EpochHarness) -> None:

@@ -79,7 +79,7 @@ class Harness(Protocol):
         """
 
     async def unsettled(self) -> int:
-        """Return the number of messages that the broker has delivered and that are not settled.
+        """Return the number of delivered and unsettled messages at the broker.
 
         A check repeats the call for up to 20 s until the number is right. After a ``release`` a check calls the method
         once.
@@ -194,7 +194,7 @@ class Session:
 
         Args:
             room: Argument of ``Source.receive``.
-            otherwise: Text that the error for a missing event ends with.
+            otherwise: End of the error text for a missing event.
 
         Returns:
             The next events in order, without ``Generation``.
@@ -294,7 +294,7 @@ class Session:
         )
 
     def to_settle(self, messages: Sequence[Message], chosen: Sequence[int]) -> list[Message]:
-        """Return the ``chosen`` messages, or as many first messages if the source cannot settle above a gap."""
+        """Return the ``chosen`` messages, or equally many first messages if the source cannot settle above a gap."""
         keeps = self.traits.settles == "individual" or self.traits.hands_over
         return [messages[number] for number in (chosen if keeps else range(len(chosen)))]
 

@@ -206,7 +206,7 @@ async def expect_unknown(call: Awaitable[object]) -> None:
         await call
     except UnknownResult:
         return
-    raise ContractBroken("a call whose request or answer was lost has returned: raise UnknownResult")
+    raise ContractBroken("a call returned although its request or answer was lost; it must raise UnknownResult")
 
 
 LEASE_CHECKS: Final[tuple[LeaseCheck, ...]] = checks_of(globals())

@@ -57,7 +57,7 @@ class LocksHarness(Protocol):
         """Return the time of the clock of the deadlines; ``lanes.clock.monotonic`` in most harnesses."""
 
     async def lose(self, locks: Locks) -> None:
-        """Take all locks of a process away, as a service does that ends its session. Needed only with ``lose``.
+        """Take all locks of a process away, as a service does when the session ends. Needed only with ``lose``.
 
         Args:
             locks: The locks of the process.
@@ -104,7 +104,9 @@ async def _two(harness: LocksHarness) -> AsyncIterator[tuple[Locks, Locks]]:
 async def _acquire(locks: Locks, name: str = "orders/billing/7", changed: Callable[[], None] | None = None) -> Held:
     held = await locks.try_acquire(name, changed or _Changes())
     if held is None:
-        raise ContractBroken(f"try_acquire({name!r}) returned None, but no one holds the lock")
+        raise ContractBroken(
+            f"try_acquire({name!r}) returned None, but must return the lock, because no process holds the lock"
+        )
     expect(held.name == name, f"a lock acquired as {name!r} has the name {held.name!r}")
     expect(not held.lost, f"a lock is lost when it is acquired: {held.lost!r}")
     return held
@@ -118,7 +120,7 @@ async def _held_elsewhere(locks: Locks, name: str = "orders/billing/7") -> None:
 
 
 async def check_a_lock_has_one_holder(harness: LocksHarness) -> None:
-    """A held lock is acquired by no one else, and by the next process at once after its release."""
+    """No other process can acquire a held lock. The next process can acquire the lock at once after its release."""
     async with _two(harness) as (one, other):
         for _ in range(3):
             held = await _acquire(one)
@@ -182,7 +184,10 @@ async def check_an_invalid_name_is_refused(harness: LocksHarness) -> None:
 
 
 async def check_of_many_at_once_one_wins(harness: LocksHarness) -> None:
-    """If several processes try a lock at once, one of them gets it. One process that tries at once gets it once."""
+    """If several processes try a lock at once, one process acquires the lock.
+
+    Concurrent calls of one process acquire it once.
+    """
     async with AsyncExitStack() as processes:
         clients = [await processes.enter_async_context(_process(harness)) for _ in range(3)]
         for number in range(5):
@@ -200,7 +205,7 @@ async def check_of_many_at_once_one_wins(harness: LocksHarness) -> None:
 
 
 async def check_a_release_frees_no_later_acquisition(harness: LocksHarness) -> None:
-    """A repeated release changes nothing: the lock of a later acquisition stays, of this or of another process."""
+    """A repeated release changes nothing: a lock that any process acquired later stays."""
     async with _two(harness) as (one, other):
         first = await _acquire(one)
         async with anyio.create_task_group() as tasks:
@@ -248,7 +253,7 @@ async def check_a_closed_process_holds_nothing(harness: LocksHarness) -> None:
 
 
 async def check_a_renewed_lock_stays(harness: LocksHarness) -> None:
-    """While ``run`` runs, a lock outlives its lease, its deadline rises in time, and ``changed`` says so."""
+    """While ``run`` runs, a lock outlives its lease. The deadline rises in time, and ``run`` calls ``changed``."""
     changes = _Changes()
     async with _two(harness) as (one, other):
         held = await _acquire(one, changed=changes)
@@ -264,7 +269,7 @@ async def check_a_renewed_lock_stays(harness: LocksHarness) -> None:
 
 
 async def check_a_frozen_process_loses_its_locks(harness: LocksHarness) -> None:
-    """A process that renews nothing loses its locks after their deadlines, soon after the lease, and never before."""
+    """A process without renewals loses its locks soon after the end of the lease, and never before their deadlines."""
     frozen = harness.locks()
     try:
         await frozen.open()
@@ -292,7 +297,10 @@ async def check_a_frozen_process_loses_its_locks(harness: LocksHarness) -> None:
 
 
 async def check_a_lost_lock_is_noticed(harness: LocksHarness) -> None:
-    """A lock that its service took away is reported lost, for good, and can be acquired again."""
+    """If the service takes a lock away, the lock is reported as lost permanently.
+
+    The process can acquire the lock again.
+    """
     changes = _Changes()
     async with _two(harness) as (one, other):
         names = ["lost 0", "lost 1"]
@@ -343,13 +351,13 @@ def lock_checks(can: Collection[LockAbility]) -> Sequence[LockCheck]:
 
 
 async def _pass(harness: LocksHarness) -> None:
-    """Let a moment pass, for the clock of the harness and for the tasks of the locks."""
+    """Let a short time pass on the clock of the harness, while the tasks of the locks run."""
     await harness.elapse(_PAUSE)
     await anyio.lowlevel.checkpoint()
 
 
 async def _until(harness: LocksHarness, done: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until a condition holds, for at most a lease and the time that a service may be late."""
+    """Wait until a condition holds, for at most a lease plus the allowed delay of a service."""
     within = (harness.lease if "expire" in harness.can else 0.0) + LATE
     end = harness.now() + within
     while not await done():
@@ -358,7 +366,7 @@ async def _until(harness: LocksHarness, done: Callable[[], Awaitable[bool]], wha
 
 
 async def _tried(locks: Locks, name: str) -> Held | None:
-    """Try a lock of a process whose session may have ended, so that it has to connect again."""
+    """Try a lock of a process that may have to connect again, because its session ended."""
     try:
         return await locks.try_acquire(name, _Changes())
     except SourceError as error:

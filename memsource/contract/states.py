@@ -2,7 +2,7 @@
 
 The author of a ``lanes.ownership.StateStore`` runs every check of ``STATE_CHECKS``. Each check gets a function that
 opens clients of one empty store. Several clients stand for several processes. ``TRANSACTION_CHECKS`` are for a store
-that is ``lanes.ownership.StoresInTransaction`` too.
+that also implements ``lanes.ownership.StoresInTransaction``.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ async def check_a_state_begins_with_its_first_claim(make: MakeStates) -> None:
 
 
 async def check_every_claim_raises_the_epoch(make: MakeStates) -> None:
-    """Each claim, of any client, returns a higher epoch than every claim of the state before. Others are unchanged."""
+    """Each claim of any client returns a higher epoch than all former claims of the state.
+
+    Other states are unchanged.
+    """
     stores = [make(), make()]
     beside = KEY._replace(partition=PartitionId("orders", 8))
     untouched = await stores[0].claim(beside, 3)
@@ -173,7 +176,7 @@ async def check_every_call_may_be_repeated(make: MakeStates) -> None:
 
 
 async def check_changes_of_one_call_are_independent(make: MakeStates) -> None:
-    """One call answers for each change in order, and a refused change hinders no other. A call may have no change."""
+    """One call answers each change in order. A refused change does not affect other changes; a call may be empty."""
     store = make()
     keys = [KEY._replace(partition=PartitionId("orders", number)) for number in range(200)]
     epochs = {key: (await store.claim(key, 0)).epoch for key in keys}
@@ -237,7 +240,10 @@ async def check_of_many_claims_at_once_the_last_one_stands(make: MakeStates) -> 
 
 
 async def check_no_write_lies_between_two_of_a_former_owner(make: MakeStates) -> None:
-    """A claim beside writes of the former owner returns the last accepted write: none is accepted after the claim."""
+    """A claim during writes of the former owner returns the last accepted write.
+
+    The store refuses writes after the claim.
+    """
     former, owner = make(), make()
     for number in range(8):
         key = KEY._replace(partition=PartitionId("orders", number))
@@ -312,7 +318,9 @@ async def check_a_transaction_of_a_former_owner_is_fenced(harness: TransactionHa
                 await harness.in_transaction(store, connection, change)
         except Fenced:
             continue
-        raise ContractBroken(f"store_in() of {change} returned, although another owner has epoch {current}")
+        raise ContractBroken(
+            f"store_in() of {change} returned; it must raise Fenced, because another owner has epoch {current}"
+        )
     await _expect(store, {KEY: State(current, 0)})
 
 
@@ -354,7 +362,7 @@ TRANSACTION_CHECKS: Final[tuple[TransactionCheck, ...]] = tuple(
 
 
 async def _claim(store: StateStore, key: StateKey, start: int) -> State:
-    """Claim a state, again while another call holds it."""
+    """Claim a state. Retry while another call locks the state."""
     with anyio.fail_after(_WITHIN):
         while True:
             try:

@@ -42,10 +42,10 @@ class AckState(NamedTuple):
         first: Messages to redeliver before new messages are delivered.
         done: Messages that were handled in this assignment.
         sent: Unanswered acknowledgements.
-        redeliveries: Number of early redeliveries so far.
-        failures: Number of failures of handlers so far.
-        losses: Number of losses of the partition so far.
-        lost_acks: Number of lost acknowledgements so far.
+        redeliveries: Number of early redeliveries since the first state.
+        failures: Number of failures of handlers since the first state.
+        losses: Number of losses of the partition since the first state.
+        lost_acks: Number of lost acknowledgements since the first state.
     """
 
     engine: EngineState
@@ -66,7 +66,7 @@ class AckWorld:
     Args:
         scope: The scope, with one member. ``faults`` bounds the losses of the partition, and ``unknown`` the lost
             acknowledgements.
-        redeliveries: Maximum number of early redeliveries, before the wait for an acknowledgement ends.
+        redeliveries: Maximum number of redeliveries before the wait for an acknowledgement ends.
     """
 
     def __init__(self, scope: Scope, redeliveries: int) -> None:

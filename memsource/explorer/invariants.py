@@ -1,4 +1,4 @@
-"""The invariants of every order of events, each a function that raises ``Broken``.
+"""The invariants of every order of events. Each invariant is a function that raises ``Broken``.
 
 The number of an invariant is its number in the table of ``docs/design/explorer.md``.
 """
@@ -106,7 +106,7 @@ def in_flight_bounded(state: EngineState) -> None:
 
 
 def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:
-    """27: from the confirmed floor to a message that starts, both included, lie at most ``max_ahead`` messages."""
+    """27: at most ``max_ahead`` messages lie from the confirmed floor to a starting message, both included."""
     ahead = sum(confirmed <= position <= started for position in positions)
     if ahead > bound:
         broken(ahead_bounded, f"position {started} starts {ahead} ahead of the confirmed {confirmed}; bound {bound}")

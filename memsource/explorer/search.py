@@ -29,7 +29,7 @@ class World(Protocol[S]):
         """Return the first state."""
 
     def steps(self, state: S) -> Iterator[tuple[Callable[[], str], S]]:
-        """Yield for each possible event of ``state`` a function that returns its text, and the next state. Pure.
+        """Yield one function for each possible event. The function returns the event's text and the next state. Pure.
 
         Raises ``Broken`` for an event or a state that breaks an invariant.
         """

@@ -3,10 +3,10 @@
 A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
 group and of each member are numbered, and the explorer applies each event to each numbered state once.
 
-The explorer leaves out two kinds of orders, because they show nothing new. First, the explorer tells a member of a
-lost partition at once, and leaves out the orders with a later notice. The member could have acted before the loss, and
-its messages may still arrive after the loss. Second, while a member owns no partition and has no notice, its fenced
-handlers end last, because their ends affect no other member.
+The explorer leaves out two kinds of orders, because these orders cannot show further violations. First, the explorer
+tells a member of a lost partition at once, and leaves out the orders with a later notice. A late action of the member
+equals an action before the loss whose messages arrive after the loss. Second, while a member owns no partition and has
+no notice, its fenced handlers end last, because their ends affect no other member.
 """
 
 from __future__ import annotations
@@ -203,16 +203,16 @@ def _view(scope: Scope, member: Member) -> View:
 
 
 class State(NamedTuple):
-    """The whole state: the group, its members, the handled messages, and the number of limited events so far.
+    """The whole state: the group, its members, the handled messages, and the counts of limited events.
 
     Attributes:
         group: Number of the state of the group.
         members: Number of the state of each member.
         done: Handled or dead-lettered messages, one bit for each message; 0 after a fault.
-        moves: Number of joins and stops so far.
-        faults: Number of faults so far.
-        failures: Number of failures of handlers so far.
-        unknown: Number of late or missing answers to commits so far.
+        moves: Number of joins and stops since the first state.
+        faults: Number of faults since the first state.
+        failures: Number of failures of handlers since the first state.
+        unknown: Number of late or missing answers to commits since the first state.
         split: Whether a commit that a member sent before a loss may arrive after the loss.
         excused: Whether a drain did not wait for a head or a failed handler, so that messages may run again.
         crashed: Index of the member that has crashed and has not started again; -1 = no member.
@@ -266,7 +266,7 @@ class GroupWorld:
         return State(self._groups.first, (self._members.fresh,) + (_DOWN,) * (len(self._names) - 1))
 
     def steps(self, state: State) -> Iterator[tuple[Callable[[], str], State]]:
-        """Yield for each possible event of a state a function that returns its text, and the next state. Pure.
+        """Yield one function for each possible event. The function returns the event's text and the next state. Pure.
 
         Args:
             state: The state.

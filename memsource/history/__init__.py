@@ -1,4 +1,4 @@
-"""Histories and journals read back, and one order for all rows of all processes.
+"""The readers of histories and journals, and one order for all rows of all processes.
 
 Reading order: ``rows``, ``reader``, ``journal``, ``timeline``.
 """

@@ -29,7 +29,7 @@ _CONVERTED_ROWS: Final = 8_192
 
 
 class JournalError(LanesError):
-    """A file is no journal or no history, cannot be read or written, or has another schema; or pyarrow is missing."""
+    """A file is not a journal or history, has another schema or cannot be read or written; or pyarrow is missing."""
 
 
 class Line(NamedTuple):

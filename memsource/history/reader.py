@@ -345,7 +345,7 @@ class _Reader:
             self._no_row(number)
             self._gap(f"no begin row before row {n}")
         elif fields["member"] != segment.member or n <= self._n or segment.reason is not None:
-            raise ValueError("not of this segment")
+            raise ValueError("a row of another segment")
         elif n > self._n + 1:
             self._no_row(number)
             self._gap(f"rows {self._n + 1}…{n - 1} are missing")

@@ -33,7 +33,7 @@ class Member(Protocol):
 
     @property
     def announced(self) -> Mapping[tuple[int, int], Partition]:
-        """The assignments so far, by partition number and epoch."""
+        """All assignments of the member, by partition number and epoch."""
 
     def sever(self) -> None:
         """End the process of the member. Idempotent."""
@@ -172,7 +172,10 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
             self.cohort.freeze(source.member, source.clock(), until)
 
     def rebalance(self, now: float) -> bool:
-        """Plan the owners again, and revoke at least one partition if possible. Returns whether this was possible."""
+        """Plan the owners again, and revoke at least one partition if possible.
+
+        Returns whether a partition was revoked.
+        """
         return self.cohort.rebalance(now)
 
     def lose(self, partition: int, now: float) -> bool:
@@ -180,7 +183,10 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         return self.cohort.lose(partition, now)
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Redeliver by turns the last acknowledged or the lowest unacknowledged message; False = no message."""
+        """Redeliver the last acknowledged or the lowest unacknowledged message, alternately.
+
+        Returns False without a message.
+        """
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)
         candidates = [consumer.last_acked, lowest]

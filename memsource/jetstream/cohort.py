@@ -10,7 +10,7 @@ rules:
 - The cohort revokes a slot that moves, and assigns the slot after its release. At the deadline of the revocation the
   cohort takes the slot from its owner.
 - Only a running member can receive a slot. Without a running member, a free slot stays free.
-- So two members work on a slot only between its loss and the notice of the loss to the former owner.
+- Two members therefore work on a slot only between its loss and the notice of the loss to the former owner.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stream and the bucket of an exclusive cohort as data, for members that run the real lease protocol.
 
-``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. In this module a request of
-a member can be lost, lose its answer, or take effect late.
+``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. In this module a member's
+request or its answer can be lost, and a request can take effect late.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         before: Function that decides the faults of requests; see ``Before``; None = no faults.
 
     Attributes:
-        members: All sources so far.
+        members: All sources that the broker has created.
         owned: Partition, fencing token and member of each assignment, in order.
         targets: Targets of successive members.
         rosters: Makers of the rosters of successive members.
@@ -216,7 +216,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Lose the next delivery of a partition, or at every second call its last acknowledgement.
+        """Lose the next delivery of a partition; every second call loses the last acknowledgement instead.
 
         Returns False if the partition has no durable or no acknowledgement to lose.
         """

@@ -32,7 +32,7 @@ from memsource.memory.topic import Record
 
 
 class Token(NamedTuple):
-    """A delivery, and the durable that delivered the message and alone accepts its acknowledgement."""
+    """A delivery and its durable. Only this durable accepts the acknowledgement."""
 
     durable: Durable
     delivery: Delivery
@@ -111,9 +111,9 @@ class CohortMemberSource(ScriptedSource):
         drift: Excess speed of the member's clock; 0.1 is a clock that runs 10 % fast.
 
     Attributes:
-        announced: The assignments so far, by partition number and fencing token.
+        announced: All assignments of the member, by partition number and fencing token.
         released: The assignments that the source has released or reported as lost.
-        calls: The calls so far.
+        calls: All calls of the source's methods.
         link: The link to the server.
         membership: The membership of the member.
         number: Number of the source among the sources of the broker.

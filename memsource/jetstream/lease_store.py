@@ -132,7 +132,7 @@ class Bucket:
         self._expiries.clear()
 
     def drop(self, key: str, now: float) -> None:
-        """Delete one key, as if it had expired. Idempotent."""
+        """Delete one key, as an expiry does. Idempotent."""
         self.advance(now)
         if key in self._keys:
             self._delete(key, now)

@@ -195,7 +195,7 @@ class PullConsumer:
             self._changed()
 
     def lose_ack(self, sequence: int, now: float) -> bool:
-        """Queue a message as if its acknowledgement was lost or its wait was over.
+        """Queue a message, as after a lost acknowledgement or an expired wait.
 
         Returns False if the message is queued already, was dropped or was never delivered.
         """
@@ -227,7 +227,7 @@ class PullConsumer:
     # --- administration and crashes
 
     def reset(self, now: float) -> None:
-        """Deliver again after the ack floor, as CONSUMER.RESET does, even acknowledged messages above the floor."""
+        """Deliver all messages above the ack floor again, even acknowledged messages, as CONSUMER.RESET does."""
         floor = min(self._pending, default=None)
         for sequence in [*self._pending, *(each for each in self._dropped if floor is not None and each > floor)]:
             self._set(sequence, None, 0, now)
@@ -326,7 +326,7 @@ class PullConsumer:
 
     @property
     def deliveries(self) -> int:
-        """Number of deliveries so far, repeats included; the number of the last delivery."""
+        """Number of all deliveries, repeats included. The last delivery has this number."""
         return self._deliveries
 
     @property
@@ -341,7 +341,7 @@ class PullConsumer:
 
     @property
     def floor(self) -> tuple[int, int]:
-        """The number of the delivery and the sequence up to which all messages are acknowledged."""
+        """The delivery number and the sequence up to which all messages are acknowledged."""
         if not self._pending:
             return self._deliveries, self.highest
         lowest = min(self._pending)

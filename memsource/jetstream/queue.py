@@ -1,7 +1,8 @@
 """A partitioned queue in a JetStream stream as data: each physical queue has its subjects and its durable.
 
 The members form a cohort over the physical queues. As in the adapter, the cohort stores its number of partitions, and
-refuses a member with another number. The number changes while no member lives. Producers may use another number.
+refuses a member with another number. The number can change only while no member lives. Producers may use another
+number.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ class JetStreamQueuePersonality(JetStreamBroker):
     Attributes:
         names: Names of the physical queues.
         producers: The queue as the producers know it.
-        workers: The queue as members know it whose sources are made from now on.
+        workers: The queue of the next sources.
         rolling: False, because all members of a cohort have the same width.
-        finished_from: Number of the first partition that the operator has found finished; None = none. The server has
-            all acknowledgements of these partitions, so none of them can get lost any more.
+        finished_from: Number of the first partition that the operator has found finished; None = no partition. The
+            server has all acknowledgements of the finished partitions, so no acknowledgement can be lost.
     """
 
     rolling = False
@@ -75,14 +76,20 @@ class JetStreamQueuePersonality(JetStreamBroker):
             )
 
     def forget_width(self) -> bool:
-        """Delete the stored number of partitions, as ``lanes queue … --apply`` does. False = a member may live."""
+        """Delete the stored number of partitions, as ``lanes queue … --apply`` does.
+
+        Returns False if a member may live.
+        """
         if self.cohort.members:
             return False
         self._stored = None
         return True
 
     def redeliver(self, partition: int, now: float) -> bool:
-        """Lose an acknowledgement; see ``JetStreamBroker.redeliver``. False = no owner, or found finished."""
+        """Lose an acknowledgement; see ``JetStreamBroker.redeliver``.
+
+        Returns False for a free or finished partition.
+        """
         if self.finished_from is not None and partition >= self.finished_from:
             return False
         return self.cohort.owner(partition) is not None and super().redeliver(partition, now)
@@ -92,7 +99,7 @@ class JetStreamQueuePersonality(JetStreamBroker):
         return self._widths[member]
 
     def place(self, number: int) -> PartitionId:
-        """The partition of the physical queue n."""
+        """The partition with number n, named after its physical queue."""
         return PartitionId(self.names[number], number)
 
     def name_of(self, number: int) -> str:
@@ -119,14 +126,14 @@ class JetStreamQueuePersonality(JetStreamBroker):
 
     @property
     def known_names(self) -> frozenset[str]:
-        """Names of the physical queues of which the cohort has had a consumer."""
+        """Names of the physical queues for which the cohort has had a consumer."""
         return frozenset(name for number, name in enumerate(self.names) if self.cohort.epoch(number))
 
 
 class JetStreamQueueSource(JetStreamMemberSource):
     """The source of a member that reads a partitioned queue; see ``JetStreamMemberSource``.
 
-    A waiting ``receive`` looks for stranded messages every 5 s.
+    A waiting ``receive`` checks for stranded messages every 5 s.
 
     Args:
         broker: The broker.

@@ -44,8 +44,8 @@ class JetStreamMemberSource(ScriptedSource):
         clock: Function that returns the broker's time in seconds.
 
     Attributes:
-        announced: The assignments so far, by partition number and epoch.
-        calls: The calls so far.
+        announced: All assignments of the member, by partition number and epoch.
+        calls: All calls of the source's methods.
     """
 
     def __init__(self, broker: JetStreamBroker, member: str, clock: Clock) -> None:

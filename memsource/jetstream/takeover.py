@@ -1,7 +1,7 @@
 """The takeover of one partition: its owner delivers unacknowledged messages by sequence, and then new messages.
 
 Without a takeover, the server would deliver new messages before older messages that have not expired yet. Like the
-adapter, the owner shrinks ``ack_wait`` for a moment, so that all unacknowledged messages expire. The owner collects all
+adapter, the owner briefly shrinks ``ack_wait``, so that all unacknowledged messages expire. The owner collects all
 expired messages before it delivers the first of them.
 """
 

@@ -12,9 +12,9 @@
 - **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is still paused.
 - **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion at the
   broker.
-- **Recreation.** If a topic is deleted and created again within a metadata refresh, a classic client reads on at the
-  old offset. Protocol 848 revokes the partitions, assigns them again, and accepts a commit of the old position
-  for the new topic.
+- **Recreation.** If a topic is deleted and created again within a metadata refresh, a classic client continues at the
+  old offset. Protocol 848 revokes the partitions, assigns them again, and accepts a commit of the old position for the
+  new topic.
 - **Transactions.** A client reads only committed messages. While a transaction is open in a partition, no client reads
   a message from the beginning of the transaction on, not even a message of another producer.
 - **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker checks
@@ -148,7 +148,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def unfinished(self) -> list[Record]:
-        """The messages that are neither below the committed position nor completed above it."""
+        """The messages from the committed position on that are not completed."""
         found: list[Record] = []
         for partition, log in enumerate(self.group.topic.logs):
             offset, completed = self.group.committed(partition)
@@ -169,7 +169,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self.coordinator.freeze(client, until)
 
     def isolate(self, member: str, until: float, now: float) -> None:
-        """Let no request of the newest process of this member arrive until a time. The process keeps running."""
+        """Drop all requests of the newest process of this member until a time. The process keeps running."""
         self._at(now)
         self.coordinator.isolate(self._client(member), until)
         self._changed()
@@ -232,7 +232,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._changed()
 
     def hang(self, now: float, *, on: bool) -> None:
-        """Accept fetches and answer none, or answer again. Commits, rebalances and prefetched messages continue.
+        """Accept fetches without an answer, or answer them again. Commits, rebalances and prefetched messages continue.
 
         Idempotent.
         """
@@ -382,9 +382,13 @@ class KafkaBroker(Watched, KeepsDeadLetters):
             raise client.fatal
         units = {number: commit.units() for number, commit in commits.items()}
         if not self.up:
-            raise KafkaFailure("_WAIT_COORD", f"the broker of {self.topic} is down: nothing was committed")
+            raise KafkaFailure(
+                "_WAIT_COORD", f"the broker of {self.topic} is down, so nothing was committed; start the broker"
+            )
         if client.crashed or not self.coordinator.knows(client):
-            raise KafkaFailure("UNKNOWN_MEMBER_ID", f"{client.name} is no member of the group of {self.topic}")
+            raise KafkaFailure(
+                "UNKNOWN_MEMBER_ID", f"{client.name} is no member of the group of {self.topic}; join again"
+            )
         if not self.coordinator.exists:
             raise KafkaFailure("UNKNOWN_TOPIC_OR_PART", f"topic {self.topic} was deleted")
         limit = self.settings.metadata_limit

@@ -160,7 +160,7 @@ class Client:
         frozen_until: Time at which a frozen process runs again; None = the process is not frozen.
         isolated_since: Time from which no request of the client reaches the broker; None = the requests arrive.
         isolated_until: Time from which the requests arrive again.
-        deaf: Whether only the connection of this client is dead, and other connections of its process are not.
+        deaf: Whether only the connection of this client is dead, while other connections of its process work.
         revoking_since: Time of the oldest revocation; None = nothing is revoked.
         hears_at: Time of the next heartbeat whose answer carries a decision of the coordinator.
         informed: Whether a heartbeat has brought a decision since the last poll.

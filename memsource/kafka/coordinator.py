@@ -37,11 +37,14 @@ class KafkaSettings:
         offset_reset: Position at which a partition without a valid commit begins.
         prefetch: Number of messages of a partition that a client prefetches.
         backlogs: Whether sources report their backlog, so that consumers watch their intake.
-        confirms: Whether sources confirm their partitions, so that consumers start nothing after a long freeze before.
-        retention_bytes: Bytes of each partition that the broker keeps, above 0; it deletes the oldest messages while
-            the newer ones have as many bytes. Sources then report the retention of their messages; None = no limit.
-        deaf: Seconds for which no request of a client arrives after the client was removed during a freeze, as over a
-            connection that a router has dropped. The list of members, which another client asks for, is answered.
+        confirms: Whether sources confirm their partitions. After a long freeze, consumers then start handlers only
+            after the confirmation.
+        retention_bytes: Bytes of each partition that the broker keeps, above 0; None = no limit. The broker deletes the
+            oldest messages while the newer messages fill these bytes. Sources then report the retention of their
+            messages.
+        deaf: Seconds for which the broker receives no request of a client that it removed during a freeze, as over a
+            connection that a router has dropped. The broker still answers another client's request for the list of
+            members.
     """
 
     protocol: RebalanceProtocol = "cooperative"
@@ -235,7 +238,7 @@ class Coordinator:
             self._stop(client)
 
     def isolate(self, client: Client, until: float) -> None:
-        """Let no request of a client arrive, and no heartbeat, until the time ``until``. The process keeps running."""
+        """Drop all requests and heartbeats of a client until the time ``until``. The process keeps running."""
         if until > self.now and not client.crashed and not client.closed:
             client.deaf = False
             if client.isolated_since is None:
@@ -349,7 +352,7 @@ class Coordinator:
         self._fall_silent(client)
 
     def _speak(self, client: Client) -> None:
-        """Let the heartbeats of a client arrive again, if the client sends them."""
+        """Accept the heartbeats of a client again, if the client sends heartbeats."""
         if client.frozen_until is None and client.isolated_since is None:
             self._stopped.remove(client)
         heard = client.running and client.isolated_since is None

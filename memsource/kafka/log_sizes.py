@@ -36,11 +36,11 @@ class LogSizes:
         """Return the position at which a log that keeps ``limit`` bytes begins.
 
         Args:
-            limit: Number of newest bytes that the log keeps, at least.
+            limit: Minimum number of newest bytes that the log keeps.
             stable: End of the part that may be deleted.
 
         Returns:
-            The position; 0 = nothing is to be deleted.
+            The position; 0 = no deletion.
         """
         at = min(bisect_right(self._below, self.total - limit), bisect_right(self._ends, stable))
         return self._ends[at - 1] if at else 0

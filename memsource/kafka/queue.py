@@ -1,6 +1,7 @@
-"""A partitioned queue on a Kafka broker as data: each physical queue is a topic, and members read those of their width.
+"""A partitioned queue on a Kafka broker as data: each physical queue is a topic.
 
-Producers and members may use different widths, as during a change of the number of partitions.
+A member reads the topics below its width. Producers and members may use different widths, as during a change of the
+number of partitions.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class QueuePersonality(KafkaPersonality):
         names: Names of the topics.
         split: Number of Kafka partitions of each topic.
         producers: The queue as the producers know it.
-        workers: The queue as members know it whose sources are made from now on.
+        workers: The queue of the next sources.
         rolling: True, because members of different widths may run at the same time.
     """
 
@@ -71,7 +72,7 @@ class QueuePersonality(KafkaPersonality):
         return len(self._read[member])
 
     def place(self, number: int) -> PartitionId:
-        """The partition n of the topic of partition n."""
+        """The partition with number n, in the topic that contains the partition."""
         return PartitionId(self.name_of(number), number)
 
     def name_of(self, number: int) -> str:
@@ -126,7 +127,7 @@ class QueuePersonality(KafkaPersonality):
 class QueueMemberSource(KafkaMemberSource):
     """The source of a member that reads the topics of a partitioned queue; see ``KafkaMemberSource``.
 
-    A waiting ``receive`` looks for stranded messages every 5 s.
+    A waiting ``receive`` checks for stranded messages every 5 s.
 
     Args:
         broker: The broker.

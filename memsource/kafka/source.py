@@ -32,7 +32,7 @@ class KafkaMemberSource(CommittingSource):
     source leaves out the highest positions. After a loss, the source still commits the partition until the source
     learns of the loss. After a release or ``Lost``, the source commits no position of the partition.
 
-    A waiting ``receive`` polls all the time. Without a waiting ``receive`` the client does not poll. If a partition is
+    A waiting ``receive`` polls continuously. Without a waiting ``receive`` the client does not poll. If a partition is
     not released within the ``timeout`` of its ``Revoking``, the source releases the partition and reports ``Lost``.
 
     ``receive``, ``settle`` and ``aclose`` of a frozen process wait. Calls of a crashed process, except ``aclose``,
@@ -49,7 +49,7 @@ class KafkaMemberSource(CommittingSource):
         broker: The broker.
         member: Name of the member.
         client: The client of the process.
-        calls: The calls of the source's methods so far.
+        calls: All calls of the source's methods.
         degraded: Number of commits whose metadata did not hold all completed positions.
     """
 
@@ -321,7 +321,10 @@ class KafkaMemberSource(CommittingSource):
     # --- commits and releases
 
     async def _reach(self) -> None:
-        """Wait until process and broker run. Raises ``SourceError`` when the broker is down for too long."""
+        """Wait until process and broker run.
+
+        A classic client raises ``SourceError`` after ``commit_timeout`` without a broker.
+        """
         broker, client, deadline = self.broker, self.client, None
         while True:
             self._alive()

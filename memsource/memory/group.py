@@ -6,8 +6,8 @@ those that surprise clients:
 
 - **Two views.** The coordinator knows the present owner of a partition. A member knows its own partitions as of its
   last ``poll``. Until its next ``poll`` a member may fetch and commit, even if another member has become the owner.
-- **Commits are barely checked.** The group accepts each commit of a known member. The member need not own the
-  partition, and the position may be lower than before or not exist. The last commit wins.
+- **Few checks of commits.** The group accepts each commit of a known member. The member need not own the partition, and
+  the position may be lower than before or not exist. The last commit wins.
 - A committed position is the *next position to read*. A commit also holds the completed positions above the committed
   position.
 - **Rebalance.** The coordinator revokes partitions. The owners drain, commit and ``release`` the revoked partitions.
@@ -94,7 +94,7 @@ class Group(WatchedTopic):
         assignor: Pure function that returns the new owners of all partitions; None = ``plan``.
 
     Attributes:
-        generation: Number of assignments so far, which ``snapshot`` leaves out.
+        generation: Number of all assignments. ``snapshot`` leaves this number out.
 
     Raises:
         ConfigError: An argument is of a wrong type or out of its range.
@@ -301,7 +301,7 @@ class Group(WatchedTopic):
     # --- the coordinator
 
     def rebalance(self) -> None:
-        """Revoke all partitions, or in a cooperative group those that move, and assign the free partitions.
+        """Revoke all partitions, or the moving partitions of a cooperative group, and assign the free partitions.
 
         A call during a rebalance plans again.
         """

@@ -1,8 +1,8 @@
 """A source of one member of a ``Group``, on a real event loop.
 
-``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position a partition, on asyncio
-and on trio. Several sources share the partitions of one group. A test triggers the events that a real broker causes:
-``rebalance``, ``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
+``GroupSource`` keeps the contract of ``lanes.source`` for a source that commits one position for each partition, on
+asyncio and on trio. Several sources share the partitions of one group. A test triggers the events that a real broker
+causes: ``rebalance``, ``lose`` and ``crash`` of the group, ``fail`` and ``block`` of the source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class GroupSource(CommittingSource):
         hands_over: Whether commits include the positions completed above the floor.
 
     Attributes:
-        calls: The calls of the source so far.
+        calls: All calls of the source's methods.
 
     Raises:
         ConfigError: An argument is of a wrong type or out of its range.

@@ -90,7 +90,7 @@ class LockServer:
             now: The time, in seconds.
 
         Returns:
-            The holder; None = no one holds the lock.
+            The holder; None = the lock is free.
         """
         holder, ends = self._holders.get(name, (None, math.inf))
         return holder if now < ends else None
@@ -110,7 +110,7 @@ class LockServer:
 class MemoryLocks:
     """The locks of one process over a ``LockServer``; see ``lanes.ownership.Locks``. For asyncio and trio.
 
-    A process that does not run ``run``, or whose link is cut, is frozen for the service: its locks end after the lease.
+    The locks of a process end after their lease if the process does not run ``run``, or if its link is cut.
 
     Args:
         server: The service.
@@ -151,7 +151,7 @@ class MemoryLocks:
             self.renew()
 
     def renew(self) -> None:
-        """Renew the held locks once, and notice the lost ones. ``run`` calls this method. Does not block."""
+        """Renew the held locks once, and report the lost locks. ``run`` calls this method. Does not block."""
         now = self._clock()
         for held in list(self._held):
             if held.expired():
@@ -165,14 +165,14 @@ class MemoryLocks:
                 held.lose("the lock service no longer has it")
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
-        """Acquire a lock if no one holds it; see ``Locks.try_acquire``.
+        """Acquire a free lock; see ``Locks.try_acquire``.
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
             changed: Function that is called when the deadline has risen or the lock is lost.
 
         Returns:
-            The lock; None = this or another process holds it.
+            The lock; None = this or another process holds the lock.
 
         Raises:
             ConfigError: The name is invalid.
@@ -202,7 +202,7 @@ class MemoryLocks:
     async def _reach(self) -> None:
         await anyio.lowlevel.checkpoint()
         if self.cut:
-            raise SourceError("the lock service does not answer", retryable=True)
+            raise SourceError("the lock service does not answer; call again when it answers", retryable=True)
 
     def _until(self, sent: float) -> float:
         return sent + self._lease * (1 - _MARGIN)

@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 
 class Scripted:
-    """An object whose calls a test scripts. ``calls`` lists the calls so far. The methods below do not block."""
+    """An object whose calls a test scripts. ``calls`` lists all calls. The methods below do not block."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
@@ -121,7 +121,7 @@ class Scripted:
             gate.set()
 
     def called(self, name: CallName) -> list[Call]:
-        """Return the calls of a method so far.
+        """Return all calls of a method.
 
         Args:
             name: Name of the method.
@@ -133,7 +133,7 @@ class Scripted:
 
 
 class ScriptedSource(Scripted):
-    """A source that divides the room of each ``receive`` among its partitions, and lets them begin in turn.
+    """A source that divides the room of each ``receive`` among its partitions, which take turns to begin.
 
     A subclass maintains ``_owned``, and lists in ``_turns`` the owned partitions that may deliver.
     """
@@ -242,7 +242,7 @@ class ScriptedSource(Scripted):
 
 
 class CommittingSource(ScriptedSource):
-    """A source that commits one position a partition, for a member of a ``Group``."""
+    """A source that commits one position for each partition, for a member of a ``Group``."""
 
     @property
     @abstractmethod

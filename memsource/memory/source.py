@@ -63,7 +63,7 @@ class MemorySource(ScriptedSource):
             acts on these deadlines.
 
     Attributes:
-        calls: The calls of the source so far.
+        calls: All calls of the source's methods.
 
     Raises:
         ConfigError: An argument is of a wrong type or out of its range.
@@ -281,7 +281,7 @@ class MemoryDeadLetters(Scripted):
         broker: The broker that keeps the dead letters.
 
     Attributes:
-        calls: The calls of the writer so far.
+        calls: All calls of the writer's methods.
 
     Raises:
         ConfigError: The broker is of a wrong type.

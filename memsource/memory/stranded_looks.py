@@ -1,4 +1,4 @@
-"""The looks of a simulated source for stranded messages, by the functions that the real sources use."""
+"""The checks of a simulated source for stranded messages, with the functions of the real sources."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class QueueBroker(Protocol):
 
 
 class StrandedLooks:
-    """The looks of one source. A finding counts from the second look on, as in the real sources.
+    """The checks of one source. Like a real source, the source reports a finding only after a second check.
 
     Args:
         queue: The queue as the member knows it.
         broker: The broker.
         clock: Clock of the process, in seconds.
-        wake_at: Called with the time of the next look, at which ``look_if_due`` must be called.
+        wake_at: Function that is called with the time of the next check. At this time, call ``look_if_due``.
 
     Attributes:
-        found: Stranded messages at the last look.
+        found: Stranded messages of the last check.
     """
 
     def __init__(
@@ -52,12 +52,12 @@ class StrandedLooks:
         return f"<StrandedLooks: {len(self.found)} physical queues with stranded messages>"
 
     def look_after(self, seconds: float = LOOK_EVERY) -> None:
-        """Plan the next look."""
+        """Plan the next check."""
         self._next = self._clock() + seconds
         self._wake_at(self._next)
 
     def look_if_due(self) -> None:
-        """Look, if the time of the next look has come."""
+        """Check for stranded messages if the next check is due."""
         if self._clock() < self._next:
             return
         names = names_beyond(self._queue, self._broker.known_names)

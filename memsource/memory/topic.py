@@ -202,8 +202,8 @@ class WatchedTopic(Watched):
             key: The key; None = a message without a key.
             headers: The headers, in order.
             subject: The subject; None = the name of the topic.
-            partition: Number of the partition. Without it, the hash of the key selects, and for messages without a key
-                one partition after the other.
+            partition: Number of the partition; None = the hash of the key selects the partition, and messages without a
+                key use all partitions in turn.
 
         Returns:
             The message, with its partition and position.

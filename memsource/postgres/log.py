@@ -1,4 +1,4 @@
-"""The reference log: transactions append messages, and a sequencer gives positions to the messages that are visible."""
+"""The reference log: transactions append messages, and a sequencer gives positions to visible messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(eq=False)
 class Transaction:
-    """A transaction that appends messages. It is *running* until ``ReferenceLog.commit`` or ``roll_back``.
+    """A transaction that appends messages. A transaction is *running* until ``ReferenceLog.commit`` or ``roll_back``.
 
     Attributes:
         batches: The appended batches.
@@ -50,7 +50,7 @@ class Transaction:
 
 
 class _Hole(NamedTuple):
-    """A ticket that was not visible, and the transactions that were running when that was noticed."""
+    """A ticket that was not visible, and the transactions that ran when the sequencer noticed the ticket."""
 
     ticket: int
     running: frozenset[Transaction]
@@ -93,7 +93,7 @@ class ReferenceLog:
         return transaction
 
     def at_commit(self, transaction: Transaction) -> None:
-        """Take a ticket for each batch of a transaction, which becomes visible by ``commit``."""
+        """Take a ticket for each batch of a transaction. ``commit`` makes the batches visible."""
         for _ in transaction.batches:
             self._tickets += 1
             transaction.tickets.append(self._tickets)
@@ -108,7 +108,7 @@ class ReferenceLog:
         self.running.remove(transaction)
 
     def append(self, partition: int, rows: Iterable[StoredRow]) -> None:
-        """Append messages in a transaction of its own, which commits at once."""
+        """Append messages in a separate transaction, which commits at once."""
         transaction = self.begin()
         transaction.batches.append(Batch(partition, tuple(rows)))
         self.at_commit(transaction)
@@ -117,11 +117,11 @@ class ReferenceLog:
     # --- the sequencer
 
     def sequence(self) -> int:
-        """Give the next positions to the visible batches, in the order of their tickets. Return their number.
+        """Give the next positions to the visible batches, in the order of their tickets. Return the number of batches.
 
-        A ticket below the highest one that is not visible is a hole. A later call finds its batch, and gives it the
-        position that is the next one then. A hole is forgotten when all transactions have ended that ran at its
-        discovery, because its own transaction is one of them.
+        A hole is an invisible ticket below the highest visible ticket. A later call finds the batch of the hole, and
+        gives the batch the next position. The log forgets a hole when all transactions that ran at its discovery have
+        ended, because the transaction of the hole was one of them.
         """
         holes = {hole.ticket for hole in self._holes}
         found = sorted(ticket for ticket in self._pending if ticket > self._highest or ticket in holes)
@@ -149,7 +149,7 @@ class ReferenceLog:
 
     @property
     def firsts(self) -> list[int]:
-        """The lowest position of each partition that is left; the next one in a partition without messages."""
+        """The lowest stored position of each partition; the next position for a partition without messages."""
         return [min(rows, default=end) for rows, end in zip(self._rows, self._ends, strict=True)]
 
     @property

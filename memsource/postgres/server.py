@@ -1,8 +1,8 @@
 """A PostgreSQL server as data: sessions, advisory locks, rows with locks, and the transactions that hold them.
 
 A session ends by its client, by ``PostgresServer.terminate``, with the server, or after its idle timeout. Its locks are
-then free. Each call is one statement and receives the present time. A call that has to wait for another transaction
-raises ``Blocked``; repeat it after a change.
+then free. Each call is one statement and receives the present time. A call that must wait for another transaction
+raises ``Blocked``; repeat the call after a change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Session:
         timeout: Seconds without a statement after which the session ends; 0 = never.
         asked_at: Time of the last statement.
         in_transaction: Whether the session is in a transaction block.
-        waits: Whether a statement of the transaction waits for another transaction, or fails instead.
+        waits: Whether a blocked statement of the transaction waits for another transaction; False = the statement
+            fails.
         listens: Whether the session receives notifications.
         on_notify: Function that is called with the pid of the notifying session.
         on_end: Function that is called when the session ends.
@@ -66,7 +67,7 @@ class Session:
 
     @property
     def ends_at(self) -> float:
-        """Time at which the server ends the session, unless it asks before."""
+        """Time at which the server ends the session, unless the session sends a statement before."""
         return self.asked_at + self.timeout if self.open and self.timeout and not self.in_transaction else math.inf
 
     # --- transactions
@@ -121,7 +122,7 @@ class Session:
         self._changes[key] = row
 
     def insert(self, key: Hashable, row: Any) -> None:
-        """Write a new row. Raises ``UniqueViolation`` if there is one, and ``Blocked`` like ``lock_row``."""
+        """Write a new row. Raises ``UniqueViolation`` if the row exists, and ``Blocked`` like ``lock_row``."""
         self.lock_row(key)
         if self.get(key) is not None:
             raise UniqueViolation
@@ -169,7 +170,7 @@ class PostgresServer:
     Attributes:
         log: The log.
         up: Whether the server runs.
-        sessions: The open sessions, in the order of their begins.
+        sessions: The open sessions, the oldest first.
         rows: The committed rows.
         locks: Advisory lock -> session that holds the lock.
         on_expiry: Function that is called with a session whose idle timeout has passed, before its end.
@@ -217,11 +218,11 @@ class PostgresServer:
             self.terminate(session)
 
     def start(self) -> None:
-        """Accept sessions again. The committed rows and messages are there."""
+        """Accept sessions again. The server still has the committed rows and messages."""
         self.up = True
 
     def next_epoch(self) -> int:
-        """Return a number that was never returned before, also after a roll-back."""
+        """Return a number that the server has never returned, even after a roll-back."""
         self._epochs += 1
         return self._epochs
 

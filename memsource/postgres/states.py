@@ -23,7 +23,7 @@ class StateRow(NamedTuple):
 
 
 def claim(session: Session, key: Hashable, start: int) -> StateRow:
-    """Raise the epoch of a state, which begins at ``start`` if it is new. Raises ``Blocked``."""
+    """Raise the epoch of a state. A new state begins at ``start``. Raises ``Blocked``."""
     session.lock_row(key)
     before: StateRow | None = session.get(key)
     epoch = session.server.next_epoch()

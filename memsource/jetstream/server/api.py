@@ -102,7 +102,9 @@ class Api:
                 return _page(list(self._stream(stream).consumers), fields)
             case ["CONSUMER", "LIST", stream]:
                 return _page([self.described(each, now) for each in self._stream(stream).consumers.values()], fields)
-        raise ValueError(f"the request {'.'.join(words)} is unknown to this server")
+        raise ValueError(
+            f"the request {'.'.join(words)} is unknown: this server answers only the requests of lanes_jetstream"
+        )
 
     # --- streams
 

@@ -29,7 +29,7 @@ class BucketStream:
         config: The configuration.
         created: Time of the creation.
         data: The keys and their values.
-        prefix: Text in front of each key in a subject.
+        prefix: Prefix of each key in a subject.
     """
 
     def __init__(self, config: dict[str, Any], created: float, seed: int) -> None:
@@ -77,7 +77,7 @@ class BucketStream:
         expected = headers.get("Nats-Expected-Last-Subject-Sequence")
         other = headers.get("Nats-Expected-Last-Subject-Sequence-Subject")
         if expected is None:
-            raise ValueError(f"{subject}: a write without an expected revision is unknown to this server")
+            raise ValueError(f"{subject}: the write expects no revision: set the header of the expected revision")
         fence = None if other is None else (other.removeprefix(self.prefix), int(expected))
         try:
             return self.data.write(

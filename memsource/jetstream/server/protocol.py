@@ -81,7 +81,9 @@ class Parser:
                 elif name in ("CONNECT", "PING", "PONG"):
                     yield Other(name)
                 else:
-                    raise ValueError(f"command {name!r:.20}: the server does not know it")
+                    raise ValueError(
+                        f"command {name!r:.20}: unknown to this server; send a command of the NATS protocol"
+                    )
         finally:
             self._rest = data[at:]
 

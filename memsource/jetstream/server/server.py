@@ -45,7 +45,7 @@ class Fate:
     Attributes:
         kind: ``"deliver"``, ``"delay"`` by ``seconds``, ``"delay_reply"`` with an effect now and an answer after
             ``seconds``, ``"drop_request"`` without an effect, ``"drop_reply"`` with an effect and without an answer, or
-            ``"duplicate"``. Without a reply to a pull request its next message is lost.
+            ``"duplicate"``. A lost reply to a pull request loses the next message of the request.
         seconds: Delay, in seconds.
     """
 
@@ -69,7 +69,7 @@ class Session:
     Attributes:
         number: Number of the connection.
         member: Name of the client.
-        open: Whether the server knows of no end of the connection.
+        open: Whether the connection is open from the server's view.
         denied: Patterns of subjects to which the client may not publish.
     """
 
@@ -141,7 +141,7 @@ class Session:
             self._closed()
 
     def lose(self) -> None:
-        """Learn that the client has ended the connection. Idempotent."""
+        """Record that the client has ended the connection. Idempotent."""
         if self.open:
             self.open = False
             self._subscriptions.clear()
@@ -167,7 +167,7 @@ class NatsServer:
         up: Whether the server runs.
         leaderless: Streams and buckets without a leader, with the time at which they have a leader again.
         denied: Patterns of subjects to which no client may publish.
-        acknowledged: Consumers and sequences of the messages of which a consumer has read an acknowledgement.
+        acknowledged: Consumer and sequence of each message whose acknowledgement the consumer has read.
     """
 
     def __init__(

@@ -4,7 +4,7 @@ The rules are those of nats-server, confirmed by ``tests/simulated/jetstream/tes
 
 - Requests of a consumer take turns: each delivery uses the request that has waited longest since its last delivery.
 - A request ends when its number of messages was delivered, or with the status 408 at the end of its time. If the
-  request also limits the bytes, the server reports a delivered number by the status 409 "Batch Completed".
+  request also limits the bytes, the status 409 "Batch Completed" reports the delivery of the whole number.
 - While a request waits, the server sends a heartbeat after each ``idle_heartbeat`` without a message.
 - A request whose reply subject has no subscription ends without a message.
 - A deleted consumer ends its requests by the status 409 "Consumer Deleted".
@@ -108,7 +108,7 @@ class StreamConsumer:
         log: Messages that the consumer delivers.
         data: State of the messages.
         requests: Requests that wait, in the order of their turns.
-        losing: Number of the next deliveries that are lost on their way.
+        losing: Number of next deliveries to lose.
         sent: Reply subjects of the pull requests by the numbers of their deliveries, without lost deliveries.
     """
 
@@ -286,7 +286,7 @@ class MessageStream:
             self.gone.add(record.position)
 
     def copied(self, message_id: str, now: float) -> int | None:
-        """Return the sequence of the stored message of which the next message is a copy.
+        """Return the sequence of the stored message that the next message repeats.
 
         Args:
             message_id: Id of the next message; empty = no id.

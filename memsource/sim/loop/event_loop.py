@@ -282,7 +282,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return True
 
     def slow_since(self, since: float) -> float:
-        """Seconds since a time in which tasks were ready and took no step, because the chooser let time jump."""
+        """Seconds after a given time in which ready tasks took no step, because the chooser let time jump."""
         return sum(after - max(before, since) for before, after in self.jumps if after > since)
 
     # --- groups

@@ -106,7 +106,7 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
 
 
 async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """After some virtual seconds, call on the loop a function that was meant for a thread."""
+    """Call a function for a thread on the loop, after some virtual seconds."""
     await asyncio.sleep(seconds)
     return func(*args)
 

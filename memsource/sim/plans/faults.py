@@ -48,7 +48,7 @@ class FaultBudget:
         rebalance: The coordinator makes a new plan.
         lost: The broker takes a partition from its owner without a revocation.
         redeliver: The broker delivers a message again. Happens only on JetStream.
-        slow: The broker's answers take longer for a while.
+        slow: The broker's answers take longer for some time.
         commit_fails: A settlement raises an error, before or after the broker has stored it.
         letter_fails: The broker does not confirm a dead letter.
         io_fails: A call of ``World.io`` raises an error.

@@ -78,7 +78,7 @@ class _OutOfAttemptsError(Exception):
 
 
 class _Search:
-    """The smallest plan so far, and the results of all plans."""
+    """The smallest failing plan, and the results of all plans."""
 
     def __init__(self, fails: Callable[[Plan], bool], limit: int) -> None:
         self.best = Plan()
@@ -169,7 +169,7 @@ def _schedule(points: Sequence[tuple[int, int]]) -> Schedule:
 def ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
     """Remove items without which the plan still fails: first all items, then halves, smaller parts and single items.
 
-    An item that became unnecessary by a later removal remains; the next call removes it.
+    An item that became unnecessary by a later removal remains; the next call removes the item.
 
     Args:
         items: The items.

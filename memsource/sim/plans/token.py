@@ -1,6 +1,6 @@
 """The token of a plan: one word that a failing run prints, and that repeats the run.
 
-**The format.** ``lanes1-``, then base64url without padding of
+**The format.** A token is ``lanes1-`` and the base64url without padding of these bytes:
 
 | bytes | field | encoding |
 |---|---|---|
@@ -72,7 +72,7 @@ def encode(plan: Plan) -> str:
 
 
 def decode(token: str) -> Plan:
-    """Return the plan of a token. The memory is bounded: at most 1 MiB of text is read.
+    """Return the plan of a token. The function reads at most 1 MiB of text.
 
     Args:
         token: A result of ``encode``.

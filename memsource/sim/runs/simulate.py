@@ -130,12 +130,12 @@ def simulate(
 ) -> Simulation | Callable[[Simulated], Simulation]:
     """Turn a coroutine function with a ``World`` parameter into a test that runs under many plans.
 
-    The world is the first parameter, after the ``self`` of a method. Other arguments of the test (fixtures) are passed
-    on.
+    The world is the first parameter, after the ``self`` of a method. A call passes the other arguments, such as
+    fixtures, to the test.
 
     A run fails by an exception of the test or a worker, a finding of a checker, or an unfinished message. A deadlock, a
-    livelock, a test beyond ``time_limit`` and a worker that does not stop fail the run too. So does a state
-    (``World.check``) that differs from the state of the run without faults. Ctrl-C and ``pytest.skip`` end the test as
+    livelock, a test beyond ``time_limit`` and a worker that does not stop fail the run too. A state (``World.check``)
+    that differs from the state of the run without faults also fails the run. Ctrl-C and ``pytest.skip`` end the test as
     usual. A call of the test shrinks the first failing run, and raises ``SimulationFailed`` with a picture and the
     token of the smallest failing run.
 
@@ -254,7 +254,7 @@ def _place_of_world(test: Simulated) -> int:
 
 
 def _check_caller(test: Simulated, caller: FrameType) -> None:
-    """Raise ``ImpossiblePlan`` if the caller's line passes the result of the call to ``asyncio.run`` or the like.
+    """Raise ``ImpossiblePlan`` if the caller's line passes the call's result to a function such as ``asyncio.run``.
 
     The call makes all runs and returns None, so ``asyncio.run`` would fail after the runs.
     """

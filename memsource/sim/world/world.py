@@ -1,8 +1,8 @@
 """A world: a broker, workers with the user's handler, and the faults of a plan.
 
 A crash is like ``kill -9``. The worker's tasks take no further step, so no ``finally`` and no ``except`` of a handler
-runs, and the broker is not told. If all workers share a fake with a lock, a dead handler never releases the lock.
-Real processes share no memory, and therefore no such lock.
+runs, and the broker receives no notice. If all workers share a fake with a lock, a dead handler never releases the
+lock. Real processes share no memory, and therefore no such lock.
 """
 
 from __future__ import annotations
