@@ -1,8 +1,8 @@
 """Advisory locks: one session of the server holds all locks of a process, and ends when the process is frozen or gone.
 
-The server ends a session that is idle for one lease (``idle_session_timeout``), with its locks. A heartbeat, every
-third of the lease, keeps the session. It also verifies that the server's process is still the same and still has the
-locks. A connection that ends is noticed at once, by its socket.
+The server ends a session that is idle for one lease (``idle_session_timeout``), with its locks. A heartbeat after each
+third of the lease keeps the session, and verifies that the server's process is the same and still has the locks. The
+socket reports the end of a connection at once.
 
 ```
 heartbeat sent          deadline       the server ends the session
@@ -73,9 +73,9 @@ def key_of(name: str) -> int:
 class AdvisoryLocks:
     """Advisory locks of PostgreSQL 14 or newer; see ``lanes.ownership.Locks``. Needs asyncio.
 
-    One connection of its own holds all locks of the object. The server ends the session of a process that is frozen, or
-    whose host is gone, after one lease. A transaction-pooling proxy shares sessions between clients, so its connections
-    cannot hold locks, and it is refused. Behind a proxy, a start needs a second session for a moment.
+    One separate connection holds all locks of the object. The server ends the session of a process that is frozen, or
+    whose host is gone, after one lease. ``open`` refuses a transaction-pooling proxy, because the proxy shares sessions
+    between clients and so cannot hold locks. With any proxy, a start briefly needs a second session.
 
     If the connection ends, all locks of the object are lost, and ``run`` connects again.
 
@@ -148,14 +148,14 @@ class AdvisoryLocks:
                     await self._wake.wait()
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
-        """Acquire a lock if no one holds it; see ``lanes.ownership.Locks.try_acquire``.
+        """Acquire a free lock; see ``lanes.ownership.Locks.try_acquire``.
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
             changed: Function that is called when the deadline has risen or the lock is lost.
 
         Returns:
-            The lock; None = this or another process holds it.
+            The lock; None = this or another process holds the lock.
 
         Raises:
             ConfigError: The name is invalid, two names have one key, or a proxy is in between.
@@ -217,7 +217,7 @@ class AdvisoryLocks:
             await self._renew(session)
 
     async def _renew(self, session: LockSession) -> None:
-        """Verify and renew all locks. The caller has the turn."""
+        """Verify and renew all locks. The caller holds ``turn`` of the session."""
         sent = monotonic()
         pid, timeout, keys = await session.ask(_VERIFY)
         self._check_pid(session, pid)
@@ -249,7 +249,7 @@ class AdvisoryLocks:
             await session.ask(_UNLOCK_ALL)
 
     async def _within(self, session: LockSession, request: Coroutine[Any, Any, T]) -> T:
-        """Perform a request before the earliest deadline. The session ends if it has no answer by then."""
+        """Perform a request before the earliest deadline. Without an answer by the deadline, the session ends."""
         if session.ended:
             request.close()
             session.check()
@@ -288,7 +288,7 @@ class AdvisoryLocks:
         raise error
 
     def _left(self, session: LockSession, begun: float) -> float:
-        """Return the seconds until the earliest deadline; without a lock, until a lease after the last request."""
+        """Return the seconds until the earliest deadline; without a lock, one lease after the last request counts."""
         held = [each.deadline for each in session.held.values() if each.active]
         return min(held, default=max(begun, session.asked_at) + self._lease) - monotonic()
 
@@ -356,7 +356,9 @@ class AdvisoryLocks:
             self._session = None
             self._why = reason
             count = len(session.held)
-            log.warning("%s: the session ended with %d locks, which are lost: %s", WHERE, count, reason)
+            log.warning(
+                "%s: the session ended, and its %d locks are lost, but run() connects again: %s", WHERE, count, reason
+            )
         held, session.held = session.held, {}
         for each in held.values():
             self._sessions.pop(each, None)

@@ -118,7 +118,7 @@ class PostgresAttempts:
             positions: Positions of the messages.
 
         Raises:
-            ConfigError: The setup must be changed.
+            ConfigError: A table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         if positions:

@@ -63,7 +63,7 @@ _BYTES: Final = ("key", "record_key")
 class PostgresDeadLetters:
     """Dead letters in the table ``lanes_dead_letters``, for ``Consumer(dead_letters=…)``; also their ``DeadLetterBox``.
 
-    Give each subscription a name of its own, because the dead letters of two subscriptions for one message have one id.
+    Give each subscription a different name, because the dead letters of two subscriptions for one message have one id.
     Needs asyncio.
 
     Args:
@@ -105,7 +105,7 @@ class PostgresDeadLetters:
             await check_schema(connection, schema=self._schema)
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write one dead letter, unless it is there; see ``lanes.source.DeadLetters.put``.
+        """Write one dead letter, unless the table already has it; see ``lanes.source.DeadLetters.put``.
 
         Args:
             dead_letter: The dead letter.
@@ -204,7 +204,7 @@ class PostgresDeadLetters:
         return f"log {letter.source}"
 
     async def aclose(self) -> None:
-        """Close own connections. Idempotent."""
+        """Close the connections that this object opened. Idempotent."""
         await self._connections.aclose()
 
     def _query(self, text: LiteralString) -> bytes:
@@ -220,7 +220,7 @@ class PostgresDeadLetters:
 
 
 def record_of(letter: DeadLetter) -> bytes:
-    """Return all fields but the value, as JSON in ASCII, which also has names that no text of a database can hold."""
+    """Return all fields except the value as ASCII JSON, which can hold names that a database text cannot."""
     fields = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter) if field.name != "value"}
     for name in _BYTES:
         if fields[name] is not None:
@@ -231,7 +231,7 @@ def record_of(letter: DeadLetter) -> bytes:
 
 
 def dead_letter_of(record: bytes, value: bytes) -> DeadLetter:
-    """Return the dead letter that ``record_of`` stored. Fields of a newer version are left out."""
+    """Return the dead letter that ``record_of`` stored. The result omits fields of a newer version."""
     known = {field.name for field in dataclasses.fields(DeadLetter)}
     fields = {name: field for name, field in json.loads(record).items() if name in known}
     for name in _BYTES:

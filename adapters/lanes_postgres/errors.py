@@ -60,7 +60,7 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
 
 
 def not_connected(error: psycopg.Error, where: str) -> LanesError:
-    """Return the error of a connection that could not be opened. Names the remedy if the server has none left."""
+    """Return the error of a failed connection. If the server has no connection left, the error names the remedy."""
     found = lanes_error(where, error)
     text = str(error)
     if "too many clients" in text or "connection slots" in text or "too many connections" in text:

@@ -1,7 +1,7 @@
 """Claims by partition: one statement stores the position of a subscription in the transaction of the effect.
 
-The row is that of ``PostgresStates``, so the next owner continues after the last effect. The row stays locked until the
-end of the transaction, and no other process acquires the partition before.
+The statement writes the row of ``PostgresStates``, so the next owner continues after the last effect. The row stays
+locked until the end of the transaction. Until then no other process acquires the partition.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Owned(NamedTuple):
 class FloorClaims:
     """The claims of one subscription in one schema, by partition. Immutable; performs no I/O.
 
-    A replayed dead letter is below the position of its partition, so it has a row of its own in ``claims``.
+    A replayed dead letter is below the position of its partition, so it has a separate row in ``claims``.
     """
 
     def __init__(self, subscription: str, schema: str, claims: Claims) -> None:

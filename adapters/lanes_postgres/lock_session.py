@@ -55,9 +55,9 @@ class LockSession:
         self._socket = os.dup(connection.fileno())
 
     async def ask(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
-        """Return the one row of a query. The caller has the turn.
+        """Return the one row of a query. The caller holds ``turn``.
 
-        An answer that comes after the end of the session is an error, because its locks are lost by then.
+        An answer after the end of the session is an error, because the locks of the session are lost.
         """
         self.check()
         self.asked_at = monotonic()
@@ -74,7 +74,10 @@ class LockSession:
             raise SourceError(f"{WHERE}: {self.ended}", retryable=True)
 
     def watch(self, wake: Callable[[], None]) -> None:
-        """Call ``wake`` when the server sends something unasked, such as the end of the session. Idempotent."""
+        """Call ``wake`` when the server sends a message without a request, such as the end of the session.
+
+        Idempotent.
+        """
         if not self.ended:
             asyncio.get_running_loop().add_reader(self._socket, self._readable, wake)
 
@@ -97,7 +100,7 @@ class SessionMaker:
     Args:
         dsn: Connection string.
         lease: Seconds without a request after which the server ends a session.
-        spawn: Function that runs a coroutine as a task, which the owner of the sessions waits for.
+        spawn: Function that runs a coroutine as a task, for which the owner of the sessions waits.
 
     Raises:
         ConfigError: The connection string is invalid.
@@ -187,7 +190,7 @@ class SessionMaker:
         """Raise ``ConfigError`` if a proxy gives the session of this connection to another client between statements.
 
         The proxy hides the process of the server. A second client in a transaction then gets the session that was used
-        last, which is that of this connection, unless a third client was faster.
+        last. Unless a third client was faster, this is the session of this connection.
         """
         for _ in range(_PROBES):
             async with (
@@ -203,7 +206,10 @@ class SessionMaker:
 
 
 async def abandon(requests: set[asyncio.Task[Any]], connection: AsyncConnection[Any]) -> None:
-    """Cancel requests, and close their connection. The first cancellation waits for the server, and the second not."""
+    """Cancel requests, and close their connection.
+
+    After a first cancellation the function waits for the server; a second cancellation ends the wait.
+    """
     for _ in range(2):
         if running := {request for request in requests if not request.done()}:
             for request in running:

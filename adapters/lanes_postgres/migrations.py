@@ -91,9 +91,9 @@ def migrate(
     """Create the tables, or update them to this version of ``lanes``.
 
     The call runs in one transaction, completely or not at all. When calls run concurrently, the first call migrates
-    and the other calls wait. An update of existing tables waits up to 60 s for the transactions that use them, and
-    fails none of these. Idempotent. The user of the connection needs the right to create the tables and a missing
-    schema; ``Positions`` needs neither.
+    and the other calls wait. An update of existing tables waits up to 60 s for transactions on the tables, and fails no
+    transaction. Idempotent. The user of the connection needs the right to create the tables and a missing schema;
+    ``Positions`` needs neither.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -131,7 +131,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
         Nothing; awaitable for an asynchronous connection.
 
     Raises:
-        ConfigError: The tables are missing, or are older or newer than this version of ``lanes`` needs.
+        ConfigError: The tables are missing, or have another version than this ``lanes`` needs.
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)

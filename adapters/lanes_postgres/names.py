@@ -1,4 +1,4 @@
-"""Checks of the names that users choose, which are the subscription and the schema."""
+"""Checks of the names of subscriptions and schemas, which users choose."""
 
 from __future__ import annotations
 

@@ -60,8 +60,8 @@ class Positions:
         schema: Schema in which ``migrate`` created the tables.
         by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
             each message, for ``order="none"``. A message without a key always has its own row. ``"partition"`` keeps no
-            row of its own, and moves the position of a ``PostgresSource``, for ``order="serial"`` and
-            ``order="partition"``. Its subscription, database and schema are then those of the source.
+            separate row, and moves the position of a ``PostgresSource``, for ``order="serial"`` and
+            ``order="partition"``. Subscription, database and schema must then equal those of the source.
 
     Raises:
         ConfigError: An argument is invalid.

@@ -127,7 +127,8 @@ class PostgresStates:
         except SourceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise StateLocked(
-                    f"{self._where}: a transaction holds the row of {key.partition} of {key.subscription!r}"
+                    f"{self._where}: a transaction holds the row of {key.partition} of {key.subscription!r}; claim "
+                    "again after the transaction"
                 ) from error
             raise
 
@@ -269,7 +270,7 @@ def _check(key: StateKey) -> None:
 
 
 def array_of(runs: Sequence[tuple[int, int]]) -> str:
-    """The runs as the text of an array of their starts and ends."""
+    """Return the runs as the text of an array: the start and the end of each run."""
     return "{" + ",".join(f"{start},{end}" for start, end in runs) + "}"
 
 

@@ -50,7 +50,7 @@ def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]
 
 
 class _AsyncBlock(AbstractAsyncContextManager[Result]):
-    """A block for ``async with``. As a condition it would always be true, and nothing would be stored."""
+    """A block for ``async with``. As a condition, the block would always be true and store nothing."""
 
     def __init__(self, block: AbstractAsyncContextManager[Result], where: str) -> None:
         self._block = block
@@ -72,7 +72,7 @@ class _AsyncBlock(AbstractAsyncContextManager[Result]):
 
 
 class _BlockingBlock(AbstractContextManager[Result]):
-    """A block for ``with``. As a condition it would always be true, and nothing would be stored."""
+    """A block for ``with``. As a condition, the block would always be true and store nothing."""
 
     def __init__(self, block: AbstractContextManager[Result], where: str) -> None:
         self._block = block
@@ -108,7 +108,10 @@ async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], wh
 
 
 def outside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
-    """Perform a single statement outside of any transaction of the caller. Raises ``ConfigError`` inside of one."""
+    """Perform a single statement outside of any transaction of the caller.
+
+    Raises ``ConfigError`` inside a transaction.
+    """
     _check_outside(connection, where)
     if not connection.autocommit:
         return alone(connection, steps, where)

@@ -1,4 +1,4 @@
-"""The plan of a replay: how rows reach the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
+"""The plan of a replay: the route of rows to the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
 Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Rows of
 different keys must be mixed, so that handlers run concurrently. Rows are therefore sorted by position and never by key.

@@ -3,7 +3,7 @@
 A batch has one range of positions of every partition. Unless a journal selects positions, the range directly follows
 the range of the previous batch. A batch never has rows of two eras. The cap bounds the positions of a batch, and
 therefore its rows. With gaps between positions, a batch has fewer rows. If a journal selects positions, a batch has at
-most one island (range around selected positions) of each partition, and positions between islands are not read.
+most one island (range around selected positions) of each partition, and the replay reads no positions between islands.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
 
 
 def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
-    """Cut each range to its first and last selected position. A partition without a selected position is left out."""
+    """Cut each range to its first and last selected position.
+
+    The result omits a partition without a selected position.
+    """
     found = {}
     for partition, (first, end) in ranges.items():
         if of_partition := islands.get(partition):
@@ -119,7 +122,7 @@ def narrowed(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
     """Cut each range to its first and last position inside an island.
 
-    A partition without an entry in ``islands`` keeps its range. An empty range is left out.
+    A partition without an entry in ``islands`` keeps its range. The result omits an empty range.
     """
     found = {}
     for partition, (first, end) in ranges.items():
@@ -135,7 +138,7 @@ def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
-    """Count the positions of ``ranges`` that are inside islands; a partition without islands counts completely."""
+    """Count the positions of ``ranges`` that are inside islands; all positions of a partition without islands count."""
     count = 0
     for partition, (first, end) in ranges.items():
         for one, other in islands.get(partition, ((first, end),)):
@@ -144,7 +147,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first position of an island from ``position`` on, and the island's end; else ``position`` and None."""
+    """Return the first island position from ``position`` on and the island's end; else ``position`` and None."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])

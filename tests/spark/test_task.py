@@ -365,7 +365,7 @@ def acknowledge_plainly(message: lanes.Message) -> None:
         ({"settings": lanes.Settings(poison="skip")}, 'poison="skip" needs dead letters'),
         (
             {"dead_letters": MemoryDeadLetters(MemoryBroker())},
-            "dead_letters=MemoryDeadLetters on Spark: every task needs clients of its own; pass a function",
+            "dead_letters=MemoryDeadLetters on Spark: every task needs its own clients; pass a function",
         ),
         ({"results": "position long"}, "results='position long' is not a pyarrow.Schema"),
         ({"results": pa.schema([])}, "give one or more columns with different names"),

@@ -74,12 +74,12 @@ def drop(
     log: Annotated[str, typer.Option(help="Name of the log.", metavar="NAME", show_default=False)],
     dsn: Dsn = "",
     schema: Schema = SCHEMA,
-    force: Annotated[bool, typer.Option("--force", help="Drop it although members run.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Drop the subscription although members run.")] = False,
 ) -> None:
     """Delete a subscription and its positions.
 
-    The next consumer of this name begins at its start again. Running members are refused, so that a typing error stops
-    no consumer.
+    The next consumer of this name begins at its start again. The command refuses a subscription with running members,
+    so that a typing error stops no consumer.
     """
 
     async def work(connection: AsyncConnection[Any]) -> None:
@@ -100,7 +100,7 @@ def trim(
     """Delete messages that all subscriptions have finished.
 
     The last batch of each partition stays. With --force, a subscription that has not read a deleted message stops, or
-    continues as its out_of_range says.
+    continues by its out_of_range.
     """
 
     async def work(connection: AsyncConnection[Any]) -> int:

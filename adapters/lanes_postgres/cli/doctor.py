@@ -1,4 +1,4 @@
-"""Checks of a PostgreSQL server before a consumer uses it. All calls change nothing at the server."""
+"""Checks of a PostgreSQL server before a consumer uses it. No call changes the server."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ class _Doctor:
 
 
 async def _locks(dsn: str) -> Check:
-    """Acquire an advisory lock as a process does, and give it back."""
+    """Acquire an advisory lock as a process does, and release the lock."""
     locks = AdvisoryLocks(dsn, lease=_LEASE)
     try:
         await locks.open()

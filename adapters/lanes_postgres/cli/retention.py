@@ -54,10 +54,10 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
     """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
 
     Each transaction deletes at most 5,000 batches, so a cancelled call has deleted the oldest messages. With ``force``,
-    unfinished messages are deleted too. The last batch of each partition stays.
+    the call also deletes unfinished messages. The last batch of each partition stays.
 
-    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist, and without ``force`` also
-    if it has no subscription, or one with positions in a store of the user.
+    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist. Without ``force``, the log
+    also needs a subscription, and no subscription may have its positions in a store of the user.
     """
     # Messages without a position may follow the last batch.
     while await perform_async(connection, sequencing(schema), "trim"):
@@ -95,8 +95,8 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
                 )
             if own is not None and not force:
                 raise ConfigError(
-                    f"subscription {own!a} of log {log!a} has its positions in a store of its own, so it is not known "
-                    "which messages it has finished; add --force, with --older-than for the messages to keep"
+                    f"subscription {own!a} of log {log!a} has its positions in a store of its own, so its finished "
+                    "messages are unknown; add --force, with --older-than for the messages to keep"
                 )
             batches, messages = await (await cursor.execute(compose(query, schema), wanted)).fetchone() or (0, 0)
         deleted += int(messages)

@@ -51,7 +51,7 @@ class SubscriptionView:
     Attributes:
         log: Name of the log.
         name: Name of the subscription.
-        start: First message that the subscription reads, as its first member said.
+        start: First message that the subscription reads, as set by its first member.
         partitions: Number of partitions of the log.
         lag: Number of positions that are not below the floors of the subscription. ``None`` = the positions are in a
             store of the user.
@@ -77,7 +77,7 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
 
 
 async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: str, name: str, *, force: bool) -> None:
-    """Delete a subscription with its positions, in one transaction. Its owners are refused from then on.
+    """Delete a subscription with its positions, in one transaction. The tables then refuse its owners.
 
     Raises ``ConfigError`` if the subscription does not exist, or if members run and ``force`` is False.
     """

@@ -75,9 +75,9 @@ def audit(
     DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes check`` where a verdict
     needs every row in order:
 
-    - If a process lacks rows, neither that process nor events across processes are judged. A promise is then
-      ``unproven``, unless the other processes violate it. With missing rows, AtLeastOnce has no violation, as in
-      ``lanes check``.
+    - If rows of a process are missing, the audit judges neither that process nor events across processes. A promise is
+      then ``unproven``, unless the other processes violate the promise. With missing rows, AtLeastOnce has no
+      violation, as in ``lanes check``.
     - If one violation causes another, the number of violations may differ from ``lanes check``. If the committed floor
       of an assignment falls, the audit does not judge some commits of this assignment.
     - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
@@ -86,7 +86,7 @@ def audit(
 
     Args:
         spark: Spark session that runs the audit.
-        journal: Folder that ``lanes.run(journal=…)`` has written, or several folders.
+        journal: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
         source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, such
             as ``orders/3``, and ``position``. With an empty source, AtLeastOnce is ``unproven``.
         findings_to: New folder for the findings as Parquet; None = findings are not stored. Without a folder the call

@@ -106,7 +106,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
     Args:
         raw: The rows.
         due: Columns ``history``, ``partition`` and ``position`` of each message that had to be handled, without
-            repeats. Default: these messages are unknown.
+            repeats. None = unknown.
 
     Returns:
         Findings and counts.
@@ -183,7 +183,7 @@ def _tally(rows: DataFrame, kind: str, checker: str = "", what: Column | None = 
 
 
 def _counts(counted: DataFrame, kind: str, checker: str = "", what: str = "") -> DataFrame:
-    """Return counts by history as tallies. Columns that ``counted`` lacks get default values."""
+    """Return counts by history as tallies. Missing columns of ``counted`` get default values."""
     given = {"kind": kind, "checker": checker, "what": what}
     columns = [name if name in counted.columns else F.lit(text).alias(name) for name, text in given.items()]
     return counted.select("history", *columns, "count")

@@ -30,7 +30,7 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
         within: Columns that name a position.
         opens: Whether a row opens an unknown position.
         mark: ``F`` for a finished position, ``N`` for a position that is handled again, ``R`` for a position that is
-            unknown again, else null.
+            unknown again; null for other rows.
 
     Returns:
         The intervals.
@@ -61,7 +61,7 @@ def _unfinished(turns: DataFrame, within: Sequence[str]) -> DataFrame:
 def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> DataFrame:
     """Pair each point with the intervals at lower positions that contain the point's time.
 
-    Two windows drop rows that are in no pair, so that the join gets only violations and a few other rows.
+    Two windows drop rows without a pair, so that the join receives only violations and a few other rows.
 
     Args:
         points: Rows with ``position``, ``ts`` and ``name``.

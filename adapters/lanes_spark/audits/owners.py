@@ -26,7 +26,7 @@ def exclusive_owner(known: Known) -> DataFrame:
 
 
 def _events(known: Known) -> DataFrame:
-    """Return the ownership rows of the processes that lack no rows. The column ``ts`` orders all rows."""
+    """Return the ownership rows of the processes with all rows. The column ``ts`` orders all rows."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -50,7 +50,7 @@ def _events(known: Known) -> DataFrame:
 def _ownerships(events: DataFrame) -> DataFrame:
     """Return each ownership with its begin ``since``, its end ``until``, and the time ``revoked`` of its handover.
 
-    An ownership without a row of its end ends with its process.
+    An ownership without a final row ends with its process.
     """
     event, ts = F.col("event"), F.col("ts")
     backwards = Window.partitionBy(*ASSIGNMENT).orderBy(F.desc("ts")).rowsBetween(Window.unboundedPreceding, -1)
@@ -71,7 +71,7 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
-    """Find owners that worked while another process owned the partition too, and that later handed it over."""
+    """Find owners that worked while another process owned the partition, and that later handed the partition over."""
     # If the assignment begins again before its handover, only the later ownership counts.
     revoked = F.col("revoked")
     own = ownerships.where(

@@ -41,13 +41,13 @@ _STRETCH: Final = 64
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """Facts about a journal that are known without its single messages.
+    """Facts about a journal that do not depend on single messages.
 
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
-        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is added to the
-            clock of a process, which makes the clocks of processes comparable. ``slack`` is an upper bound of each step
-            back of a process's clock, in seconds. ``gap`` describes missing or unreadable rows, or is null.
+        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is the number of
+            seconds that makes the clock of a process comparable with other clocks. ``slack`` is an upper bound of each
+            step back of a process's clock, in seconds. ``gap`` describes missing or unreadable rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
@@ -217,7 +217,7 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def _ordered(segments: DataFrame) -> DataFrame:
-    """Add ``shift``, ``process``, ``whole`` (the history lacks no rows) and ``several`` (it has several boots)."""
+    """Add ``shift``, ``process``, ``whole`` (the history has all rows) and ``several`` (several boots)."""
     all_of = Window.partitionBy("history")
     first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
     way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)

@@ -159,7 +159,10 @@ def bound(option: str, text: str) -> Bound | None:
 
 
 def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
-    """Parse words of the form NAME=VALUE. Raises ``ConfigError`` for any other word. The error text has no value."""
+    """Parse words of the form NAME=VALUE.
+
+    Raises ``ConfigError`` for any other word. The error text omits the values.
+    """
     split = [text.partition("=") for text in texts]
     for name, sign, _ in split:
         if not name or not sign:

@@ -69,7 +69,7 @@ def summary(report: Report) -> str:
 
 
 def lacking(report: Report) -> list[str]:
-    """Describe the rows that the journal may lack, and the journal's positions that the source lacks."""
+    """Describe rows that the journal may lack, and positions of the journal that the source lacks."""
     doubts = report.journal.doubts if report.journal else ()
     lines = [f"the journal may be incomplete: {doubt}" for doubt in doubts]
     if report.missing:

@@ -1,7 +1,7 @@
 """A server on the driver that sends current offset ranges to the Python process of a stream's Spark source.
 
 The Python process has no JVM and cannot ask the brokers. The process asks the driver over a socket that only this user
-can open. To stop a stream between two batches, the driver answers that no positions follow.
+can open. To stop a stream between two batches, the driver answers that the stream has ended.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OffsetServer(socketserver.UnixStreamServer):
 
     Attributes:
         path: Path of the socket.
-        stopped: Event that is set when the server answers that no positions follow. After this answer no batch runs or
-            begins.
+        stopped: Event that is set when the server answers with the end of the stream. After this answer no batch runs
+            or begins.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:
@@ -118,7 +118,7 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
         at: Next position of the stream by partition. All messages below these positions are handled.
 
     Returns:
-        The ranges by partition; None when the stream is to stop.
+        The ranges by partition; None = the stream must stop.
 
     Raises:
         SourceError: The driver could not read the ranges, did not answer in time, or has ended.

@@ -164,7 +164,7 @@ class ProgressTracker:
         return self._reports.address
 
     def look(self, spans: Mapping[int, Span], at: Mapping[int, int]) -> None:
-        """Replace the ranges to handle.
+        """Replace the ranges to handle and the handled positions.
 
         Args:
             spans: Ranges to handle, by partition.
@@ -180,7 +180,10 @@ class ProgressTracker:
             self._at |= at
 
     def done(self, ranges: Mapping[int, Span]) -> None:
-        """Record the end of a batch. Raises ``LanesError`` if ``tell`` raises an error now, or did so before."""
+        """Record the end of a batch.
+
+        Raises ``LanesError`` if this call or an earlier call of ``tell`` raised an error.
+        """
         with self._lock:
             self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}

@@ -68,7 +68,7 @@ class ResultsFolder:
             if bound["results_to"] == self._folder:
                 raise ConfigError(
                     f"{was}: the folder has lost the results of the checkpoint {self._checkpoint}: restore the folder, "
-                    "with its _lanes, or give this replay a checkpoint of its own"
+                    "with its _lanes, or give this replay its own checkpoint"
                 )
             raise self._other(f"with {was}", was)
         if note is not None:

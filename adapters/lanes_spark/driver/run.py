@@ -56,8 +56,8 @@ class RunOptions(TypedDict, total=False):
         tasks: Number of shuffle tasks, 1 or more, see ``make_plan``. Default: 4 per core.
         effects: Kind of the handler's effects outside its process, see ``Effects``. Default: ``"unfenced"``.
         progress: Function that is called after each batch and about once a second, in a thread of the driver. An
-            exception of the function stops the run after the current batch, and the run raises it unchanged. A
-            continued run handles the current batch again.
+            exception of the function stops the run after the current batch, and the run raises the exception unchanged.
+            A continued run handles the current batch again.
         journal: Folder in which every attempt of a task writes its own journal, see ``TaskJob``.
     """
 

@@ -171,7 +171,10 @@ class Stream:
         return True
 
     def _look(self, at: Mapping[int, int]) -> Mapping[int, Span]:
-        """Return the selected positions that the topic has now. The thread of the offset server calls this method."""
+        """Return the selected positions at the topic's present end.
+
+        The thread of the offset server calls this method.
+        """
         scope = self._run.scope
         found = scope.source.spans(self._spark)
         check_incarnation(scope.source.topic, scope.spans.incarnation, found.incarnation)

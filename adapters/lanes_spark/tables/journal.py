@@ -37,8 +37,8 @@ _TOPICS: Final = 5
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
     """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call this function before ``read_journal``, so that a file that is completed between the two calls is not missed
-    by both. With Spark Connect, which cannot list hidden files, the result is 0.
+    Call this function before ``read_journal``. One of the two calls then counts a file that is completed between the
+    calls. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -90,7 +90,7 @@ def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) 
     """Raise ``ConfigError`` for rows of an earlier ``lanes``, which counted assignments in the column epoch.
 
     Spark takes the columns of all files from one file, and fills missing columns with null. The schema here therefore
-    names both columns. By the statistics of the files, Spark skips the parts of a journal without an epoch.
+    names both columns. The statistics of the files let Spark skip the parts of a journal without an epoch.
 
     Args:
         reader: Reader of the journal's files.

@@ -64,7 +64,7 @@ class JournalSelection:
     not contain messages that were never delivered.
 
     Args:
-        path: Folder that ``lanes.run(journal=…)`` has written, or several folders.
+        path: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
         of: State of the selected messages. ``"dead_lettered"``: the dead letter of the message was confirmed, in any
             run. ``"unfinished"``: the message was delivered, but no run handled or acknowledged it, dead-lettered it
             for good, or committed a higher position. Work after the end of an assignment does not count.
@@ -183,7 +183,8 @@ class Chosen:
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         """Return the rows at chosen positions. Reads no row yet.
 
-        The order of ``rows`` is kept only if the positions are ``small``; otherwise Spark may shuffle the rows.
+        The result keeps the order of ``rows`` only if the positions are ``small``; otherwise Spark may shuffle the
+        rows.
 
         Args:
             rows: Rows of the source.

@@ -63,8 +63,8 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 class KafkaTopic:
     """The messages of a Kafka topic.
 
-    As in a live consumer, messages of aborted transactions and messages after the begin of an open transaction are not
-    read, unless ``kafka.isolation.level`` says otherwise.
+    Like a live consumer, a replay omits messages of aborted transactions and messages after the begin of an open
+    transaction. The option ``kafka.isolation.level`` can change this rule.
 
     Args:
         servers: Brokers as host:port, separated by commas.
@@ -73,7 +73,7 @@ class KafkaTopic:
             ``kafka.security.protocol``, is a setting of the Java client.
         aligned: Whether one task reads a whole partition, without a shuffle, so that at most one task works on each
             partition. False = a shuffle by key distributes few partitions over many cores. ``minPartitions`` and
-            ``maxRecordsPerPartition`` need False, and ``eras`` unless the order is ``"none"``.
+            ``maxRecordsPerPartition`` need False. ``eras`` need False unless the order is ``"none"``.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:

@@ -40,7 +40,7 @@ class ParquetTable:
 
     Args:
         path: Path of the table, or several paths.
-        topic: Topic of the messages. If the table has a column ``topic``, only rows of this topic are read.
+        topic: Topic of the messages. If the table has a column ``topic``, a replay reads only rows of this topic.
         columns: Names of columns that differ in the table, by message column. Default: no differences.
         aligned: Whether every partition is one file, written in the order of its positions and small enough for one
             task. An aligned table needs no shuffle. A replay checks that one task reads each partition.

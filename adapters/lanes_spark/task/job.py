@@ -35,7 +35,7 @@ class TaskJob:
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
         name: Name of the job. Jobs with the same name count as one job in a process.
         settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits hold in each task.
-        results: pyarrow schema of the rows that the handler returns; None = returned rows are ignored.
+        results: pyarrow schema of the rows that the handler returns; None = the task ignores returned rows.
         decode: Function that converts a message to the handler's argument, see ``lanes.Consumer``.
         dead_letters: Function that creates the dead letter store of a task, on the task's event loop.
         setup: Function that opens resources of the handler.
@@ -74,7 +74,7 @@ class TaskJob:
             )
         if self.dead_letters is not None and not callable(self.dead_letters):
             raise ConfigError(
-                f"dead_letters={type(self.dead_letters).__name__} on Spark: every task needs clients of its own; pass "
+                f"dead_letters={type(self.dead_letters).__name__} on Spark: every task needs its own clients; pass "
                 "a function that creates the dead letter store"
             )
         self.settings.poison_policy(has_dead_letters=self.dead_letters is not None)

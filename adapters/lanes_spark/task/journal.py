@@ -59,7 +59,7 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder, and for the time of the block a hidden file, which workers look for. Blocks.
+    """Create the folder. During the block the folder has a hidden file, by which workers recognize the folder. Blocks.
 
     Args:
         folder: Folder of the journals; None without journals.
@@ -107,7 +107,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
 
 
 class Pace:
-    """Makes a task wait for a slow journal, so that the journal need not drop rows."""
+    """Makes a task wait for a slow journal, so that the journal drops no rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -44,7 +44,7 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows as Python objects, grouped by partition unless they have several eras; rows of a partition stay in order.
+    """Rows as Python objects, in groups by partition unless the rows have several eras; each group keeps its order.
 
     Args:
         columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.

@@ -36,7 +36,7 @@ class _Place:
 
     Attributes:
         partition: The partition.
-        highest: Highest position so far; -1 before the first row.
+        highest: Highest position that the source has read; -1 before the first row.
         run: Messages to deliver next.
         size: Bytes of the messages in ``run``.
     """
