@@ -2,8 +2,8 @@
 
 Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``retention``, ``errors``,
 ``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages
-``core``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``ownership``, ``cohort``, ``dead_letters``,
-``cli``.
+``core``, ``ring``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``ownership``, ``cohort``,
+``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations

@@ -31,7 +31,18 @@ _LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
 
 
 def slot(key: PartitionKey) -> int:
-    """Return the slot of a key, in 0 … 65,535: the first two bytes of its BLAKE3 hash, little-endian."""
+    """Return the slot of a key: the first two bytes of its BLAKE3 hash, little-endian. Does not block.
+
+    Args:
+        key: The key: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian).
+
+    Returns:
+        The slot, in 0 … 65,535.
+
+    Raises:
+        ValueError: An ``int`` is outside 0 … 2¹²⁸−1, or a ``str`` cannot be encoded as UTF-8.
+        TypeError: The key has another type.
+    """
     return int.from_bytes(blake3(key_bytes(key)).digest(length=2), "little")
 
 

@@ -23,6 +23,7 @@ PACKAGES: Final = ("lanes", "memsource", "lanes_jetstream", "lanes_kafka", "lane
 
 PUBLIC: Final = (
     "lanes",
+    "lanes.ring",
     # For authors of a backend: docs/guides/writing-a-source.md
     "lanes.source",
     "lanes.core.types",
