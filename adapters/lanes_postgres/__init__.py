@@ -1,8 +1,9 @@
 """PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
 
-Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``dead_letters``, ``positions``, ``claims``,
-``floors``, ``rows``, ``topics``, ``attempts``, ``states``, ``advisory_locks``, ``lock_session``, ``connecting``,
-``transactions``, ``steps``, ``migrations``, ``errors``, ``names``; and the room ``cli``.
+Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``ring`` (ranges of slots with owners),
+``dead_letters``, ``positions``, ``claims``, ``floors``, ``rows``, ``topics``, ``attempts``, ``states``,
+``advisory_locks``, ``lock_session``, ``connecting``, ``transactions``, ``steps``, ``migrations``, ``errors``,
+``names``; and the room ``cli``.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.log.over import Columns
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
+from lanes_postgres.ring.range_map import RangeEvent, RangeMap
 from lanes_postgres.states import PostgresStates
 from lanes_postgres.subscription.source import PostgresSource
 
@@ -44,6 +46,8 @@ __all__ = [
     "PostgresDeadLetters",
     "PostgresSource",
     "PostgresStates",
+    "RangeEvent",
+    "RangeMap",
     "Record",
     "check_schema",
     "migrate",

@@ -1,4 +1,4 @@
-"""Checks of the names of subscriptions and schemas, which users choose."""
+"""Checks of the names that users choose: of subscriptions, groups, consumers and schemas."""
 
 from __future__ import annotations
 
@@ -10,16 +10,20 @@ from lanes.errors import ConfigError
 SCHEMA: Final = "lanes"
 """The default schema of the tables."""
 
-_SUBSCRIPTION_LIMIT: Final = 200
+_NAME_LIMIT: Final = 200
 _SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer names, so two long names could become equal
 
 
 def check_subscription(name: object) -> None:
     """Raise ``ConfigError`` for an invalid name of a subscription."""
-    if not _is_text(name) or not 0 < len(name) <= _SUBSCRIPTION_LIMIT:
+    check_name("subscription", name, "name the purpose of the effects, such as 'billing'")
+
+
+def check_name(argument: str, name: object, remedy: str) -> None:
+    """Raise ``ConfigError`` for an invalid name that users choose for a part of a subscription."""
+    if not _is_text(name) or not 0 < len(name) <= _NAME_LIMIT:
         raise ConfigError(
-            f"subscription={shown_value(name)} is no str of 1 to {_SUBSCRIPTION_LIMIT} characters without zero bytes; "
-            "name the purpose of the effects, such as 'billing'"
+            f"{argument}={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; {remedy}"
         )
 
 

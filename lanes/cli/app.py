@@ -20,6 +20,7 @@ def app() -> typer.Typer:
     """Make the command line with the commands of all installed packages."""
     import typer
 
+    from lanes.cli.group import RingGroup
     from lanes.cli.registered import register
 
     commands = command_group()
@@ -37,8 +38,11 @@ def app() -> typer.Typer:
         "": commands,
         "doctor": command_group("Check a configuration. Exits with 0 if it is usable, else 3."),
         "journal": command_group("Convert histories to Parquet files, for SQL and Spark."),
+        "ring": command_group(
+            "Show the slots of keys, assign ranges of slots.\n\n`lanes ring KEY…` is `lanes ring slot KEY…`.", RingGroup
+        ),
     }
-    for name in ("doctor", "journal"):
+    for name in ("doctor", "journal", "ring"):
         commands.add_typer(groups[name], name=name)
     for point in sorted(entry_points(group="lanes.commands")):
         parent, _, name = point.name.rpartition(".")

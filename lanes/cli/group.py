@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from lanes.cli.misuse import Misuse
 
@@ -39,6 +39,23 @@ class Command(TyperCommand):
         except Misuse as error:
             error.ctx = ctx
             raise
+
+
+class WithDefault(TyperGroup):
+    """A group whose command ``default`` runs if the first word names no command of the group."""
+
+    default = ""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+
+class RingGroup(WithDefault):
+    """The group ``lanes ring``. ``lanes ring KEY…`` shows the places of keys."""
+
+    default = "slot"
 
 
 def show_help(context: typer.Context) -> None:

@@ -120,12 +120,21 @@ def _usage(param: Any) -> str:
     return f"{param.opts[0]} {name}" if param.param_type_name == "option" else str(name)
 
 
-def command_group(help: str = "") -> typer.Typer:  # noqa: A002 (as typer calls it)
-    """Make a group of commands whose help and errors are plain text."""
+def command_group(help: str = "", cls: Any = None) -> typer.Typer:  # noqa: A002 (as typer calls it)
+    """Make a group of commands whose help and errors are plain text.
+
+    Args:
+        help: Text of the help; "" = the group has no callback.
+        cls: Class of the group. ``None`` = the class of ``typer``.
+
+    Returns:
+        The group.
+    """
     from lanes.cli.group import Group, show_help
 
     group = Group(
         add_completion=False,
+        cls=cls,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"max_content_width": 110, "help_option_names": ["--help", "-h"]},

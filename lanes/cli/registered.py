@@ -1,6 +1,6 @@
 """Commands that installed packages register as entry points of the group ``lanes.commands``.
 
-The name of an entry point is the command: ``NAME``, ``doctor.NAME`` or ``journal.NAME``. The object is a
+The name of an entry point is the command: ``NAME``, ``doctor.NAME``, ``journal.NAME`` or ``ring.NAME``. The object is a
 ``typer.Typer`` or a command function. The extras of the entry point tell the user what to install. The object is
 imported when its command runs, so the start of ``lanes`` loads no client of a broker.
 """

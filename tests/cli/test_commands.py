@@ -230,9 +230,13 @@ def test_route_over_one_partition_shows_the_plain_queue(lanes: Command) -> None:
 
 
 def test_the_help_of_ring_names_the_partitions_that_it_does_not_show(lanes: Command) -> None:
-    said = " ".join(lanes("ring", "--help").out.split())
+    said = " ".join(lanes("ring", "slot", "--help").out.split())
     for words in ("no broker places messages", "lanes kafka partition", "nats stream subjects STREAM"):
         assert words in said
+
+
+def test_ring_shows_a_key_that_is_the_name_of_its_command(lanes: Command) -> None:
+    assert rows(lanes("ring", "slot", "assign"))[1][:2] == ["'assign'", str(slot("assign"))]
 
 
 def test_ring_hashes_a_number_and_the_text_of_its_digits_differently(lanes: Command) -> None:

@@ -26,6 +26,7 @@ ALL = [
     "log_look",
     "log_over",
     "log_guards_over",
+    "ring",
 ]
 
 

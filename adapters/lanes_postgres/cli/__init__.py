@@ -1,4 +1,4 @@
 """The commands of PostgreSQL.
 
-Reading order: ``doctor``, ``subscriptions``, ``retention``, ``commands``.
+Reading order: ``doctor``, ``subscriptions``, ``retention``, ``commands``, ``ring``.
 """

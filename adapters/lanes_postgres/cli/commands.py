@@ -61,7 +61,7 @@ postgres.add_typer(subscriptions, name="subscriptions")
 @subscriptions.command("list")
 def list_(dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
     """Show each subscription with its lag and its running members."""
-    found = _run(dsn, schema, lambda connection: list_subscriptions(connection, schema))
+    found = run(dsn, schema, lambda connection: list_subscriptions(connection, schema))
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found]))
     else:
@@ -85,7 +85,7 @@ def drop(
     async def work(connection: AsyncConnection[Any]) -> None:
         await drop_subscription(connection, schema, log, name, force=force)
 
-    _run(dsn, schema, work)
+    run(dsn, schema, work)
     typer.echo(printable(f"{name}: dropped from log {log}"))
 
 
@@ -106,7 +106,7 @@ def trim(
     async def work(connection: AsyncConnection[Any]) -> int:
         return await trim_log(connection, schema, log, age=older_than * 3600, force=force)
 
-    typer.echo(printable(f"{log}: {_run(dsn, schema, work):,} messages deleted"))
+    typer.echo(printable(f"{log}: {run(dsn, schema, work):,} messages deleted"))
 
 
 def dead_letter_box(dsn: str, name: str, schema: str) -> PostgresDeadLetters:
@@ -134,7 +134,7 @@ def _check(dsn: str, schema: str) -> None:
         stop(str(error), EXIT_UNUSABLE)
 
 
-def _run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
+def run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
     """Run ``work`` on a connection whose schema is current. Report an error of ``lanes`` as one line."""
 
     async def job() -> T:

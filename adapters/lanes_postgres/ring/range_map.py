@@ -1,0 +1,237 @@
+"""The map of a group: an appended log of assignments in the database, from which the owner of each slot follows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from typing import Any, Final, LiteralString, NamedTuple, overload
+
+from psycopg import AsyncConnection, Connection
+from psycopg.types.numeric import Int4
+
+from lanes.arguments import check_whole, kind_of, names_unknown_options
+from lanes.core.ring_map import Assignment, Range, RingMap
+from lanes.errors import ConfigError
+from lanes_postgres.log.appending import Log
+from lanes_postgres.names import check_name
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.transactions import alone
+
+# A snapshot of the whole transaction would miss an assignment that was committed while the transaction waited.
+_READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
+_HISTORY: Final[LiteralString] = (
+    "SELECT array_agg(number ORDER BY number), array_agg(lo ORDER BY number), array_agg(hi ORDER BY number), "
+    "array_agg(consumer ORDER BY number), array_agg(time ORDER BY number), array_agg(login ORDER BY number) "
+    "FROM {schema}.lanes_ring_assignments WHERE log = %s AND subscription = %s"
+)
+_APPEND: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_ring_assignments (log, subscription, number, lo, hi, consumer) "
+    "VALUES (%s, %s, %s, %s, %s, %s)"
+)
+
+
+class RangeEvent(NamedTuple):
+    """An assignment in the history of a map.
+
+    Attributes:
+        number: Number of the assignment in its map: 1, 2, 3 …
+        range: The slots.
+        consumer: Name of the consumer that owns the slots from then on.
+        time: Time of the assignment, with a time zone.
+        login: Database user who made the assignment.
+    """
+
+    number: int
+    range: Range
+    consumer: str
+    time: datetime
+    login: str
+
+
+@names_unknown_options("lanes_postgres.RangeMap")
+class RangeMap:
+    """The ranges of ring slots that the consumers of a group own, as an appended log of assignments in the database.
+
+    The owner of each slot follows from the assignments in their order. A slot that was never assigned has no owner. A
+    consumer is identified by the group and its own name, so equal names in two groups are two consumers. A group is the
+    subscription of its consumers, and each log has groups of its own.
+
+    An object has no connection. Objects of one log and group are equal in effect. Thread-safe.
+
+    Args:
+        log: The log.
+        group: Name of the group, which is the subscription of its consumers, 1 to 200 characters.
+
+    Attributes:
+        log: The log.
+        group: Name of the group.
+
+    Raises:
+        ConfigError: An argument is invalid.
+    """
+
+    def __init__(self, log: Log, *, group: str) -> None:
+        if not isinstance(log, Log):
+            raise ConfigError(f'log is {kind_of(log)}; pass lanes_postgres.Log("orders")')
+        check_name("group", group, "name the purpose of its consumers, such as 'billing'")
+        self.log = log
+        self.group = group
+        self._history = compose(_HISTORY, log.schema)
+        self._append = compose(_APPEND, log.schema)
+
+    def __repr__(self) -> str:
+        return f"<RangeMap of the group {self.group!r} of {self.log!r}>"
+
+    @overload
+    def assign(self, connection: AsyncConnection[Any], lo: int, hi: int, consumer: str) -> Awaitable[bool]: ...
+
+    @overload
+    def assign(self, connection: Connection[Any], lo: int, hi: int, consumer: str) -> bool: ...
+
+    def assign(
+        self, connection: AsyncConnection[Any] | Connection[Any], lo: int, hi: int, consumer: str
+    ) -> Awaitable[bool] | bool:
+        """Give the slots ``lo`` … ``hi`` to a consumer, in a transaction of its own. Idempotent.
+
+        The slots have one owner, or all of them have none. A part of a range splits the range, and its other slots keep
+        their owner. Calls for one group run one after the other.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+            lo: First slot, 0 … 65,535.
+            hi: Last slot, ``lo`` … 65,535. The slot belongs to the range.
+            consumer: Name of the consumer, 1 to 200 characters.
+
+        Returns:
+            Whether the map has changed; awaitable for an asynchronous connection. False = the consumer owned all the
+            slots already.
+
+        Raises:
+            ConfigError: An argument is invalid, the range has slots of several owners, the log does not exist, or a
+                table or permission is missing. The map is then unchanged.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
+        """
+        check_name("consumer", consumer, "name the process, such as 'b'")
+        return alone(connection, self._assigning(Assignment(Range(lo, hi), consumer)), self._where)
+
+    @overload
+    def split(self, connection: AsyncConnection[Any], slot: int, consumer: str) -> Awaitable[bool]: ...
+
+    @overload
+    def split(self, connection: Connection[Any], slot: int, consumer: str) -> bool: ...
+
+    def split(
+        self, connection: AsyncConnection[Any] | Connection[Any], slot: int, consumer: str
+    ) -> Awaitable[bool] | bool:
+        """Split the range of a slot, and give its slots from ``slot`` on to a consumer, in a transaction of its own.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+            slot: First slot to give away, 1 … 65,535. A consumer owns the slot and the slot below, by one range.
+            consumer: Name of the consumer, 1 to 200 characters.
+
+        Returns:
+            Whether the map has changed; awaitable for an asynchronous connection. False = the consumer owned the slots
+            already.
+
+        Raises:
+            ConfigError: An argument is invalid, nobody owns the slot, the slot is the first one of its range, the log
+                does not exist, or a table or permission is missing. The map is then unchanged.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
+        """
+        check_name("consumer", consumer, "name the process, such as 'b'")
+        check_whole("slot", slot, 0)
+        return alone(connection, self._splitting(slot, consumer), self._where)
+
+    @overload
+    def ranges(self, connection: AsyncConnection[Any]) -> Awaitable[Sequence[Assignment]]: ...
+
+    @overload
+    def ranges(self, connection: Connection[Any]) -> Sequence[Assignment]: ...
+
+    def ranges(
+        self, connection: AsyncConnection[Any] | Connection[Any]
+    ) -> Awaitable[Sequence[Assignment]] | Sequence[Assignment]:
+        """Return the owned ranges and their owners, rising. A slot in none of them has no owner. Changes nothing.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+
+        Returns:
+            The ranges; awaitable for an asynchronous connection.
+
+        Raises:
+            ConfigError: The log does not exist, or a table or permission is missing.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
+        """
+        return alone(connection, self._reading(), self._where)
+
+    @overload
+    def history(self, connection: AsyncConnection[Any]) -> Awaitable[Sequence[RangeEvent]]: ...
+
+    @overload
+    def history(self, connection: Connection[Any]) -> Sequence[RangeEvent]: ...
+
+    def history(
+        self, connection: AsyncConnection[Any] | Connection[Any]
+    ) -> Awaitable[Sequence[RangeEvent]] | Sequence[RangeEvent]:
+        """Return all assignments that changed the map, the first one first. Changes nothing.
+
+        Args:
+            connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
+
+        Returns:
+            The assignments; awaitable for an asynchronous connection.
+
+        Raises:
+            ConfigError: The log does not exist, or a table or permission is missing.
+            SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
+        """
+        return alone(connection, self._remembering(), self._where)
+
+    @property
+    def _where(self) -> str:
+        return f"ranges of the group {self.group!r} of the log {self.log.name!r} in the schema {self.log.schema!r}"
+
+    def _remembering(self) -> Steps[list[RangeEvent]]:
+        facts = yield from self.log.finding()
+        found = yield Statement(self._history, (Int4(facts.id), self.group))
+        if found is None or found[0] is None:
+            return []
+        return [RangeEvent(number, Range(lo, hi), *facts) for number, lo, hi, *facts in zip(*found, strict=True)]
+
+    def _replaying(self) -> Steps[tuple[RingMap, int]]:
+        """Return the map and the number of its assignments."""
+        events = yield from self._remembering()
+        return RingMap.replay(Assignment(event.range, event.consumer) for event in events), len(events)
+
+    def _reading(self) -> Steps[Sequence[Assignment]]:
+        ring, _ = yield from self._replaying()
+        return ring.owned
+
+    def _locking(self) -> Steps[int]:
+        """Let no other assignment of the group run until the transaction ends. Returns the number of the log."""
+        yield Statement(_READ_COMMITTED.encode())
+        facts = yield from self.log.finding()
+        lock = f"lanes ring {self.log.schema}/{self.group}"
+        yield Statement(_LOCK.encode(), (lock, Int4(facts.id)))
+        return facts.id
+
+    def _assigning(self, assignment: Assignment) -> Steps[bool]:
+        log = yield from self._locking()
+        ring, count = yield from self._replaying()
+        return (yield from self._appending(log, ring, count, assignment))
+
+    def _splitting(self, slot: int, consumer: str) -> Steps[bool]:
+        log = yield from self._locking()
+        ring, count = yield from self._replaying()
+        return (yield from self._appending(log, ring, count, ring.split(slot, consumer)))
+
+    def _appending(self, log: int, ring: RingMap, count: int, assignment: Assignment) -> Steps[bool]:
+        if ring.assign(assignment) is ring:
+            return False
+        wanted, consumer = assignment
+        row = (Int4(log), self.group, Int4(count + 1), Int4(wanted.lo), Int4(wanted.hi), consumer)
+        yield Statement(self._append, row)
+        return True

@@ -1,0 +1,1 @@
+"""Tests of ring ranges over a log, on a real server."""

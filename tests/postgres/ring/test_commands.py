@@ -1,0 +1,106 @@
+"""``lanes ring assign``, ``split``, ``status`` and ``history`` on a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from lanes.cli import app as cli
+from lanes.cli import kit
+from tests.postgres.log.logs import Logs
+
+Command = Callable[..., tuple[object, str, str]]
+
+
+@pytest.fixture
+def ring(logs: Logs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``lanes ring …`` on the log, in the group ``billing``."""
+    monkeypatch.setenv("COLUMNS", "600")
+    monkeypatch.setattr(kit, "_SILENT_FOR", 3_600.0)
+
+    def command(verb: str, *arguments: str, group: str = "billing", log: str = "orders") -> tuple[object, str, str]:
+        place = ("--log", log, "--group", group, "--dsn", logs.url, "--schema", logs.schema)
+        monkeypatch.setattr("sys.argv", ["lanes", "ring", verb, *place, *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return command
+
+
+def test_ranges_are_assigned_split_and_shown(ring: Command) -> None:
+    assert ring("assign", "0", "0x7fff", "a") == (0, "0-32767: assigned to a\n", "")
+    assert ring("assign", "0", "32767", "a") == (0, "0-32767: unchanged, owned by a\n", "")
+    assert ring("split", "0x4000", "b") == (0, "16384-32767: assigned to b\n", "")
+    status, out, err = ring("status")
+    assert (status, err) == (0, "")
+    assert [line.split() for line in out.splitlines()] == [
+        ["lo", "hi", "slots", "share", "consumer"],
+        ["0", "16383", "16384", "25.00", "%", "a"],
+        ["16384", "32767", "16384", "25.00", "%", "b"],
+        ["32768", "65535", "32768", "50.00", "%", "(nobody)"],
+    ]
+    status, out, _ = ring("history")
+    assert status == 0
+    assert [line.split()[:4] for line in out.splitlines()[1:]] == [
+        ["1", "0", "32767", "a"],
+        ["2", "16384", "32767", "b"],
+    ]
+
+
+def test_status_and_history_are_printed_as_json(ring: Command) -> None:
+    ring("assign", "0", "99", "a")
+    _, out, _ = ring("status", "--json")
+    assert json.loads(out) == [
+        {"lo": 0, "hi": 99, "consumer": "a"},
+        {"lo": 100, "hi": 65_535, "consumer": None},
+    ]
+    (event,) = json.loads(ring("history", "--json")[1])
+    assert {name: event[name] for name in ("number", "lo", "hi", "consumer", "login")} == {
+        "number": 1,
+        "lo": 0,
+        "hi": 99,
+        "consumer": "a",
+        "login": "lanes",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["assign", "0", "65536", "a"], 64, "hi=65536: must be a slot"),
+        (["assign", "5", "4", "a"], 64, "lo=5, hi=4: a range ends at or above its first slot"),
+        (["assign", "zero", "4", "a"], 64, "LO 'zero': must be a slot, 0 to 65535 or 0x0 to 0xffff"),
+        (["assign", "0", "٤", "a"], 64, r"HI '\u0664': must be a slot"),
+        (["assign", "0", "4"], 64, "`lanes ring assign` needs CONSUMER"),
+        (["assign", "0", "4", ""], 3, "consumer='' is no str of 1 to 200 characters"),
+        (["split", "5", "a"], 3, "nobody owns slot 5, so there is no range to split; assign a range"),
+        (["split", "x", "a"], 64, "SLOT 'x': must be a slot"),
+    ],
+)
+def test_bad_input_is_one_line_with_the_remedy(ring: Command, arguments: list[str], status: int, said: str) -> None:
+    found, out, err = ring(*arguments)
+    assert (found, out, err.count("\n")) == (status, "", 1)
+    assert said in err
+
+
+@pytest.mark.parametrize("verb", ["status", "history"])
+def test_a_wrong_place_is_one_line_with_the_remedy(ring: Command, verb: str) -> None:
+    assert "has no log 'none'" in ring(verb, log="none")[2]
+    assert "--group='' is no str of 1 to 200 characters" in ring(verb, group="")[2]
+    assert "--log='' is no str of 1 to 200 characters" in ring(verb, log="")[2]
+    assert (
+        "could not connect" in ring(verb, "--dsn", "host=/nowhere")[2]
+        or "no such" in ring(verb, "--dsn", "host=/nowhere")[2].lower()
+    )
+
+
+def test_a_hostile_name_is_shown_escaped(ring: Command) -> None:
+    ring("assign", "0", "4", "a\x1b[2J")
+    for verb in ("status", "history"):
+        _, out, _ = ring(verb)
+        assert "\x1b" not in out
+        assert "a\\x1b[2J" in out
