@@ -34,7 +34,7 @@ def check_drawn(budget: FaultBudget, personality: PersonalityName, boundaries: i
 
 
 def check_said(at: object, kind: object, target: object, amount: object) -> None:
-    """Check that a plan of any fault and schedule is refused or has a token."""
+    """Check that a plan of any fault and schedule raises an error or has a token."""
     makes: tuple[Callable[[], Plan], ...] = (
         lambda: Plan("jetstream", faults=(Fault(at, kind, target, amount),)),  # type: ignore[arg-type]
         lambda: Plan(schedule=Schedule(((at, target), (amount, at)), (at, target))),  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def check_traffic(wanted: Traffic, seed: int, partitions: int, fewer: int) -> No
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of drawn faults, of any plans, of failing plans and of traffic."""
+    """Return tests of drawn faults, any plans, failing plans and traffic."""
     seeds = st.integers(0, 2**64 - 1)
 
     @effort

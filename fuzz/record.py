@@ -216,7 +216,7 @@ def dead_letters(draw: st.DrawFn) -> Raw:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of commits, of records, and of records of dead letters."""
+    """Return tests of commits, records and dead letters."""
     texts = st.none() | st.text(ANY, max_size=40) | st.text(OURS, max_size=20).map("\u5a36\u7440".__add__)
 
     @effort

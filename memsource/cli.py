@@ -18,8 +18,8 @@ def check(
 ) -> None:
     """Check the promises over histories.
 
-    The exit status is 0 if all promises passed, 1 if a promise was violated, and 2 if none was violated but a promise
-    is unproven. The exit status is 3 if no history can be read.
+    The exit status is 0 if all promises passed, 1 if a promise was violated, and 2 if a promise is only unproven. The
+    exit status is 3 if no history can be read.
     """
     checked = check_files(files)
     if checked.verdicts:

@@ -47,7 +47,7 @@ class Personality(Protocol):
         """The assignments that the broker took from members, in order. A member may not have noticed the loss yet.
 
         The list omits an assignment that the member never received or already released. The broker takes an assignment,
-        for example, when a session or lease expires, when the time for the release is over, or by a call of ``lose``.
+        for example, when a session or lease expires, when the release is late, or by ``lose``.
         """
 
     @property
@@ -82,7 +82,7 @@ class Personality(Protocol):
         """Return the time of the next timer; infinity = no timer."""
 
     def write_dead_letter(self, dead_letter: DeadLetter) -> None:
-        """Store a dead letter, unless one with the same id is stored already."""
+        """Store a dead letter, unless the broker already has a dead letter with the same id."""
 
     @property
     def dead_letters(self) -> list[DeadLetter]:

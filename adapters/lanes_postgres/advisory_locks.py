@@ -1,8 +1,8 @@
 """Advisory locks: one session of the server holds all locks of a process, and ends when the process is frozen or gone.
 
 The server ends a session that is idle for one lease (``idle_session_timeout``), with its locks. A heartbeat after each
-third of the lease keeps the session, and verifies that the server's process is the same and still has the locks. The
-socket reports the end of a connection at once.
+third of the lease keeps the session. The heartbeat verifies that the server's process is the same and still has the
+locks. The socket reports the end of a connection at once.
 
 ```
 heartbeat sent          deadline       the server ends the session

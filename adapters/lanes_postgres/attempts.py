@@ -49,9 +49,9 @@ class PostgresAttempts:
     The store writes each failure in a separate transaction, independent of the handler's transaction. One call
     deletes the attempts of many settled messages.
 
-    If the partition has a fencing token, the token fences every write, so a call of a former owner changes no row of a
-    newer owner. Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise
-    the same errors as ``Positions``.
+    A partition's fencing token fences every write, so a call of a former owner changes no row of a newer owner. Every
+    call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same errors as
+    ``Positions``.
 
     Args:
         connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an

@@ -1,9 +1,9 @@
 """Claims: one SQL statement decides whether a message may have its effect, and stores the position of the message.
 
-The statement is a compare-and-set. Unless the row of the key has an equal or higher position or a higher epoch, the
-statement writes the position of the message and returns one row. The statement locks the row until the end of the
-transaction. A concurrent claim of the same key therefore waits, and then sees the outcome. If the statement returns no
-row, later statements find the reason.
+The statement is a compare-and-set. If the position rises and the epoch does not fall, the statement writes the position
+of the message and returns one row. The statement locks the row until the end of the transaction. A concurrent claim of
+the same key therefore waits, and then sees the outcome. If the statement returns no row, later statements find the
+reason.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def migrate(
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
-        schema: Schema of the tables; it is created if it is missing.
+        schema: Schema of the tables. The call creates a missing schema.
 
     Returns:
         Names of the applied migrations; awaitable for an asynchronous connection.

@@ -53,9 +53,9 @@ class Row(NamedTuple):
 def row_of(message: Message, by: By) -> Row:
     """Return the row of a message.
 
-    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key, or if the topic
-    name has a zero byte, or for another object in place of the message. Raises ``MessageError`` for a number beyond 64
-    bits.
+    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key. Raises
+    ``ConfigError`` also for a topic name with a zero byte, and for an object that is no message. Raises
+    ``MessageError`` for a number beyond 64 bits.
     """
     if not isinstance(message, Message):
         raise ConfigError(

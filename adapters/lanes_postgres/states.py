@@ -66,7 +66,7 @@ class PostgresStates:
     ``store_in`` writes a state in your own transaction; see ``lanes.ownership.StoresInTransaction``. The methods raise
     the same errors as ``Positions``.
 
-    A claim is confirmed after its commit is on the server's disk, also with ``synchronous_commit=off``. If a standby
+    ``claim`` returns after its commit is on the server's disk, also with ``synchronous_commit=off``. If a standby
     replaces a server and has not received its last commits, an epoch may repeat.
 
     Args:

@@ -41,8 +41,8 @@ async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], 
 def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
     """Return a separate transaction that begins with the steps and commits at the end of the block.
 
-    Raises ``ConfigError`` for a connection in a transaction or a pipeline, for a block whose transaction failed or
-    ended before the end of the block, and for a use as a condition.
+    Raises ``ConfigError`` for a connection in a transaction or a pipeline, and for a use as a condition. Raises
+    ``ConfigError`` also if the transaction of the block failed or ended before the end of the block.
     """
     if isinstance(connection, AsyncConnection):
         return _AsyncBlock(_block_async(connection, steps, where), where)

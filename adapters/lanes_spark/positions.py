@@ -3,7 +3,7 @@
 A batch has one range of positions of every partition. Unless a journal selects positions, the range directly follows
 the range of the previous batch. A batch never has rows of two eras. The cap bounds the positions of a batch, and
 therefore its rows. With gaps between positions, a batch has fewer rows. If a journal selects positions, a batch has at
-most one island (range around selected positions) of each partition, and the replay reads no positions between islands.
+most one island (range around selected positions) of each partition. The replay reads no positions between islands.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only
 def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, list[Span]]:
     """Merge ranges (partition, first position, last position) into islands.
 
-    The ranges do not overlap and may have any order. Two ranges of a partition are merged if fewer than ``gap``
-    positions lie between them.
+    The ranges do not overlap and may have any order. The function merges two ranges of a partition if fewer than
+    ``gap`` positions lie between them.
     """
     islands: dict[int, list[Span]] = {}
     for partition, first, last in sorted(found):

@@ -253,8 +253,8 @@ class Drawn:
         kinds: Faults that the broker has.
         deadlines: Durations of the adapter's deadlines, in seconds, such as a session and a drain.
         phases: Phases on which a run may concentrate.
-        calls: Names of the requests on which a run may concentrate, and at which a fault may be aimed; a name that
-            occurs several times is drawn more often.
+        calls: Names of the requests on which a run may concentrate or at which a fault may be aimed. A run draws a
+            repeated name more often.
         reactions: Names of the requests that a member is likely to make after a fault, by the kind of the fault.
         waits: Whether faults also happen between two boundaries, and are aimed at members that take partitions over.
         interruptions: Faults that are aimed at a member that works again soon after an interruption.

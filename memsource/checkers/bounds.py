@@ -303,7 +303,7 @@ class PartitionBudgets(_Bound):
 
 
 class BoundedBytes(_Bound):
-    """No message is received while ``max_in_flight_bytes`` or more bytes are in flight (26).
+    """A member receives no message while ``max_in_flight_bytes`` or more bytes are in flight (26).
 
     One received batch may exceed the bound, for example by a message that is larger than the bound. A batch ends when
     a handler starts or ends. The verdict's note states the peak.

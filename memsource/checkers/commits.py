@@ -1,4 +1,4 @@
-"""The checkers of commits: their positions, order and deadlines, and the times at which no commit may be sent."""
+"""The checkers of commits: their positions, order and deadlines, and the times without commits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from memsource.history.timeline import Assignment, Timeline
 
 
 class NoCommitPastUnfinished(PromiseChecker):
-    """No floor is committed above an unfinished message of its assignment (8).
+    """A process commits no floor above an unfinished message of its assignment (8).
 
     A message is finished when its handler has returned, its dead letter is confirmed, or a former owner had completed
     it. A commit counts when it is sent, before its result is known.
@@ -60,7 +60,7 @@ class NoCommitPastUnfinished(PromiseChecker):
 class CommitsRise(PromiseChecker):
     """The committed floors of an assignment never fall, and are never below its first position (9).
 
-    The same floor may be committed again after a change of the completed set, or after an unknown result.
+    A process may commit the same floor again after a change of the completed set, or after an unknown result.
 
     Args:
         timeline: History to judge.

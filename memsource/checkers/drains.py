@@ -20,8 +20,8 @@ _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 class DrainInTime(TimedChecker[Drain]):
     """A drain takes at most its timeout plus the grace (38), and the handover follows in time (39).
 
-    The limit of the handover is the time for settlement plus the time for the release. A drain is not judged if the
-    partition is lost meanwhile, or if the whole run is cancelled.
+    The limit of the handover is the time for settlement plus the time for the release. The checker does not judge a
+    drain if the partition is lost meanwhile, or if the whole run is cancelled.
     """
 
     _state_class = Drain
@@ -79,9 +79,9 @@ class _Closing(Drain):
 class DrainStartsNothing(PromiseChecker):
     """No handler of a partition starts after ``revoking``, and none after the partition was handed over or lost (37).
 
-    A source that commits positions without the completed set is an exception: queued messages below the highest started
-    message still run until the drain times out. For a batch, only the row of the first message is written at its start.
-    If the other rows are written during the drain, the highest started message is unknown.
+    A source that commits positions without the completed set is an exception. Queued messages below the highest started
+    message still run until the drain times out. A process writes only the row of a batch's first message at the start
+    of the batch. If the process writes the other rows during the drain, the highest started message is unknown.
 
     Args:
         timeline: History to judge.
@@ -179,8 +179,8 @@ class _Prefix(Drain):
 
     Attributes:
         highest: Highest started position.
-        held: Held, blocked or parking lane, or position of a message without a lane -> time at which its head can
-            start; infinity = unknown.
+        held: Time at which the head of each held, blocked or parking lane can start, by lane; infinity = unknown. A
+            message without a lane counts by its position.
         waits: Whether queued messages below ``highest`` waited until the end of the drain.
     """
 
@@ -254,7 +254,7 @@ def _lane_or_position(segment: Segment, row: Row) -> str | int:
 
 
 class HandedOverAfterDrain(AssignmentChecker[Drain]):
-    """A partition is handed over after it was drained (36).
+    """A process hands a partition over only after the drain (36).
 
     A partition is drained when none of its handlers runs, or when the timeout of its drain has passed.
 

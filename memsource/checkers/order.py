@@ -1,4 +1,4 @@
-"""The checker of the order of the messages of a key."""
+"""The checker of the message order within a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker of the mutual exclusion of the handlers of a key."""
+"""The checker of the mutual exclusion of handlers with one key."""
 
 from __future__ import annotations
 

@@ -124,10 +124,10 @@ def _shares(segment: Segment) -> bool:
 class KeptWorkGoesOn(PromiseChecker):
     """Giving up one partition cancels no handler of another partition (41).
 
-    A handler is cancelled only when its own partition is given up or the whole run ends. After the end of a run no
-    message is delivered. If a freeze begins right after the ``started`` row, the handler is not called, and the row
-    after the freeze says ``cancelled``. The checker does not judge batches, because one call may have messages of
-    several partitions.
+    A process cancels a handler only when it gives the handler's partition up or the whole run ends. After the end of a
+    run, the source delivers no message. If a freeze begins right after the ``started`` row, the process does not call
+    the handler, and the row after the freeze is ``cancelled``. The checker does not judge batches, because one call may
+    have messages of several partitions.
 
     Args:
         timeline: History to judge.

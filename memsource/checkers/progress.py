@@ -30,7 +30,10 @@ class _Ready:
 
 
 class _ReadyHeads(AssignmentChecker[_Ready]):
-    """A checker that knows which heads can start, and judges each start. A segment without a bound is not measured."""
+    """A checker that knows which heads can start, and judges each start.
+
+    A segment without a bound gives no measurement.
+    """
 
     _state_class = _Ready
 
@@ -57,7 +60,7 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
 
     @staticmethod
     def _counted(segment: Segment, partition: str) -> tuple[Segment, str]:
-        """Return the key of the count of starts that delay the heads of a partition."""
+        """Return the name under which the checker counts the starts that delay a partition's heads."""
         return segment, partition if has_budgets(segment) else ""
 
     def _state(self, segment: Segment, row: Row) -> _Ready | None:
@@ -252,10 +255,10 @@ class PartitionTurns(_ReadyHeads):
     A partition is ready if the head of one of its lanes can start, and fewer than ``concurrency_per_partition`` of its
     handlers run. The engine takes the partitions in turn, so each other partition has at most one call before the
     waiting partition. The checker allows two calls, because a message whose lease expires uses a turn and has no row.
-    The partitions of a physical queue count together, as one. Each of them waits for at most two calls of each other
+    The partitions of a physical queue count together, as one. Each partition waits for at most two calls of each other
     partition of its queue. With batches the checker also allows a batch for each running call, because rows of the
-    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a message
-    that was given up before also uses a turn and has no row.
+    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a formerly
+    given-up message also uses a turn and has no row.
 
     Args:
         timeline: History to judge.

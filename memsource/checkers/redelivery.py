@@ -62,7 +62,7 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
 
 
 class _Alive:
-    """The times of the last delivery or extension of each message of one assignment.
+    """The time at which one assignment last received or extended each message.
 
     Attributes:
         heard: Time of the last delivery or extension of each held position.

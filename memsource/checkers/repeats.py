@@ -147,7 +147,7 @@ class OrderAcrossAssignments(PromiseChecker):
     def _given_up(self, segment: Segment, row: Row) -> None:
         """Count a message that an earlier owner gave up.
 
-        If a store keeps attempts, the message is skipped without a start.
+        If a store keeps attempts, the next owner skips the message without a start.
         """
         line = self._line(segment, row) if segment.rules.attempts_kept else None
         if line is not None and row.position in line.delivered[line.started : line.started + 1]:
@@ -212,12 +212,12 @@ class _Done(NamedTuple):
 class NoDuplicateCleanly(AssignmentChecker[_Work]):
     """A clean handover repeats no finished message (44) and leaves no finished message uncommitted (54).
 
-    A handover is clean if the partition was drained and handed over, all commits were confirmed in time, and the
-    broker had not taken the partition before. If the completed set cannot be handed over, messages above the committed
-    floor may repeat in two cases: a lower message was unfinished at the end of the drain, or a handler of an earlier
-    assignment still ran. ``OrderAcrossAssignments`` judges that messages below the floor are never delivered again. If
-    an acknowledged message is delivered again, the broker forgot the acknowledgement, which is no fault of the
-    handover.
+    A handover is clean if the process drained the partition, received the answers to all commits in time, and still
+    owned the partition. If the completed set cannot be handed over, messages above the committed floor may repeat in
+    two cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a handler
+    of an earlier assignment still ran. ``OrderAcrossAssignments`` judges that the broker delivers no message below the
+    floor again. If the broker delivers an acknowledged message again, the broker forgot the acknowledgement, which is
+    no fault of the handover.
 
     Args:
         timeline: History to judge.
@@ -405,8 +405,8 @@ class BoundedRepeats(PromiseChecker):
         timeline: History to judge.
         written_every: Number of finished messages after which a member writes its progress; None = ``max_in_flight``,
             as in a cohort.
-        excused: Assignments that are not judged, as (member, partition, number), because the broker has forgotten a
-            part of their progress, or has not received it.
+        excused: Assignments that the checker does not judge, as (member, partition, number). The broker has forgotten
+            or not received a part of their progress.
     """
 
     _needs_order = True

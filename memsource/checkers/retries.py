@@ -120,8 +120,8 @@ class RetryHoldsLane(PromiseChecker):
     """A failed message stays the head of its lane until it starts again, after its backoff (45).
 
     A blocked message waits for ``unblock`` (47). No other message of the lane starts before the head. The backoff
-    before attempt n + 1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``; a handler may ask
-    for another delay. ``LaneProgress`` judges that other lanes continue.
+    before attempt n + 1 is at most ``backoff`` doubled n - 1 times, and at most ``max_backoff``. A handler may ask for
+    another delay. ``LaneProgress`` judges that other lanes continue.
 
     Args:
         timeline: History to judge.

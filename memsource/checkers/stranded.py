@@ -1,4 +1,4 @@
-"""The checker of a change of the number of partitions, which finds unhandled messages and counts broken orders.
+"""The checker of a changed number of partitions. The checker finds unhandled messages and counts broken orders.
 
 The history needs the ``produced`` rows of the producers.
 """

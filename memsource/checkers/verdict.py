@@ -46,7 +46,7 @@ class Verdict:
 
 
 class Findings:
-    """The violations and doubts of one checker. Only the first witnesses are kept."""
+    """The violations and doubts of one checker, with only the first witnesses."""
 
     def __init__(self, name: str, timeline: Timeline) -> None:
         self.checked = 0
@@ -64,7 +64,7 @@ class Findings:
             self._witnesses.append(f"{place(segment, row)}: {what}")
 
     def doubt(self, why: str, count: int = 1) -> None:
-        """Record a reason why the history does not prove the promise. Equal reasons are counted."""
+        """Record a reason why the history does not prove the promise, and count equal reasons."""
         self._doubts[why] += count
 
     def unsaid(self, segment: Segment, name: str) -> None:
@@ -79,7 +79,7 @@ class Findings:
         Args:
             across: Whether the promise needs an order between segments.
             note: Other measurements of the checker.
-            doubts: Reasons that are known only after the last row, with their counts. A count of 0 is ignored.
+            doubts: Reasons that are known only after the last row, with their counts. A count of 0 has no effect.
 
         Returns:
             The verdict.

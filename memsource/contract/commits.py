@@ -80,7 +80,7 @@ async def check_the_latest_commit_counts(harness: Harness) -> None:
 
 
 async def check_partitions_commit_at_once(harness: Harness) -> None:
-    """``settle`` may be called for one partition while another call runs for another partition."""
+    """Calls of ``settle`` for different partitions may run at the same time."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         for message in await session.take(20):
@@ -108,7 +108,7 @@ async def check_release_commits_all(harness: Harness) -> None:
 
 
 async def check_nothing_more_after_revoking(harness: Harness) -> None:
-    """The next owner receives the messages undelivered at ``Revoking``, and none that is settled after ``Revoking``."""
+    """The next owner receives the messages undelivered at ``Revoking``, but no message settled after ``Revoking``."""
     await harness.publish(numbered(20))
     async with opened(harness) as session:
         messages = await session.take(5)

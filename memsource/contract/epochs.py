@@ -95,7 +95,7 @@ async def _there(consumers: EpochConsumers, partition: int, *expected: EpochCons
 
 
 async def _refused(consumers: EpochConsumers, name: Durable, nonce: str, start: int | None, by: str | None) -> None:
-    """Try a creation that must be refused and must change nothing."""
+    """Try a creation that the stream must refuse without a change."""
     before, _ = await consumers.found(name.partition)
     try:
         await consumers.create(*name, nonce=nonce, start=start)
@@ -212,7 +212,7 @@ async def check_they_are_made_strictly(harness: EpochHarness) -> None:
 
 
 async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarness) -> None:
-    """A work queue refuses a second durable of a partition, and reports no nonce, until the first is deleted."""
+    """A work queue refuses a second durable of a partition, without a nonce, until the first durable is deleted."""
     consumers = harness.consumers()
     old, new = Durable(1, 5, 0), Durable(1, 6, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))
@@ -287,7 +287,10 @@ async def check_what_is_deleted_answers_nobody(harness: EpochHarness) -> None:
 
 
 async def check_the_next_one_gets_what_is_not_acknowledged(harness: EpochHarness) -> None:
-    """The next durable delivers all unacknowledged messages. On a work queue the former durable is deleted first."""
+    """The next durable delivers all unacknowledged messages.
+
+    On a work queue the check first deletes the former durable.
+    """
     consumers = harness.consumers()
     old, new = Durable(1, 1, 0), Durable(1, 2, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))

@@ -74,8 +74,7 @@ class Harness(Protocol):
         """Return a new, unopened source, which continues where the former source stopped.
 
         The check has closed the former source, in most checks without a ``release``, as after a crash. If the broker
-        holds back the messages of a crashed source, the call must wait for that time, unless the time is well below
-        20 s.
+        delays the messages of a crashed source by a time near 20 s or longer, the call must wait for that time.
         """
 
     async def unsettled(self) -> int:

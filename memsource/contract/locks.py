@@ -297,10 +297,7 @@ async def check_a_frozen_process_loses_its_locks(harness: LocksHarness) -> None:
 
 
 async def check_a_lost_lock_is_noticed(harness: LocksHarness) -> None:
-    """If the service takes a lock away, the lock is reported as lost permanently.
-
-    The process can acquire the lock again.
-    """
+    """A lock that the service took away permanently counts as lost. The process can acquire the name again."""
     changes = _Changes()
     async with _two(harness) as (one, other):
         names = ["lost 0", "lost 1"]

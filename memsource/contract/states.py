@@ -292,7 +292,7 @@ STATE_CHECKS: Final[tuple[StateCheck, ...]] = checks_of(globals())
 
 
 async def check_a_commit_stores_and_a_rollback_does_not(harness: TransactionHarness) -> None:
-    """The state is stored if the transaction commits, and unchanged if it rolls back."""
+    """The commit of the transaction stores the state. A roll-back leaves the state unchanged."""
     store = harness.store()
     epoch = (await store.claim(KEY, 0)).epoch
     change = StateChange(KEY, State(epoch, 3, [(5, 6)]))

@@ -1,7 +1,7 @@
 """A group of members, each with its own engine, in every order of events.
 
-A state is a few numbers: the state of the group, the state of each member, and the handled messages. The states of the
-group and of each member are numbered, and the explorer applies each event to each numbered state once.
+A state is a few numbers: the state of the group, the state of each member, and the handled messages. The explorer
+numbers the states of the group and of each member, and applies each event to each numbered state once.
 
 The explorer leaves out two kinds of orders, because these orders cannot show further violations. First, the explorer
 tells a member of a lost partition at once, and leaves out the orders with a later notice. A late action of the member
@@ -59,7 +59,7 @@ class Groups:
         self.first: Final = self._number()
 
     def call(self, state: int, method: str, *args: object) -> int:
-        """Return the number of the state after a call of a method of the group."""
+        """Call a method of the group in a state, and return the number of the next state."""
         call = state, method, args
         found = self._calls.get(call)
         if found is None:

@@ -144,7 +144,7 @@ def _same_boot(one: Segment, other: Segment) -> bool:
 
 
 def _shifts(segments: Sequence[Segment]) -> dict[Segment, float]:
-    """Return for each segment the seconds that make its ``mono`` comparable; 0 = all segments have one boot."""
+    """Return the seconds that make ``mono`` comparable, by segment; 0 = all segments have one boot."""
     boots: dict[object, float] = {}
     shifts = {}
     for segment in sorted(segments, key=lambda segment: segment.wall_first):

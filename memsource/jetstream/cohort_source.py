@@ -66,7 +66,7 @@ class Background:
         changed: Function that the task calls at its end.
 
     Attributes:
-        ended: Event that is set at the end of the task.
+        ended: Event that the task sets at its end.
         failure: Exception that ended the task; None = no exception.
     """
 

@@ -5,8 +5,8 @@ by measurements:
 
 - The server delivers the queue of redeliveries strictly before new messages. Each run of the consumer's timer sorts the
   expired messages by sequence and appends them to the queue. A nak without a delay appends its message at once.
-- An unacknowledged message of a dead process is redelivered after its ``ack_wait``. The server delivers new messages
-  meanwhile.
+- The server redelivers an unacknowledged message of a dead process after its ``ack_wait``. The server delivers new
+  messages meanwhile.
 - An acknowledgement of any delivery counts while the message is unacknowledged, and removes the message from the queue.
   An in-progress acknowledgement restarts the ``ack_wait``, and leaves the message in the queue.
 - ``max_ack_pending`` stops new messages only. The server drops a message silently after ``max_deliver`` deliveries.

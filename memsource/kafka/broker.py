@@ -4,10 +4,10 @@
   the partition, and the position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095
   UTF-16 units (the default) plus the client's NUL. A commit with larger metadata fails, and the former commit stays. If
   one partition of a request fails, the broker commits the other partitions, and the whole request reports the error.
-- **A loss is noticed late.** A crashed or frozen process sends no heartbeats. At the end of its session, its
-  partitions go to other members, and the process learns of the loss at its next poll. After ``max_poll_interval``
-  without a poll, a classic client leaves the group at once. A client of protocol 848 then keeps its partitions for
-  another session timeout, and its commits succeed.
+- **Late notice of a loss.** A crashed or frozen process sends no heartbeats. At the end of its session, its partitions
+  go to other members, and the process learns of the loss at its next poll. After ``max_poll_interval`` without a poll,
+  a classic client leaves the group at once. A client of protocol 848 then keeps its partitions for another session
+  timeout, and its commits succeed.
 - **Close.** Heartbeats stop when a close begins, although the drain of the last callback still runs.
 - **Pauses.** A pause outlives the ownership: a partition that is paused, revoked and assigned again is still paused.
 - **Prefetch.** A client delivers prefetched messages even while the broker is down, or after their deletion at the
@@ -16,7 +16,7 @@
   old offset. Protocol 848 revokes the partitions, assigns them again, and accepts a commit of the old position for the
   new topic.
 - **Transactions.** A client reads only committed messages. While a transaction is open in a partition, no client reads
-  a message from the beginning of the transaction on, not even a message of another producer.
+  beyond the beginning of the transaction. The rule includes messages of other producers.
 - **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker checks
   the size every few minutes, and deletes whole segments. This broker deletes at once, message by message.
 - **Commits without a broker.** A synchronous commit blocks (848), or fails after ``commit_timeout`` (classic).
@@ -182,8 +182,8 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     def lose(self, partition: int, now: float) -> bool:
         """Take a partition from its owner; return False for a partition without an owner.
 
-        The owner continues until its next heartbeat. Without another member, the partition is assigned again within a
-        session timeout.
+        The owner continues until its next heartbeat. Without another member, the broker assigns the partition again
+        within a session timeout.
         """
         self._at(now)
         return self.coordinator.lose(partition)

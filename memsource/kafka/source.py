@@ -32,8 +32,9 @@ class KafkaMemberSource(CommittingSource):
     source leaves out the highest positions. After a loss, the source still commits the partition until the source
     learns of the loss. After a release or ``Lost``, the source commits no position of the partition.
 
-    A waiting ``receive`` polls continuously. Without a waiting ``receive`` the client does not poll. If a partition is
-    not released within the ``timeout`` of its ``Revoking``, the source releases the partition and reports ``Lost``.
+    A waiting ``receive`` polls continuously. Without a waiting ``receive`` the client does not poll. If the consumer
+    does not release a partition within the ``timeout`` of its ``Revoking``, the source releases the partition and
+    reports ``Lost``.
 
     ``receive``, ``settle`` and ``aclose`` of a frozen process wait. Calls of a crashed process, except ``aclose``,
     raise ``SourceError`` and change nothing. Methods outside the contract do not block.
@@ -130,8 +131,8 @@ class KafkaMemberSource(CommittingSource):
     async def release(self, partition: Partition) -> None:
         """Release a partition; see ``lanes.source.Source.release``.
 
-        Does not wait. If the broker is down, the release is sent when the broker is up again. A partition that is not
-        revoked stays assigned until ``aclose``, and delivers nothing.
+        Does not wait. If the broker is down, the client sends the release when the broker is up again. A partition that
+        is not revoked stays assigned until ``aclose``, and delivers nothing.
         """
         number = partition.id.number
         async with self._meet(Call("release", partition=number)):

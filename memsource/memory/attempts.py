@@ -73,7 +73,7 @@ class MemoryAttempts:
 
         Args:
             partition: The partition.
-            positions: Positions of the messages. Unknown positions are ignored.
+            positions: Positions of the messages. The store ignores unknown positions.
         """
         await self._reach("drop attempts")
         rows, token = self._of(partition), partition.fencing_token or 0

@@ -7,7 +7,7 @@ real event loop and a simulation. The broker follows the strictest rules of real
 - Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts an
   earlier token of an unacknowledged message in ``stale``, and the message stays unacknowledged.
 - A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
-- Requeued messages are delivered before new messages, in the order in which they were requeued.
+- The broker delivers requeued messages before new messages, in the order of their requeues.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ those that surprise clients:
 - **Rebalance.** The coordinator revokes partitions. The owners drain, commit and ``release`` the revoked partitions.
   The coordinator then assigns the released partitions.
 - In an eager rebalance, all members release all partitions before any assignment. In a cooperative rebalance, a
-  member releases only partitions that move, and each partition is assigned as soon as it is free.
+  member releases only partitions that move, and the coordinator assigns each partition as soon as it is free.
 - A member starts to read a partition at the position that is committed when its ``poll`` returns the assignment.
 """
 

@@ -1,6 +1,6 @@
 """Locks in memory that can be lost: the reference of ``lanes.ownership.Locks``.
 
-``LockServer`` is a lock service as data. It acts only when a method is called, and time is an argument.
+``LockServer`` is a lock service as data. The service acts only when a method is called, and time is an argument.
 ``MemoryLocks`` are the locks of one process over the service.
 """
 

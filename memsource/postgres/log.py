@@ -104,7 +104,7 @@ class ReferenceLog:
         self._pending.update(zip(transaction.tickets, transaction.batches, strict=True))
 
     def roll_back(self, transaction: Transaction) -> None:
-        """End a transaction without its messages. Its tickets are never used."""
+        """End a transaction without its messages. No message gets the transaction's tickets."""
         self.running.remove(transaction)
 
     def append(self, partition: int, rows: Iterable[StoredRow]) -> None:

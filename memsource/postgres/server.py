@@ -1,8 +1,8 @@
 """A PostgreSQL server as data: sessions, advisory locks, rows with locks, and the transactions that hold them.
 
-A session ends by its client, by ``PostgresServer.terminate``, with the server, or after its idle timeout. Its locks are
-then free. Each call is one statement and receives the present time. A call that must wait for another transaction
-raises ``Blocked``; repeat the call after a change.
+A session ends by its client, by ``PostgresServer.terminate``, with the server, or after its idle timeout. The server
+then frees the locks of the session. Each call is one statement and receives the present time. A call that must wait for
+another transaction raises ``Blocked``; repeat the call after a change.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Known:
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
-        produced: Whether any row was written by a producer.
+        produced: Whether a producer wrote any row.
         committing: Whether any assignment commits.
         leased: Whether any assignment has a lease.
     """
@@ -121,7 +121,7 @@ def partition_number() -> Column:
 def assignment_number() -> Column:
     """Return a number for the assignment of a row. The rows need the column ``process``.
 
-    Two assignments may get the same number. The audit then examines all their messages.
+    Two assignments may get the same number. The audit then examines all messages of both assignments.
     """
     return F.xxhash64("process", "partition_number", "assignment")
 

@@ -1,4 +1,4 @@
-"""One batch of a replay: tasks of Spark handle the rows of a range of positions."""
+"""One batch of a replay, in which Spark tasks handle the rows of ranges of positions."""
 
 from __future__ import annotations
 

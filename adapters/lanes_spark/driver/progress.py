@@ -65,8 +65,8 @@ class Progress:
         positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
             runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between selected
             positions counts too. For a stream, the end of the topic at the latest check counts.
-        left: Number of selected positions that are not handled yet. For a stream, this is the lag. Until the first
-            batch of a continued replay begins, positions that earlier runs handled count too.
+        left: Number of selected positions that no run has handled. For a stream, this is the lag. Until the first batch
+            of a continued replay begins, positions that earlier runs handled count too.
         seconds: Seconds since this run began.
         running: Number of tasks of the current batch that have reported and have not ended.
         oldest: The oldest unfinished message of the running tasks; None without an unfinished message.

@@ -71,8 +71,8 @@ def replay(
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         to: End of the replay, exclusive: a position for all partitions, positions by partition, or an aware time.
             Default: the current end.
-        only: The only positions to handle, named by a journal. The journal is read once, when the replay or its
-            checkpoint begins.
+        only: The only positions to handle, named by a journal. The replay reads the journal once, when the replay or
+            its checkpoint begins.
         checkpoint: Folder in which Spark logs every batch. A stopped replay continues from this folder. Without a
             checkpoint the replay is one batch, and a failed replay begins again.
         explain: Whether to return the plan without running a handler.

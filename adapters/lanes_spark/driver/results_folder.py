@@ -52,7 +52,7 @@ class ResultsFolder:
 
         Raises:
             ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost
-                its note; or the checkpoint began with another folder or with none.
+                its note; or the checkpoint began with another folder or without a folder.
         """
         if self._taken:
             return

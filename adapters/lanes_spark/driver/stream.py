@@ -78,9 +78,9 @@ def stream(
 class Stream:
     """A running stream, returned by ``stream``.
 
-    As a context manager, the stream is stopped and joined at the end of the block, and cancelled if the block raises.
-    Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because these
-    methods wait for the callback.
+    As a context manager, the stream stops and joins at the end of the block. If the block raises, the stream is
+    cancelled. Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because
+    these methods wait for the callback.
     """
 
     def __init__(self, _spark: SparkSession, _run: SparkRun, _checkpoint: str, _interval: float) -> None:

@@ -59,7 +59,7 @@ class Returns:
         return f"<Returns of {len(self._values)} messages>"
 
     def recording(self, handler: Handler, *, batch: bool) -> Handler:
-        """Wrap the handler, so that its return values are stored here until their messages are settled."""
+        """Wrap the handler. This object then stores its return values until their messages are settled."""
         values = self._values
         if is_async(handler):
             awaited = cast(Callable[[Any], Awaitable[object]], handler)

@@ -56,7 +56,7 @@ class ArrowSource:
     Args:
         topic: Topic of the rows.
         taken: Function that is called on the event loop when all rows of one more batch are delivered.
-        settled: Function that is called on the event loop with settled messages. Each message is passed once.
+        settled: Function that is called on the event loop with settled messages, once for each message.
 
     Attributes:
         delivered: Number of delivered rows.

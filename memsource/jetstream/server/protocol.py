@@ -28,7 +28,10 @@ class Subscribe(NamedTuple):
 
 
 class Unsubscribe(NamedTuple):
-    """The command UNSUB. ``limit`` is the number of messages after which the subscription ends; 0 = it ends now."""
+    """The command UNSUB.
+
+    ``limit`` is the number of messages after which the subscription ends; 0 = the subscription ends now.
+    """
 
     sid: int
     limit: int

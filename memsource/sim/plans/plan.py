@@ -1,7 +1,6 @@
 """A plan: the traffic of a run, its faults, and the order in which its tasks take their steps.
 
-A plan determines its run completely. Each part of a plan can be made smaller: fewer faults, fewer deviations, fewer
-messages.
+A plan determines its run completely. Each part of a plan can shrink: fewer faults, fewer deviations, fewer messages.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ NUMBERS_END: Final = 1 << 64
 class Fault:
     """One fault, at one boundary.
 
-    Boundaries are counted over all workers, in order of time. Each call of the broker has two boundaries: one before
-    the call, and one between the broker's action and its answer. Each call of ``World.io`` by a worker has two
-    boundaries too.
+    The numbers of the boundaries count over all workers, in order of time. Each call of the broker has two boundaries:
+    one before the call, and one between the broker's action and its answer. Each call of ``World.io`` by a worker has
+    two boundaries too.
 
     Attributes:
         at: Number of the boundary, 0 or more.
@@ -89,7 +88,7 @@ class Schedule:
 
     Attributes:
         deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. If
-            ``index`` or fewer tasks are ready, the pair is ignored.
+            ``index`` or fewer tasks are ready, the pair has no effect.
         jumps: Rising turns in which time jumps to the next timer although tasks are ready.
 
     Raises:

@@ -1,8 +1,8 @@
 """Shrinking of a failing plan: fewer and simpler faults, fewer deviations, fewer messages.
 
-Lists are shortened by delta debugging: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing
-Input*, IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``ddmin`` never tests
-a part alone, because one part seldom has all points that a failure needs. Numbers shrink by steps of halving size.
+Delta debugging shortens the lists: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
+IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``ddmin`` never tests a part
+alone, because one part seldom has all points that a failure needs. Numbers shrink by steps of halving size.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 | … | plan | JSON without blanks, deflated (no header, the dictionary below) |
 
 The JSON names the version of lanes, the minor version of Python, personality, seed, and the other fields of the plan
-that differ from their defaults. Each turn is written as its distance from the previous turn. A plan has exactly one
+that differ from their defaults. The JSON has each turn as its distance from the previous turn. A plan has exactly one
 JSON text. The compressed bytes depend on the version of zlib.
 
 Only the same code repeats a run, because other versions of lanes and other minor versions of Python schedule other
@@ -81,8 +81,8 @@ def decode(token: str) -> Plan:
         The plan.
 
     Raises:
-        TokenRefused: The text is no token, is damaged or too large, holds no plan, or was made by another version of
-            lanes or another minor version of Python.
+        TokenRefused: The text is no token, is damaged or too large, holds no plan, or is of another version of lanes or
+            Python.
     """
     try:
         return _plan(_text_of(token))

@@ -59,7 +59,7 @@ class CampaignReport:
     """The figures of a campaign.
 
     Attributes:
-        runs: Number of the planned runs that were made. Repeated and shrinking runs do not count.
+        runs: Number of planned runs that the campaign made. Repeated and shrinking runs do not count.
         rechecked: Number of runs that the campaign repeated and compared.
         crashes: Number of workers that crashed in these runs.
         turns: Turns of the loops of these runs.
@@ -175,7 +175,7 @@ class Campaign:
         return self.report
 
     def each(self) -> Iterator[Run]:
-        """Iterate over all runs. A finding does not end the iteration, and no failing plan is shrunk.
+        """Iterate over all runs. A finding does not end the iteration. The campaign shrinks no failing plan.
 
         Returns:
             An iterator that makes a run at each step.

@@ -138,7 +138,7 @@ def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
-    """Return a line with times of columns. Columns after long pauses are labelled first."""
+    """Return a line with times of columns. Columns after long pauses get their labels first."""
     offset = 0
     wanted: list[tuple[bool, int, str]] = []
     for number in range(first, last):

@@ -140,7 +140,7 @@ def simulate(
     token of the smallest failing run.
 
     Args:
-        test: The test; options are passed by name.
+        test: The test. Pass options by name.
         runs: Number of runs.
         faults: The most faults of each kind in a run, see ``memsource.faults``. Default: no faults.
         personalities: The brokers; the runs use them in turn.

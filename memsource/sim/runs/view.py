@@ -90,7 +90,7 @@ class _Track:
 
 @dataclass(slots=True, eq=False)
 class LaneView:
-    """The events of the messages of a key of a partition.
+    """The events of one lane: the messages of a partition with one key.
 
     Attributes:
         partition: The partition.
@@ -379,7 +379,7 @@ def _history(
 def _body(
     story: Story, notes: Sequence[Note], lanes: Sequence[LaneView], left: int, width: int, merged: bool
 ) -> list[str]:
-    """Return the lines of the panels, of the count of omitted lanes, and of the legend, separated by empty lines."""
+    """Return the panels, the count of omitted lanes and the legend as lines, separated by empty lines."""
     rows, columns = _rows(story, notes, lanes)
     times = [stroke.at for stroke in columns]
     alone = frozenset(range(len(columns))).intersection(rows[0].cells)

@@ -10,7 +10,7 @@ from memsource.sim.plans.plan import Fault, FaultKind
 
 
 class InjectedFailure(OSError):
-    """The error of a call of ``World.io`` that fails by a fault of the plan."""
+    """The error that a planned fault makes ``World.io`` raise."""
 
 
 class Moment(NamedTuple):
@@ -30,8 +30,8 @@ class Moment(NamedTuple):
 class Injection:
     """The faults of a plan. No method blocks.
 
-    Some faults act at their boundary. Other faults are only armed at their boundary, and act at the next call that
-    can fail this way.
+    Some faults act at their boundary. A boundary only arms other faults, which act at the next call that can fail this
+    way.
 
     Args:
         faults: Faults of the plan.

@@ -115,7 +115,7 @@ class World:
     ) -> list[Record]:
         """Publish ``n`` messages, or fewer if the plan limits their number. Does not block.
 
-        Keys and their order are drawn from the plan's seed; see ``Traffic``.
+        The plan's seed decides the keys and their order; see ``Traffic``.
 
         Args:
             topic: Topic of the world; the first call names it.
@@ -333,7 +333,7 @@ class World:
         return EPOCH + self._loop.time() + self._wall_offset
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
-        """Record a finding. Only the first finding of each check is kept.
+        """Record a finding, unless its check already has one.
 
         Args:
             check: Name of the check.
