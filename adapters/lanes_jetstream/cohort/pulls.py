@@ -13,8 +13,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from lanes_jetstream.wire.answers import number
-from lanes_jetstream.wire.connection import Connection, UnboundedSubscription
+from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.pull_requests import PullRequests
+from lanes_jetstream.wire.subscription import UnboundedSubscription
 from lanes_jetstream.wire.turns import EXPIRES
 
 _CONFIRMATION: Final = "ack"
@@ -42,7 +43,7 @@ class Inbox:
 
     async def open(self) -> None:
         """Subscribe; the client subscribes again after a reconnect. Idempotent."""
-        await self._subscription.open(f"{self.subject}.>", self._receive)
+        await self._subscription.open_inbox(f"{self.subject}.>", self._receive)
 
     async def close(self) -> None:
         """Unsubscribe. The server then drops the pull requests. Idempotent."""
@@ -62,7 +63,7 @@ class Inbox:
         if self._by_consumer.get(pulls.consumer) is pulls:
             del self._by_consumer[pulls.consumer]
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         # Runs for every message. `PulledPartition.take` does the work for many messages at once.
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])

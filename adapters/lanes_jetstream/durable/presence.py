@@ -21,7 +21,8 @@ from uuid import uuid4
 import nats.errors
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.connection import Connection, NotPermitted, UnboundedSubscription
+from lanes_jetstream.wire.connection import Connection, NotPermitted
+from lanes_jetstream.wire.subscription import UnboundedSubscription
 
 log = logging.getLogger("lanes.jetstream")
 

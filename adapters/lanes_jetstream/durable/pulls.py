@@ -10,8 +10,8 @@ import asyncio
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from lanes_jetstream.wire.connection import UnboundedSubscription
 from lanes_jetstream.wire.pull_requests import PullRequests
+from lanes_jetstream.wire.subscription import UnboundedSubscription
 
 
 class DurablePulls(PullRequests):
@@ -25,7 +25,7 @@ class DurablePulls(PullRequests):
         """Drop all open requests, and subscribe to a fresh inbox. Sends no request."""
         await self.close()
         inbox = self._client.new_inbox()
-        await self._subscription.open(f"{inbox}.*", self._receive)
+        await self._subscription.open_inbox(f"{inbox}.*", self._receive)
         self.restart(inbox)
 
     async def close(self) -> None:
@@ -50,7 +50,7 @@ class DurablePulls(PullRequests):
         except TimeoutError:
             self.check()
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         if message.subject.startswith(self.inbox):
             self.on_status(message)
         else:

@@ -1,6 +1,6 @@
 """Talks to the server for both kinds of sources: requests, pulls, acknowledgements, messages.
 
 Reading order: ``codes``, ``answers``, ``secure_client``, ``connection``, ``subjects``, ``transforms``, ``intake``,
-``stream``, ``queue_subjects``, ``queue_watch``, ``retention``, ``pull_requests``, ``turns``, ``keys``, ``messages``,
-``acks``.
+``stream``, ``queue_subjects``, ``queue_watch``, ``retention``, ``subscription``, ``pull_requests``, ``turns``,
+``keys``, ``messages``, ``acks``.
 """

@@ -20,8 +20,9 @@ from nats.aio.msg import Msg
 from lanes.clock import monotonic
 from lanes.core.types import Settlement
 from lanes.errors import SourceError
-from lanes_jetstream.wire.connection import CLOSED, UnboundedSubscription
+from lanes_jetstream.wire.connection import CLOSED
 from lanes_jetstream.wire.messages import READER
+from lanes_jetstream.wire.subscription import UnboundedSubscription
 
 log = logging.getLogger("lanes.jetstream")
 
@@ -210,7 +211,7 @@ class Acks:
 
     async def _send_confirmed(self, tokens: Sequence[str]) -> None:
         self._inbox = self._inbox or self._client.new_inbox()
-        await self._subscription.open(f"{self._inbox}.*", self._confirmed)
+        await self._subscription.open_inbox(f"{self._inbox}.*", self._confirmed)
         self._all_confirmed.clear()
         self._unconfirmed = {f"{self._inbox}.{self._number + place}": token for place, token in enumerate(tokens)}
         self._number += len(tokens)
@@ -226,7 +227,7 @@ class Acks:
                 retryable=True,
             ) from None
 
-    async def _confirmed(self, message: Msg) -> None:
+    def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":
             # No server responds: the consumer was deleted, or has no leader now.
             return

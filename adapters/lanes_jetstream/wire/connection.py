@@ -8,14 +8,13 @@ import importlib.util
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js import JetStreamContext
 
 from lanes.clock import monotonic
@@ -537,33 +536,6 @@ def _check_url(url: str) -> None:
             "server: the URLs mix websockets (ws://, wss://) with nats:// or tls://, and one client uses one kind; "
             "write all URLs with one kind"
         )
-
-
-class UnboundedSubscription:
-    """One subscription without pending limits. With limits, the client would silently drop messages."""
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._subscription: Subscription | None = None
-
-    async def open(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
-        """Subscribe; the client subscribes again after a reconnect. Idempotent."""
-        if self._subscription is None:
-            self._subscription = await self._client.subscribe(
-                subject, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0
-            )
-
-    async def close(self) -> None:
-        """Unsubscribe. Idempotent."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._client.is_closed:
-            await subscription.unsubscribe()
-
-    async def drain(self) -> None:
-        """Unsubscribe after every message that the server has sent so far was received. Idempotent."""
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._client.is_closed:
-            await subscription.drain()  # type: ignore[no-untyped-call]
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:

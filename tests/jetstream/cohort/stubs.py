@@ -53,11 +53,11 @@ class StubInbox:
 
     async def deliver(self, consumer: str, sequence: int, delivery: int, *, key: str = "k", reply: str = "") -> None:
         ack = reply or f"$JS.ACK.S.{consumer}.1.{sequence}.{delivery}.1700000000.5"
-        await self.inbox._receive(Msg(self.client, f"0.{key}", ack, b"x"))  # type: ignore[arg-type]
+        self.inbox._receive(Msg(self.client, f"0.{key}", ack, b"x"))  # type: ignore[arg-type]
 
     async def say(self, pulls: ConsumerPulls, *, to: str = "", **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        await self.inbox._receive(Msg(self.client, to or f"{pulls.inbox}.1", "", b"", named))  # type: ignore[arg-type]
+        self.inbox._receive(Msg(self.client, to or f"{pulls.inbox}.1", "", b"", named))  # type: ignore[arg-type]
 
 
 def owned_partition(pulls: ConsumerPulls, done: Done = Done(0, ())) -> PulledPartition:  # noqa: B008

@@ -73,16 +73,16 @@ async def test_a_lost_delivery_is_detected_by_its_number(stream: Stream, caplog:
         receive = pulls._receive
         dropped: list[Any] = []
 
-        async def drop_once(message: Any) -> None:
+        def drop_once(message: Any) -> None:
             # Not the last requested message: only heartbeats would reveal its loss.
             if not dropped and not message.subject.startswith(pulls.inbox) and pulls.outstanding > 1:
                 dropped.append(message)
                 return
-            await receive(message)
+            receive(message)
 
         subscription = pulls._subscription._subscription
         assert subscription is not None
-        subscription._cb = drop_once
+        subscription._pending_queue._receive = drop_once  # type: ignore[attr-defined]
         await all_done(stream, recorder)
     assert dropped
     assert recorder.repeats == 0

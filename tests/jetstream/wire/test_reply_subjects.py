@@ -41,5 +41,5 @@ async def test_a_member_reads_both_forms_of_a_reply_subject_and_ignores_others()
     await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.5.2.1700000000.7")
     await side.deliver("c", 0, 0, reply="$JS.ACK.hub.ACCHASH.S.c.1.6.3.1700000000.6.random")
     for hostile in ("", "c", "a.b.c.c", "$JS.ACK.S.other.1.9.9.1.1", "$JS.ACK.S.c", "." * 30):
-        await side.inbox._receive(Msg(side.client, "0.k", hostile, b""))  # type: ignore[arg-type]
+        side.inbox._receive(Msg(side.client, "0.k", hostile, b""))  # type: ignore[arg-type]
     assert positions(of) == [4, 5, 6]

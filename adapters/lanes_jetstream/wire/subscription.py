@@ -1,0 +1,80 @@
+"""One subscription of the client that drops no message, and that can pass messages on without a task in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+log = logging.getLogger("lanes.jetstream")
+
+
+class UnboundedSubscription:
+    """One subscription without pending limits. With limits, the client would silently drop messages."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._subscription: Subscription | None = None
+
+    async def open(self, subject: str, receive: Callable[[Msg], Awaitable[None]]) -> None:
+        """Subscribe; the client subscribes again after a reconnect. Idempotent.
+
+        Args:
+            subject: Subject or pattern of the messages.
+            receive: Function for each message, called by a task of the client.
+        """
+        if self._subscription is None:
+            self._subscription = await self._client.subscribe(
+                subject, cb=receive, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+
+    async def open_inbox(self, subject: str, receive: Callable[[Msg], None]) -> None:
+        """Subscribe to an inbox that no other program has published to yet. Idempotent.
+
+        The client calls ``receive`` while it reads the socket. A queue and a task for each message, as with ``open``,
+        cost as much CPU as the delivery of the message.
+
+        Args:
+            subject: Subject or pattern of the inbox.
+            receive: Function for each message. Must return at once.
+        """
+
+        async def from_task(message: Msg) -> None:
+            receive(message)
+
+        first = self._subscription is None
+        await self.open(subject, from_task)
+        if first and isinstance(getattr(self._subscription, "_pending_queue", None), asyncio.Queue):
+            # No message can wait in the former queue, because no program knows the inbox yet.
+            self._subscription._pending_queue = _PassingQueue(receive)  # type: ignore[union-attr]
+
+    async def close(self) -> None:
+        """Unsubscribe. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._client.is_closed:
+            await subscription.unsubscribe()
+
+    async def drain(self) -> None:
+        """Unsubscribe after every message that the server has sent so far was received. Idempotent."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None and not self._client.is_closed:
+            await subscription.drain()  # type: ignore[no-untyped-call]
+
+
+class _PassingQueue(asyncio.Queue[Msg]):
+    """A queue that passes each message to a function and stores none."""
+
+    def __init__(self, receive: Callable[[Msg], None]) -> None:
+        super().__init__()
+        self._receive = receive
+
+    def put_nowait(self, item: Msg) -> None:
+        try:
+            self._receive(item)
+        except Exception:
+            # An exception would end the task that reads the socket for the whole client.
+            log.exception("a message of %s was not received; please report this as a bug", item.subject)
