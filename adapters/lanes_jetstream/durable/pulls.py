@@ -6,6 +6,7 @@ A message arrives with its subject in the stream, and a status arrives with a su
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -32,9 +33,13 @@ class DurablePulls(PullRequests):
         """End the subscription. The server then drops the pull requests. Idempotent."""
         await self._subscription.close()
 
-    async def drain(self) -> None:
-        """Like ``close``, after the messages that the server has sent for open requests have arrived. Idempotent."""
-        await self._subscription.drain()
+    async def drain(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """Like ``close``, after the messages that the server has sent for open requests have arrived. Idempotent.
+
+        Args:
+            flush: See ``UnboundedSubscription.drain``.
+        """
+        await self._subscription.drain(flush)
 
     async def wait(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for a message or a status. Cancel-safe.

@@ -196,7 +196,7 @@ class DurableSource:
         """Stop pulling, and wait until the server has read every acknowledgement; see ``JetStreamSource``."""
         try:
             if self.shared:
-                await self._pulls.drain()
+                await self._pulls.drain(self.connection.flush)
                 await self._give_back()
             await self._pulls.close()
             await self._acks.resend()

@@ -372,7 +372,8 @@ class Connection:
         Cancel-safe. Raises a retryable ``SourceError`` if the flush fails or exceeds the timeout.
         """
         # A separate task flushes and never ends early, because an answer to a cancelled flush ends the client's read
-        # loop. Only the wait for the task is bounded.
+        # loop. Only the wait for the task is bounded. A task begins after the client has written what was published,
+        # which the ping of the flush would overtake otherwise.
         flush = asyncio.create_task(self.client.flush(timeout=FLUSH_PATIENCE))
         self._flushes.add(flush)
         flush.add_done_callback(self._flushes.discard)

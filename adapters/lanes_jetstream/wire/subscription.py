@@ -58,11 +58,29 @@ class UnboundedSubscription:
         if subscription is not None and not self._client.is_closed:
             await subscription.unsubscribe()
 
-    async def drain(self) -> None:
-        """Unsubscribe after every message that the server has sent so far was received. Idempotent."""
+    async def drain(self, flush: Callable[[], Awaitable[None]]) -> None:
+        """Unsubscribe after every message that the server has sent so far was received. Idempotent.
+
+        For a subscription by ``open_inbox``. Cancel-safe. A cancelled call drops the later messages.
+
+        Args:
+            flush: Function that waits until the server has read everything and the client has received everything that
+                the server sent before, as ``Connection.flush`` does. The client's own drain flushes for at most 10 s,
+                and the late answer to a flush that ended early ends the client's read loop.
+        """
         subscription, self._subscription = self._subscription, None
-        if subscription is not None and not self._client.is_closed:
-            await subscription.drain()  # type: ignore[no-untyped-call]
+        if subscription is None or self._client.is_closed:
+            return
+        try:
+            unsubscribe = getattr(self._client, "_send_unsubscribe", None)
+            if unsubscribe is not None:
+                await unsubscribe(subscription._id)
+                await flush()
+                await subscription._pending_queue.join()
+        finally:
+            if not self._client.is_closed:
+                # The server ignores a repeated unsubscribe. The call makes the client forget the subscription.
+                await subscription.unsubscribe()
 
 
 class _PassingQueue(asyncio.Queue[Msg]):

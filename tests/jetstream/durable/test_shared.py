@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections import Counter
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import lanes
 from lanes_jetstream import JetStreamSource, subject_token
 from tests.jetstream.cohort_workload import FAST, CohortStream, Log, members
+from tests.jetstream.conftest import connect
+from tests.jetstream.proxy import Proxy
 from tests.jetstream.sharing_process import DURABLE, SharingProcess
 from tests.jetstream.workload import SECOND, Recorder, Stream, running, until
 
@@ -249,3 +252,30 @@ async def test_messages_that_arrive_at_the_stop_go_back_at_once(stream: Stream) 
             await recorder.reached(20 * rounds)
             await stream.acknowledged()
     assert recorder.repeats == 0
+
+
+async def test_a_client_survives_a_server_that_is_silent_during_the_release(stream: Stream) -> None:
+    async with Proxy(stream.url).open() as proxy, await connect(proxy.url) as client:
+        recorder = Recorder(lambda message: 0.0)
+        source = JetStreamSource(client, stream=stream.name, durable=DURABLE, key=None, shared=True)
+        await stream.publish(10)
+        consumer = lanes.Consumer(source, recorder, settings=SHARED)
+        async with anyio.create_task_group() as tasks:
+            ended = anyio.Event()
+
+            async def run() -> None:
+                with contextlib.suppress(lanes.SourceError):
+                    await consumer.run()
+                ended.set()
+
+            tasks.start_soon(run)
+            with anyio.fail_after(20):
+                await recorder.reached(10)
+            proxy.silence()
+            consumer.stop()
+            with anyio.fail_after(30):
+                await ended.wait()
+        proxy.resume()
+        # The late answer to the flush of the release must not end the read loop of the client.
+        await client.flush(timeout=5)
+        await client.flush(timeout=5)
