@@ -335,8 +335,8 @@ class Settings:
         """
         if self.order == "serial" and partitions is not None and partitions > 1:
             raise ConfigError(
-                f'order="serial": {name} has {partitions} partitions; use order="partition" or a topic with one '
-                "partition"
+                f'order="serial": {name} has {partitions} partitions; use order="partition", or a topic or log with '
+                "one partition"
             )
 
     def check_order(self, name: str, *, ordered: bool) -> None:

@@ -26,7 +26,8 @@ async def test_serial_order_of_several_partitions_is_refused(apart: bool, topic:
     settings = lanes.Settings(order="serial")
     with (
         pytest.raises(
-            lanes.ConfigError, match=r'order="serial": .* has 2 partitions; use order="partition" or a topic with one'
+            lanes.ConfigError,
+            match=r'order="serial": .* has 2 partitions; use order="partition", or a topic or log',
         ),
         anyio.fail_after(30),
     ):

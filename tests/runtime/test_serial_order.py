@@ -51,7 +51,7 @@ async def test_serial_order_is_refused_before_anything_is_received(partitions: i
     source.partitions = partitions
     source.finish()
     handler = Gated(free=[b"a", b"b"])
-    said = rf'order="serial": memory/m has {partitions} partitions; use order="partition" or a topic with one partition'
+    said = rf'order="serial": memory/m has {partitions} partitions; use order="partition", or a topic or log'
     with pytest.raises(ConfigError, match=said):
         await consumer_of(source, handler, order=order).run()
     assert source.called("receive") == []
