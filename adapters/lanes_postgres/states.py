@@ -11,7 +11,7 @@ from psycopg.types.numeric import Int8
 
 from lanes.arguments import names_unknown_options, shown_value
 from lanes.errors import ConfigError, SourceError
-from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked
+from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked, StateStore
 from lanes_postgres.attempts import Connect
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
@@ -57,6 +57,7 @@ _LOCK: Final[LiteralString] = (
     "SELECT epoch FROM {schema}.lanes_states "
     "WHERE subscription = %s AND source = %s AND partition = %s AND incarnation = %s FOR NO KEY UPDATE"
 )
+_FIND_LOG: Final[LiteralString] = "SELECT 1 FROM {schema}.lanes_logs WHERE incarnation = %s"
 
 
 @names_unknown_options("lanes_postgres.PostgresStates")
@@ -240,6 +241,20 @@ class PostgresStates:
     @property
     def _where(self) -> str:
         return f"states in the schema {self._schema!r}"
+
+
+async def are_beside(states: StateStore, schema: str, incarnation: str) -> bool:
+    """Return whether statements about a log can read the states: they are in its schema, in the same database.
+
+    ``incarnation`` = the identity of the log. Raises ``ConfigError`` and ``SourceError`` like ``PostgresStates``.
+    """
+    if not isinstance(states, PostgresStates) or states._schema != schema:
+        return False
+
+    def finding() -> Steps[bool]:
+        return (yield Statement(compose(_FIND_LOG, schema), (incarnation,))) is not None
+
+    return await states._perform(finding())
 
 
 def _row(key: StateKey) -> tuple[str, str, Int8, str]:

@@ -27,6 +27,7 @@ ALL = [
     "log_over",
     "log_guards_over",
     "ring",
+    "log_over_upkeep",
 ]
 
 

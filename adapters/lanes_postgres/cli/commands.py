@@ -96,15 +96,20 @@ def trim(
     dsn: Dsn = "",
     schema: Schema = SCHEMA,
     force: Annotated[bool, typer.Option("--force", help="Delete unfinished messages too.")] = False,
+    without: Annotated[
+        list[str] | None,
+        typer.Option(help="Do not wait for this subscription.", metavar="NAME", show_default=False),
+    ] = None,
 ) -> None:
     """Delete messages that all subscriptions have finished.
 
     The last batch of each partition stays. With --force, a subscription that has not read a deleted message stops, or
-    continues by its out_of_range.
+    continues by its out_of_range. With --without, which may be repeated, only the named subscriptions may lose
+    messages.
     """
 
     async def work(connection: AsyncConnection[Any]) -> int:
-        return await trim_log(connection, schema, log, age=older_than * 3600, force=force)
+        return await trim_log(connection, schema, log, age=older_than * 3600, force=force, without=without or ())
 
     typer.echo(printable(f"{log}: {run(dsn, schema, work):,} messages deleted"))
 

@@ -15,7 +15,7 @@ from lanes.errors import ConfigError, LanesError
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.log.appending import LogFacts
-from lanes_postgres.log.trigger import TRIGGER, checking
+from lanes_postgres.log.trigger import TRIGGER, Fault, checking, upkeep
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.steps import compose, perform_async
 
@@ -168,14 +168,20 @@ class _Doctor:
         if knows_logs:
             rows = await (await self._cursor().execute(compose(_OVER, self._schema))).fetchall()
             facts += [LogFacts(*row) for row in rows]
+        left: list[Fault] = []
         for each in facts:
             try:
                 fault = await perform_async(self._connection, checking(self._schema, each), "trigger")
+                if fault is None and each is not None:
+                    todo = await perform_async(self._connection, upkeep(self._schema, each), "trigger")
+                    left += [todo] if todo is not None else []
             except LanesError as error:
                 text, _, remedy = str(error).partition("; ")
                 return Check("trigger", False, text, remedy or "see the log of the server")
             if fault is not None:
                 return Check("trigger", False, fault.text, fault.remedy)
+        if left:
+            return Check("trigger", None, left[0].text, left[0].remedy)
         if not knows_logs:
             return Check(
                 "trigger",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection, AsyncCursor
@@ -20,8 +21,9 @@ _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM
 # A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
 # which then keeps its messages, or begins after the deleted messages.
 _LOCK: Final[LiteralString] = "LOCK TABLE {schema}.lanes_subscriptions IN ACCESS EXCLUSIVE MODE"
-_COUNT: Final[LiteralString] = (
-    "SELECT count(*), min(name) FILTER (WHERE own_states) FROM {schema}.lanes_subscriptions WHERE log = %s"
+_SUBSCRIPTIONS: Final[LiteralString] = (
+    "SELECT array_agg(name), min(name) FILTER (WHERE own_states AND name <> ALL (%(without)s::text[])) "
+    "FROM {schema}.lanes_subscriptions WHERE log = %(log)s"
 )
 _DELETED: Final[LiteralString] = (
     "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
@@ -33,7 +35,8 @@ _TRIM: Final[LiteralString] = (
     "WITH limits AS (SELECT part.number AS partition, CASE WHEN %(force)s THEN 9223372036854775807 ELSE ("
     "SELECT min(coalesce((SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
     "AND state.source = %(name)s AND state.partition = part.number AND state.incarnation = %(incarnation)s), "
-    "of.starts[part.number + 1], 0)) FROM {schema}.lanes_subscriptions AS of WHERE of.log = %(log)s) END AS below, "
+    "of.starts[part.number + 1], 0)) FROM {schema}.lanes_subscriptions AS of WHERE of.log = %(log)s "
+    "AND of.name <> ALL (%(without)s::text[])) END AS below, "
     "(SELECT max(position) FROM {schema}.lanes_log_entries WHERE log = %(log)s AND partition = part.number) AS last, "
     "(SELECT min(entry.position) FROM {schema}.lanes_log_entries AS entry JOIN {schema}.lanes_log_messages AS message "
     "USING (batch) WHERE entry.log = %(log)s AND entry.partition = part.number "
@@ -50,14 +53,17 @@ _TRIM: Final[LiteralString] = (
 )
 
 
-async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: float, force: bool) -> int:
+async def trim(
+    connection: AsyncConnection[Any], schema: str, log: str, *, age: float, force: bool, without: Sequence[str] = ()
+) -> int:
     """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
 
     Each transaction deletes at most 5,000 batches, so a cancelled call has deleted the oldest messages. With ``force``,
-    the call also deletes unfinished messages. The last batch of each partition stays.
+    the call also deletes unfinished messages. The last batch of each partition stays. The subscriptions ``without`` may
+    lose unfinished messages.
 
-    Returns the number of deleted messages. Raises ``ConfigError`` if the log does not exist. Without ``force``, the log
-    also needs a subscription, and no subscription may have its positions in a store of the user.
+    Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
+    Without ``force``, the log also needs another subscription, and none may have its positions in a store of the user.
     """
     # Messages without a position may follow the last batch.
     while await perform_async(connection, sequencing(schema), "trim"):
@@ -80,23 +86,31 @@ async def trim(connection: AsyncConnection[Any], schema: str, log: str, *, age: 
         "partitions": partitions,
         "age": age,
         "force": force,
+        "without": list(without),
         "most": BATCHES,
     }
     deleted = 0
     while True:
         async with connection.transaction():
             await cursor.execute(compose(_LOCK, schema))
-            row = await (await cursor.execute(compose(_COUNT, schema), (number,))).fetchone()
-            subscriptions, own = row or (0, None)
-            if not subscriptions and not force:
+            row = await (await cursor.execute(compose(_SUBSCRIPTIONS, schema), wanted)).fetchone()
+            names, own = row or (None, None)
+            others = set(names or ())
+            for name in without:
+                if name not in others:
+                    raise ConfigError(
+                        f"log {log!a} has no subscription {name!a}; run `lanes postgres subscriptions list`, and "
+                        "correct --without"
+                    )
+            if not others.difference(without) and not force:
+                other = "other subscription" if without else "subscription"
                 raise ConfigError(
-                    f"log {log!a} has no subscription, so no message is finished; start a consumer first, or "
-                    "add --force"
+                    f"log {log!a} has no {other}, so no message is finished; start a consumer first, or add --force"
                 )
             if own is not None and not force:
                 raise ConfigError(
                     f"subscription {own!a} of log {log!a} has its positions in a store of its own, so its finished "
-                    "messages are unknown; add --force, with --older-than for the messages to keep"
+                    "messages are unknown; add --without with its name, and --older-than for the messages to keep for it"
                 )
             batches, messages = await (await cursor.execute(compose(query, schema), wanted)).fetchone() or (0, 0)
         deleted += int(messages)

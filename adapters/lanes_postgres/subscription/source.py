@@ -21,10 +21,10 @@ from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log
 from lanes_postgres.log.reading import LogTables
-from lanes_postgres.log.trigger import checking
+from lanes_postgres.log.trigger import checking, upkeep
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import check_subscription
-from lanes_postgres.states import PostgresStates
+from lanes_postgres.states import PostgresStates, are_beside
 from lanes_postgres.steps import perform_async
 from lanes_postgres.subscription.connections import Connections, Pool
 from lanes_postgres.subscription.kept import LIMIT, KeptWatch
@@ -67,7 +67,8 @@ class PostgresSource:
         kept_limit: Number of bytes, of messages that the slowest subscription of the log has not finished, above which
             the source raises an alarm: an error in the log, and a finding of the health.
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
-        states: Store of the positions. ``None`` = the tables in the schema of the log.
+        states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log does not see
+            the positions in a store of another schema, another database or another kind.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -136,6 +137,11 @@ class PostgresSource:
                 fault = await perform_async(connection, checking(self._log.schema, facts), self._name)
                 if fault is not None:
                     raise ConfigError(f"{self._name}: {fault.text}; {fault.remedy}")
+                left = await perform_async(connection, upkeep(self._log.schema, facts), self._name)
+                if left is not None:
+                    log.warning("%s: %s; %s", self._name, left.text, left.remedy)
+                if self._own_states:
+                    self._own_states = not await are_beside(self._states, self._log.schema, facts.incarnation)
                 tables = LogTables(self._log.schema, facts.id, facts.partitions, facts.messages)
                 starts = await decide_starts(
                     connection,

@@ -10,11 +10,12 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool
 
 from lanes import Consumer, Message, Settings
 from lanes.errors import ConfigError
 from lanes.ownership import State, StateKey
-from lanes_postgres import PostgresSource
+from lanes_postgres import PostgresSource, PostgresStates, migrate
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
 from lanes_postgres.subscription import kept
@@ -107,12 +108,38 @@ async def test_positions_in_a_store_of_the_user_raise_no_false_alarm(four: Logs)
             await drop_subscription(connection, four.schema, "orders", "mail", force=True)
             assert [each.lag for each in await list_subscriptions(connection, four.schema)] == [None]
             with pytest.raises(
-                ConfigError, match=r"subscription 'own' .* positions in a store of its own.*; add --force"
+                ConfigError,
+                match=r"subscription 'own' .* positions in a store of its own.*; add --without with its name",
             ):
                 await trim(connection, four.schema, "orders", age=0.0, force=False)
     # A start with the store of the schema makes the positions known again.
     async with consuming(member(four, "own"), Seen()) as consumer:
         await until(lambda: keeps(consumer, "own", 0))
+
+
+async def test_positions_of_postgres_states_beside_the_log_are_known(four: Logs, schema: str) -> None:
+    """The same tables as without ``states=``. Those of another schema or another database are not known."""
+    with psycopg.connect(four.url, autocommit=True) as setup:
+        setup.execute(f"CREATE DATABASE other_{schema}")
+    url = four.url.replace("/postgres", f"/other_{schema}")
+    for address, name in ((four.url, f"{schema}_2"), (url, schema)):
+        with psycopg.connect(address) as setup:
+            migrate(setup, schema=name)
+    for number in range(8):
+        four.commit("x", key=str(number))
+    places = {"beside": (four.url, schema), "schema": (four.url, f"{schema}_2"), "other": (url, schema)}
+    for subscription, (address, name) in places.items():
+        async with AsyncConnectionPool(address, min_size=1, kwargs={"autocommit": True}, open=False) as pool:
+            states = PostgresStates(pool.connection, schema=name)
+            seen = Seen()
+            async with consuming(member(four, subscription, states=states), seen):
+                await until(lambda: len(seen.values) == 8)  # noqa: B023 (the loop waits for it)
+    async with await psycopg.AsyncConnection.connect(four.url, autocommit=True) as connection:
+        lags = {each.name: each.lag for each in await list_subscriptions(connection, four.schema)}
+    assert lags == {"beside": 0, "schema": None, "other": None}
+    with psycopg.connect(four.url, autocommit=True) as setup:
+        setup.execute(f"DROP DATABASE other_{schema}")
+        setup.execute(f"DROP SCHEMA {schema}_2 CASCADE")
 
 
 class Faulty(MemoryStates):

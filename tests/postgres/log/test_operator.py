@@ -127,6 +127,23 @@ def test_a_forced_trim_reaches_the_loser_as_out_of_range(operate: Operate, logs:
     assert read(logs, 1, "billing", out_of_range="earliest") == ["4"]
 
 
+def test_a_trim_without_a_subscription_keeps_what_the_others_have_not_finished(operate: Operate, logs: Logs) -> None:
+    commit_each(logs, "1")
+    assert read(logs, 1, "slow") == ["1"]
+    commit_each(logs, "2")
+    assert read(logs, 2, "mail") == ["1", "2"]
+    commit_each(logs, "3", "4")
+    assert read(logs, 4, "fast") == ["1", "2", "3", "4"]
+    assert operate("trim", "--older-than", "0", "--log", "orders")[1] == "orders: 1 messages deleted\n"
+    trim = ("trim", "--older-than", "0", "--log", "orders", "--without", "slow")
+    assert operate(*trim) == (0, "orders: 1 messages deleted\n", "")
+    assert read(logs, 2, "mail") == ["3", "4"]
+    status, _, err = operate(*trim, "--without", "mall")
+    assert status == 3 and "log 'orders' has no subscription 'mall'" in err and "correct --without" in err
+    status, _, err = operate(*trim, "--without", "mail", "--without", "fast")
+    assert status == 3 and "has no other subscription" in err and "add --force" in err
+
+
 def test_a_trim_without_an_age_is_refused(operate: Operate, logs: Logs) -> None:
     commit_each(logs, "1")
     status, _, err = operate("trim", "--log", "orders", "--force")

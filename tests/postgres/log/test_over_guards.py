@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import anyio
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
 from lanes import Consumer, Message
+from lanes.cli.doctor import Check
 from lanes.errors import ConfigError
-from lanes_postgres import Log, PostgresSource, migrate, migrations
+from lanes_postgres import Columns, Log, PostgresSource, migrate, migrations
+from lanes_postgres.cli.doctor import examine
 from tests.components import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.postgres.log.test_over import COLUMNS, Outbox
@@ -42,6 +45,23 @@ async def ignore(message: Message) -> None: ...
 def create(outbox: Outbox, log: Log) -> None:
     with psycopg.connect(outbox.url) as connection:
         log.create(connection)
+
+
+def begin_at(outbox: Outbox, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin with the tables of an older version, and no table of the user."""
+    outbox.execute(f"DROP SCHEMA {outbox.schema} CASCADE; CREATE SCHEMA {outbox.schema}")
+    known = migrations.migrations()
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:version])
+    with psycopg.connect(outbox.url) as connection:
+        migrate(connection, schema=outbox.schema)
+    monkeypatch.undo()
+
+
+def examined(outbox: Outbox) -> Check:
+    """What the doctor says of the triggers."""
+    checks = anyio.run(examine, outbox.url, outbox.schema)
+    (found,) = [check for check in checks if check.name == "trigger"]
+    return found
 
 
 # --- columns
@@ -88,7 +108,8 @@ def test_an_id_that_may_be_null_is_refused(outbox: Outbox) -> None:
 async def test_a_column_may_have_a_dollar_in_its_name(outbox: Outbox) -> None:
     outbox.execute(f'ALTER TABLE {outbox.table} RENAME customer TO "cu$t%"')
     outbox.execute(f'ALTER TABLE {outbox.table} RENAME payload TO "$1"')
-    outbox.log = outbox.over(columns=COLUMNS._replace(key="cu$t%", value="$1"))
+    outbox.execute(f'ALTER TABLE {outbox.table} RENAME id TO "$body$"')
+    outbox.log = outbox.over(columns=COLUMNS._replace(id="$body$", key="cu$t%", value="$1"))
     outbox.create()
     outbox.execute(f"INSERT INTO {outbox.table} (\"cu$t%\", \"$1\") VALUES ('ann', '1')")
     seen: list[Message] = []
@@ -151,12 +172,7 @@ def test_the_owner_of_a_partitioned_table_adds_partitions(
     outbox: Outbox, clerk: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new partition copies the trigger, which needs a right of the user on its function."""
-    outbox.execute(f"DROP SCHEMA {outbox.schema} CASCADE; CREATE SCHEMA {outbox.schema}")
-    known = migrations.migrations()
-    monkeypatch.setattr(migrations, "migrations", lambda: known[:8])
-    with psycopg.connect(outbox.url) as connection:
-        migrate(connection, schema=outbox.schema)
-    monkeypatch.undo()
+    begin_at(outbox, 8, monkeypatch)
     outbox.execute(
         f"CREATE TABLE {outbox.table} (id bigint PRIMARY KEY, customer text, payload jsonb, kind text, extra jsonb, "
         "created timestamptz NOT NULL DEFAULT now()) PARTITION BY RANGE (id)"
@@ -167,7 +183,7 @@ def test_the_owner_of_a_partitioned_table_adds_partitions(
         for number, step in enumerate(("before", "migrate", "create")):
             if step == "migrate":
                 with psycopg.connect(outbox.url) as connection:
-                    assert migrate(connection, schema=outbox.schema) == ["log_guards_over"]
+                    assert migrate(connection, schema=outbox.schema)[-1] == "log_over_upkeep"
             elif step == "create":
                 outbox.create()
             owner.execute(
@@ -176,6 +192,102 @@ def test_the_owner_of_a_partitioned_table_adds_partitions(
             )
             owner.execute(f"INSERT INTO {outbox.table} (id, customer, payload) VALUES ({number}, 'ann', '1')")
     assert outbox.execute(f"SELECT batch FROM {outbox.schema}.lanes_log_pending ORDER BY 1") == [(0,), (1,), (2,)]
+
+
+def test_owners_of_partitions_add_partitions_and_a_former_owner_forges_no_message(outbox: Outbox, clerk: str) -> None:
+    """The right on the trigger's function follows the owners, and the doctor names the statement that mends it."""
+    outbox.execute(f"DROP TABLE {outbox.table}")
+    columns = "id bigint PRIMARY KEY, customer text, payload jsonb, kind text, extra jsonb, created timestamptz"
+    outbox.execute(f"CREATE TABLE {outbox.table} ({columns}) PARTITION BY RANGE (id)")
+    outbox.execute(
+        f"CREATE TABLE {outbox.table}_low PARTITION OF {outbox.table} FOR VALUES FROM (0) TO (10) "
+        "PARTITION BY RANGE (id)"
+    )
+    outbox.execute(f"GRANT ALL ON SCHEMA {outbox.schema} TO {clerk}")
+    outbox.create()
+    outbox.execute(f"ALTER TABLE {outbox.table}_low OWNER TO {clerk}")
+    check = examined(outbox)
+    assert check.ok is None and f"{clerk} cannot add a partition to {outbox.table}" in check.detail
+    assert "Log.over(…).migration() again" in check.remedy
+    outbox.create()
+    assert examined(outbox).ok is True
+    with psycopg.connect(outbox.url.replace("lanes@", f"{clerk}@"), autocommit=True) as owner:
+        owner.execute(f"CREATE TABLE {outbox.table}_1 PARTITION OF {outbox.table}_low FOR VALUES FROM (1) TO (2)")
+    outbox.execute(f"INSERT INTO {outbox.table} (id, customer, payload) VALUES (1, 'ann', '1')")
+    assert outbox.execute(f"SELECT batch FROM {outbox.schema}.lanes_log_pending") == [(1,)]
+
+    outbox.execute(f"ALTER TABLE {outbox.table}_low OWNER TO lanes")
+    check = examined(outbox)
+    assert check.ok is None and f"{clerk} may forge messages of {outbox.table}" in check.detail
+    outbox.create()
+    assert examined(outbox).ok is True
+    ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
+    function = f"{outbox.schema}.lanes_log_ticket_{number}()"
+    assert outbox.execute(f"SELECT has_function_privilege('{clerk}', '{function}', 'EXECUTE')") == [(False,)]
+
+
+@pytest.mark.parametrize("version", [8, 9])
+@pytest.mark.parametrize("columns", [COLUMNS, Columns(key="customer", value="payload", time="created")])
+async def test_an_upgrade_makes_the_trigger_and_the_view_of_each_log_anew(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, version: int, columns: Columns
+) -> None:
+    begin_at(outbox, version, monkeypatch)
+    columns = columns._replace(id="no", value='pay{TARGETENTRY "load')
+    outbox.execute(
+        f'CREATE TABLE {outbox.table} (gone int, extra jsonb, "pay{{TARGETENTRY ""load" jsonb, no bigserial UNIQUE, '
+        "customer text, kind text, created timestamptz NOT NULL DEFAULT now())"
+    )
+    outbox.execute(f"ALTER TABLE {outbox.table} DROP gone")
+    outbox.log = outbox.over(columns=columns)
+    outbox.create()
+    ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
+    ((view,),) = outbox.execute(f"SELECT pg_get_viewdef('{outbox.schema}.lanes_log_over_{number}'::regclass)")
+    with psycopg.connect(outbox.url) as connection:
+        migrate(connection, schema=outbox.schema)
+    assert outbox.execute(f"SELECT made FROM {outbox.schema}.lanes_logs") == [(11,)]
+    ((body, updatable, same),) = outbox.execute(
+        "SELECT prosrc, pg_relation_is_updatable(view, false), pg_get_viewdef(view) = %s FROM pg_proc, "
+        f"(SELECT '{outbox.schema}.lanes_log_over_{number}'::regclass AS view) AS each "
+        f"WHERE pg_proc.oid = '{outbox.schema}.lanes_log_ticket_{number}'::regproc",
+        view,
+    )
+    assert "synchronous_commit" in body and updatable == 0 and same is (version == 9)
+    outbox.execute(
+        f'INSERT INTO {outbox.table} (customer, "pay{{TARGETENTRY ""load", kind, extra) '
+        "VALUES ('ann', '1', 'sold', '{\"trace\": \"x\"}'), ('bob', '2', 'sold', '7')"
+    )
+    seen: list[Message] = []
+
+    async def handler(message: Message) -> None:
+        seen.append(message)
+
+    async with consuming(outbox.source(), handler):
+        await until(lambda: len(seen) == 2)
+    subject, headers = ("sold", [("trace", b"x")]) if columns.subject else ("outbox", [])
+    found = sorted((message.key, message.value, message.subject, list(message.headers)) for message in seen)
+    assert found == [(b"ann", b"1", subject, headers), (b"bob", b"2", subject, [])]
+
+
+async def test_a_log_that_an_upgrade_left_as_it_was_is_named_at_each_start(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its key is of a type that is refused today, so one key would be in two partitions."""
+    begin_at(outbox, 8, monkeypatch)
+    outbox.execute(
+        f"CREATE TABLE {outbox.table} (id bigserial PRIMARY KEY, customer date, payload jsonb, kind text, extra jsonb, "
+        "created timestamptz NOT NULL DEFAULT now())"
+    )
+    outbox.create()
+    with psycopg.connect(outbox.url) as connection:
+        assert "log_over_upkeep" in migrate(connection, schema=outbox.schema)
+    outbox.commit("2026-01-01", 1)
+    seen = Seen()
+    async with consuming(outbox.source(), seen):
+        await until(lambda: seen.values == ["1"])
+    (said,) = [each.getMessage() for each in caplog.records if "those of an older lanes" in each.getMessage()]
+    assert outbox.table in said and "Log.over(…).migration() again" in said
+    check = await anyio.to_thread.run_sync(examined, outbox)
+    assert check.ok is None and "those of an older lanes" in check.detail
 
 
 def test_a_grant_on_all_tables_of_the_schema_gives_no_right_to_write_the_rows(outbox: Outbox, clerk: str) -> None:
@@ -295,4 +407,38 @@ async def test_rows_of_a_logical_replication_are_read_or_the_table_is_refused(
         seen = Seen()
         async with consuming(outbox.source(), seen):
             origin.execute(f"INSERT INTO {outbox.table} (customer, payload) VALUES ('ann', '7')")
+            await until(lambda: seen.values == ["7"])
+
+
+async def test_rows_that_a_logical_replication_inserts_into_a_partition_are_read_or_the_table_is_refused(
+    fresh_postgres: PostgresFactory, schema: str
+) -> None:
+    """The worker inserts into the partition by its own name, and never names the table of the log."""
+    server = fresh_postgres(settings=("wal_level=logical",))
+    outbox = Outbox(server, schema)
+    columns = "id bigint PRIMARY KEY, customer text, payload jsonb, kind text, extra jsonb, created timestamptz"
+    outbox.execute(f"DROP TABLE {outbox.table}; CREATE TABLE {outbox.table} ({columns}) PARTITION BY RANGE (id)")
+    outbox.execute(f"CREATE TABLE {outbox.table}_1 PARTITION OF {outbox.table} FOR VALUES FROM (0) TO (100)")
+    outbox.create()
+    with psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute("CREATE DATABASE origin")
+    with psycopg.connect(server.url_of("origin"), autocommit=True) as origin:
+        origin.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {outbox.table}_1 ({columns})")
+        origin.execute(f"CREATE PUBLICATION rows FOR TABLE {outbox.table}_1")
+        origin.execute("SELECT pg_create_logical_replication_slot('rows', 'pgoutput')")
+        with psycopg.connect(server.url, autocommit=True) as connection:
+            connection.execute(
+                f"CREATE SUBSCRIPTION rows CONNECTION '{server.url_of('origin')}' PUBLICATION rows "
+                "WITH (create_slot = false, slot_name = 'rows')"
+            )
+        with pytest.raises(
+            ConfigError, match=r"logical replication inserts into .*outbox_1.*; ALTER TABLE .*\.outbox ENABLE ALWAYS"
+        ):
+            await Consumer(outbox.source(), ignore).run()
+        outbox.execute(f"ALTER TABLE {outbox.table} ENABLE ALWAYS TRIGGER lanes_log_ticket")
+        seen = Seen()
+        async with consuming(outbox.source(), seen):
+            origin.execute(
+                f"INSERT INTO {outbox.table}_1 (id, customer, payload, created) VALUES (1, 'ann', '7', now())"
+            )
             await until(lambda: seen.values == ["7"])
