@@ -330,7 +330,7 @@ async def check_settle_is_idempotent(harness: Harness) -> None:
 
 @_check()
 async def check_unsettled_comes_back(harness: Harness) -> None:
-    """The next owner receives the unsettled messages in order and before new messages, and no settled message."""
+    """The next owner receives the unsettled messages in order and before new messages, but no settled message."""
     samples = numbered(12)
     await harness.publish(samples[:8])
     async with opened(harness) as session:

@@ -3,8 +3,8 @@
 `{nats}` in COMMAND becomes the URL of the component, and the environment variable `NATS_URL` has the same value. The
 components stop after the command. The exit status is that of the command.
 
-The first two signals (Ctrl+C, TERM or hang-up) are passed to the command, which may drain. The third signal kills the
-command. If this process is killed, the command and the components end too.
+This process passes the first two signals (Ctrl+C, TERM or hang-up) to the command, which may drain. The third signal
+kills the command. If this process is killed, the command and the components end too.
 """
 
 from __future__ import annotations

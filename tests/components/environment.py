@@ -1,7 +1,7 @@
 """The project's own Python environment: `python -m tests.components.environment make|ready LEVEL`.
 
 `make` fills `.venv` with the packages that `pyproject.toml` names for LEVEL. The call is idempotent. A concurrent
-second call waits for the first. `ready` only checks, and tells the result by its exit status.
+second call waits for the first. `ready` only checks, and reports the result by its exit status.
 
 - `run`: the packages of `make run`
 - `run-kafka`: the packages of `make run BROKER=kafka`
@@ -155,8 +155,10 @@ def _does(*command: str) -> bool:
 
 
 def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """End an installer like Ctrl+C, so that the installer removes its temporary files. Blocks until the installer has
-    ended."""
+    """End an installer as Ctrl+C does, so that the installer removes its temporary files.
+
+    Blocks until the installer has ended.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):  # the installer has just ended
         os.killpg(process.pid, signal.SIGINT)
         try:

@@ -50,8 +50,8 @@ def check_java(java: str, at_least: int, wanted_by: str) -> None:
 def fetch_jars(java: str, pom: Path, folder: Path, *, repository: Path, log: Path, wanted_by: str) -> None:
     """Copy the jars that `pom` depends on into `folder`, by Maven. Blocks, for up to minutes.
 
-    Maven keeps its downloads in `repository`, and its output is appended to `log`. Raises `MissingComponent` if Maven
-    is missing or fails; some jars may then be in `folder`.
+    Maven keeps its downloads in `repository`, and appends its output to `log`. Raises `MissingComponent` if Maven is
+    missing or fails; some jars may then be in `folder`.
     """
     maven = shutil.which("mvn")
     if maven is None:

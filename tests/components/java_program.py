@@ -1,6 +1,6 @@
 """The Java program of examples/java, which the first call compiles into `.cache`.
 
-The compiler is that of Eclipse, which runs on any Java, because a JRE such as Debian's `default-jre-headless` has no
+The compiler is the Eclipse compiler, which runs on any Java. A JRE such as Debian's `default-jre-headless` has no
 `javac`. Maven fetches the compiler and the jars of the program.
 """
 

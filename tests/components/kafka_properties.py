@@ -54,7 +54,7 @@ class Ports(NamedTuple):
 
 
 def choose_ports(*, login: bool) -> Ports:
-    """Return ports that were free a moment ago."""
+    """Return ports that are free at the time of the call."""
     inside, controller = free_port(), free_port()
     return Ports(free_port() if login else inside, inside, controller)
 

@@ -14,7 +14,7 @@ from tests.components.supervised import ComponentError
 
 
 class OnDemand:
-    """The owner's side: a thread that answers requests of other processes on a socket.
+    """The thread of the owner, which answers requests of other processes on a socket.
 
     Args:
         start: Function that starts the server, blocks until the server answers, and returns its description, which can
@@ -35,7 +35,7 @@ class OnDemand:
         return str(self._folder / "socket")
 
     def close(self) -> None:
-        """Answer no more requests, and block until a start has ended. The server goes on."""
+        """Answer no more requests, and block until a start has ended. The server keeps running."""
         with Client(self.address) as connection:
             connection.send("close")
         self._thread.join()
@@ -65,7 +65,7 @@ class OnDemand:
 
 
 def ask(address: str) -> Any:
-    """Return the description of the server, which this call starts if it is the first. Blocks.
+    """Return the description of the server. The first call starts the server. Blocks.
 
     Raises `ComponentError` if the server does not start.
     """

@@ -20,7 +20,10 @@ server gets a port of this range."""
 
 
 def free_ports(count: int, among: range = _PORTS) -> list[int]:
-    """Return different loopback ports that were free a moment ago. Raises ``OSError`` if too few ports are free."""
+    """Return different loopback ports that are free at the time of the call.
+
+    Raises ``OSError`` if too few ports are free.
+    """
     found: list[int] = []
     for port in random.SystemRandom().sample(among, 1_000):
         if len(found) == count:

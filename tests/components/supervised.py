@@ -1,4 +1,4 @@
-"""The owner's side of one server: its folder, its process, and its signals.
+"""The folder, the process and the signals of one server, for the process that owns the server.
 
 A component, such as `nats_server.py`, defines the command and checks when the server is ready. A folder holds `lock`,
 `log`, `run/` and the server's own files, such as `data/`. The supervisor holds the lock while the server runs. `run/`
@@ -53,7 +53,10 @@ class Supervised:
 
     @property
     def folder(self) -> Path:
-        """The folder, which the first use makes, and which stays until `stop`. A folder with other files is refused."""
+        """The folder, which the first use makes, and which stays until `stop`.
+
+        The property refuses a folder with other files.
+        """
         if self._folder is None:
             if self._directory is None:
                 self._folder = Path(tempfile.mkdtemp(prefix=f"lanes-{self._name}-"))

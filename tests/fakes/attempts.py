@@ -13,7 +13,7 @@ HERE = PartitionId("memory", 0)
 
 
 class Later(Nak):
-    """A failure whose next attempt would start long after the test."""
+    """A failure with a retry delay that is longer than the test."""
 
     def __init__(self, why: str) -> None:
         super().__init__(delay=3600.0)
@@ -43,5 +43,5 @@ def place(store: MemoryAttempts) -> dict[int, Attempt]:
 
 
 def keeping(source: Any, handler: Any, store: Any, **arguments: Any) -> Consumer:
-    """A consumer of three attempts that keeps them in a store."""
+    """A consumer with three attempts for each message, which a store keeps."""
     return consumer_of(source, handler, store=store, **{"attempts": 3, **arguments})

@@ -16,7 +16,7 @@ AT_ONCE = Retry(attempts=3, backoff=0.0)
 class Batches:
     """A handler of batches that ends on demand and returns ``returns``.
 
-    ``calls`` are the positions of each call, ``cancelled`` those of the calls that were cancelled.
+    ``calls`` has the positions of each call, and ``cancelled`` the positions of each cancelled call.
     """
 
     def __init__(self, *, gated: bool = False) -> None:
@@ -39,7 +39,7 @@ class Batches:
 
 
 def batching(source: Any, handler: Any, **arguments: Any) -> Consumer:
-    """A consumer of batches of up to 4 messages that does not retry, unless told so."""
+    """A consumer of batches of up to 4 messages, by default without retries."""
     return consumer_of(source, handler, **{"concurrency": 2, "batch": 4, **arguments})
 
 

@@ -17,7 +17,7 @@ _TURNS: Final = 50
 
 
 async def cut_short(call: Callable[P, Awaitable[object]], /, *arguments: P.args, **options: P.kwargs) -> None:
-    """Begin a call, let every task run, and cancel it. Fails if the call has returned by then."""
+    """Begin a call, let every task run, and cancel the call. Fails if the call has already returned."""
     returned: list[object] = []
 
     async def run() -> None:

@@ -26,7 +26,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 
 
 def leave_uvloop_to_slow_tests(items: Sequence[pytest.Item], folder: Path, chosen: Collection[str]) -> None:
-    """Mark the tests on uvloop as slow, except the tests of the chosen modules. Most faults show on any one loop.
+    """Mark the tests on uvloop as slow, except the tests of the chosen modules. Most faults appear on every loop.
 
     Args:
         items: The collected tests.
@@ -60,7 +60,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sdk]:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A drain gives up its last settlement almost at once."""
+    """Drains that end their last settlement almost at once."""
     monkeypatch.setattr("lanes.runtime.handover.SETTLE_WITHIN", 0.02)
 
 

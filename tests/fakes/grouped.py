@@ -33,7 +33,7 @@ def epochs(run: Run) -> list[int]:
 
 
 class HandClock:
-    """A clock that the test moves. ``asked``: number of reads; in an idle run only timers read it."""
+    """A clock that the test moves. ``asked`` counts the reads; in an idle run only timers read the clock."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -44,14 +44,17 @@ class HandClock:
         return self.now
 
     async def asked_again(self, times: int = 3) -> None:
-        """Wait until timers have woken and found that they are not due."""
+        """Wait until timers that are not due have read the clock."""
         await turns()
         before = self.asked
         await until(lambda: self.asked >= before + times)
 
 
 class RunClock(HandClock):
-    """A clock that the test moves, for a run whose thread watches the loop. ``looks``: reads by this thread."""
+    """A clock that the test moves, for a run whose thread watches the loop.
+
+    ``looks`` counts the reads by this thread.
+    """
 
     looks = 0
 
@@ -60,7 +63,7 @@ class RunClock(HandClock):
         return super().__call__()
 
     async def looked(self) -> None:
-        """Wait until the thread has read the clock, waited, and read it again."""
+        """Wait until the thread has read the clock, waited, and read the clock again."""
         before = self.looks
         await until(lambda: self.looks >= before + 3)
 

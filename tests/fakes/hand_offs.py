@@ -21,7 +21,7 @@ STEPS = {"to a worker": "TaskWorkers._work", "to a commit": "Settler._commit"}
 
 
 class HandOffs(Counter[str]):
-    """Counts each callback that the loop runs while ``counting`` is set. ``settled``: number of made settlements."""
+    """Counts each callback that the loop runs while ``counting`` is set. ``settled`` counts the settlements."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class HandOffs(Counter[str]):
         return str(getattr(callback, "__qualname__", callback))
 
     async def of(self, publish: Callable[[int], Awaitable[object]], handled: list[int]) -> dict[str, float]:
-        """Publish messages, each after the one before is handled and settled, and return the counts of a message.
+        """Publish each message after the previous message is settled, and return the counts of a message.
 
         Args:
             publish: Publishes a message.

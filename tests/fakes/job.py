@@ -1,7 +1,7 @@
 """A consumer as a process, for test_process.py: ``python -m tests.fakes.job CASE BACKEND``.
 
-Says ``running`` on stdout when its handler has begun, ``ended N`` when it has ended with message N, and ``bye`` when
-the interpreter shuts down in order.
+The process prints ``running`` when its handler has begun, ``ended N`` after message N, and ``bye`` at an orderly
+shutdown of the interpreter.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def doze(message: Message) -> None:
 
 
 async def hold_the_loop_in_c(message: Message) -> None:
-    """No signal interrupts the wait for a mutex, so Python calls no signal handler."""
+    """Wait for a mutex in C. No signal interrupts the wait, so Python calls no signal handler."""
     say("running")
     libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
     libc.pthread_mutex_lock(mutex)
@@ -69,7 +69,7 @@ async def hold_the_loop_in_c(message: Message) -> None:
 
 
 async def leave_a_thread(message: Message) -> None:
-    """The handler reacts to its cancellation, but the thread keeps the interpreter."""
+    """React to the cancellation, but leave a thread that keeps the interpreter running."""
     say("running")
     await anyio.to_thread.run_sync(time.sleep, 60, abandon_on_cancel=True)
 
@@ -101,7 +101,7 @@ async def serve_with_signals(source: MemorySource) -> int:
 
 
 async def leave_or_ignore(message: Message) -> None:
-    """One handler ends the run, and the other one ignores its cancellation."""
+    """One handler ends the run, and the other handler ignores its cancellation."""
     if message.partition.id.number:
         await ignore_cancellation(message)
     await anyio.sleep(0.2)
@@ -109,7 +109,7 @@ async def leave_or_ignore(message: Message) -> None:
 
 
 async def exit_or_ignore(message: Message) -> None:
-    """One handler leaves the program, and the other one ignores its cancellation."""
+    """One handler exits the program, and the other handler ignores its cancellation."""
     if message.partition.id.number:
         await ignore_cancellation(message)
     await anyio.sleep(0.2)

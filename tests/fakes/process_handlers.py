@@ -1,6 +1,6 @@
 """Handlers for processes, which write lines into a file, because a process shares no objects with the test.
 
-The value of a message is the path of a folder. Each process imports this module, so it imports little.
+The value of a message is the path of a folder. Each process imports this module, so the module imports little.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def began(message: Message) -> Path:
 
 
 def record(message: Message) -> None:
-    """Tell what has crossed."""
+    """Note the parts of the message that reached this process."""
     folder = began(message)
     crossed = (message.key, message.headers, message.subject, message.partition.id, message.position, message.attempt)
     note(folder, f"crossed {(*crossed, message.epoch, message.size, message.raw is None)!r}")
 
 
 def wait(message: Message) -> None:
-    """Wait until the test lets the position go on; ``crash`` and ``forever`` in the key act at the first attempt."""
+    """Wait until the test releases the position; ``crash`` and ``forever`` in the key act at the first attempt."""
     folder = began(message)
     if message.key == b"crash" and message.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -60,7 +60,7 @@ def begin_forever(message: Message) -> None:
 
 
 def late(message: Message) -> None:
-    """Answer the first message after its timeout, and fail every other one."""
+    """Answer the first message after its timeout, and fail every other message."""
     folder = began(message)
     if message.position == 0:
         while not (folder / "go0").exists():
@@ -84,7 +84,7 @@ class Unsendable(Exception):
 
 
 def fail(message: Message) -> None:
-    """Fail in the way that the key names."""
+    """Raise the error that the key names."""
     match message.key:
         case b"nak":
             raise Nak("later", delay=0.0)
@@ -115,7 +115,7 @@ def unreadable(message: Message) -> object:
 
 
 def decoded(message: Message) -> None:
-    """Tell that the decoder ran in this process."""
+    """Note that the decoder ran in this process."""
     note(folder_of(message), f"decoded {message.data == os.getpid()}")
 
 

@@ -1,7 +1,7 @@
 """A consumer as a process, whose handlers run in processes: ``python -m tests.fakes.process_job CASE FOLDER BACKEND``.
 
-``wait`` has three messages for ``process_handlers.wait``. ``forever`` has one message that never ends, and one that has
-ended. Writes the number of unfinished messages at the end.
+The case ``wait`` has three messages for ``process_handlers.wait``. The case ``forever`` has one message whose handler
+never ends, and one finished message. At its end, the process writes the number of unfinished messages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Consumers whose handlers run in processes, and what these handlers tell; see ``tests.fakes.process_handlers``."""
+"""Consumers whose handlers run in processes, and the notes of these handlers; see ``tests.fakes.process_handlers``."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ def notes(folder: Path) -> list[str]:
 
 
 async def eventually(condition: Callable[[], object]) -> None:
-    """Wait for a condition, with a rest between two looks, because processes need the CPU."""
+    """Wait for a condition, with a pause between two checks, because processes need the CPU."""
     with anyio.fail_after(PATIENCE):
         while not condition():  # noqa: ASYNC110 (another process makes the fact true)
             await anyio.sleep(0.01)
 
 
 def pids(folder: Path) -> list[int]:
-    """Return the processes of the handlers that have started, in this order."""
+    """Return the processes of the started handlers, in the order of the starts."""
     return [int(line.split()[1]) for line in notes(folder) if line.startswith("start ")]
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs. A process that nobody has reaped yet does not run."""
+    """Whether a process runs. An ended process that its parent has not reaped does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):

@@ -33,7 +33,7 @@ class TcpProxy:
         return _everything, _everything
 
     def silence(self) -> None:
-        """Let nothing pass until ``resume``."""
+        """Hold back all data until ``resume``."""
         self._pass.clear()
 
     def resume(self) -> None:

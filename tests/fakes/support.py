@@ -27,7 +27,7 @@ TIMEOUT = 30.0
 
 
 class Run:
-    """A consumer that runs in a separate task. ``error`` is what ``run`` raised, ``scope`` cancels it."""
+    """A consumer that runs in a separate task. ``error`` is the error of ``run``, and ``scope`` cancels ``run``."""
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -47,7 +47,7 @@ class Run:
             self.ended.set()
 
     async def end(self) -> BaseException | None:
-        """Wait for the end of ``run``; returns what it raised."""
+        """Wait for the end of ``run``, and return its error."""
         with anyio.fail_after(TIMEOUT):
             await self.ended.wait()
         return self.error
@@ -64,7 +64,7 @@ def _is_cancelled() -> bool:
 
 @asynccontextmanager
 async def started(consumer: Consumer) -> AsyncIterator[Run]:
-    """Run a consumer during the block; at the end of the block, a consumer that still runs is cancelled."""
+    """Run a consumer during the block; the end of the block cancels a consumer that still runs."""
     run = Run(consumer)
     try:
         async with anyio.create_task_group() as tasks:
@@ -93,7 +93,7 @@ def wait_without_the_loop(condition: Callable[[], object]) -> None:
         if condition():
             return
         ever.wait(0.001)
-    raise AssertionError("the threads did not do it")
+    raise AssertionError("the threads did not meet the condition in time; see the threads that still run")
 
 
 async def turns(count: int = 50) -> None:
@@ -103,7 +103,7 @@ async def turns(count: int = 50) -> None:
 
 
 def living() -> int:
-    """Number of tasks of this loop, and of threads of this process, among which a thread of another test may end."""
+    """Number of tasks of this loop, and of threads of this process. A thread of another test may end meanwhile."""
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         tasks = len(asyncio.all_tasks())
     else:
@@ -136,7 +136,7 @@ def consumer_of(
     store: Attempts | None = None,
     **arguments: Any,
 ) -> Consumer:
-    """A consumer that does not retry, commits at once, and stops at once when cancelled, unless told so.
+    """A consumer that by default does not retry, commits at once, and stops at once after a cancellation.
 
     ``store`` keeps its attempts. ``arguments`` are settings, or arguments of ``Consumer``.
     """
@@ -168,7 +168,7 @@ def publish(broker: MemoryBroker, keys: Iterable[PartitionKey | None], *, partit
 class Gated:
     """A handler whose messages end on demand.
 
-    ``started`` and ``ended`` are positions, in order; ``cancelled`` those whose handler was cancelled. A message
+    ``started`` and ``ended`` are positions, in order; ``cancelled`` has the positions of cancelled handlers. A message
     whose key is in ``free`` ends by itself.
     """
 
@@ -207,12 +207,12 @@ class Gated:
 
 
 def settled(source: MemorySource) -> list[int]:
-    """The positions that were settled, in order, repetitions included."""
+    """The settled positions, in order, repetitions included."""
     return [position for call in source.called("settle") for position in call.positions]
 
 
 def starts_by_write(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Number of ``started`` rows in each later write to a history that has one."""
+    """Number of ``started`` rows in each later write to a history with such a row."""
     writes: list[int] = []
     write = os.write
 

@@ -54,7 +54,7 @@ OLDEST = Oldest(partition="ORDERS/EU/5", position=950, attempt=7, age=12.5, key=
 
 
 class Reader:
-    """A reader of raw messages that are headers, or the exception of reading them."""
+    """A reader of raw messages. A raw message is its headers, or the exception that their read raises."""
 
     def value(self, raw: object) -> bytes:
         return CANARY.encode()
@@ -143,7 +143,7 @@ def count_everything(telemetry: Telemetry, one: Message) -> None:
 
 
 class Sdk:
-    """The SDK of one test, with everything that it has exported."""
+    """The SDK of one test, with all its exports."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()

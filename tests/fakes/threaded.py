@@ -15,9 +15,9 @@ Options = dict[str, Any]
 
 
 class Gates:
-    """A handler whose messages end on demand; those of ``free`` keys end by themselves.
+    """A handler whose messages end on demand; messages with ``free`` keys end by themselves.
 
-    ``started`` and ``ended`` are positions, in order; ``peak`` is how many ran at once at most.
+    ``started`` and ``ended`` are positions, in order; ``peak`` is the largest number of handlers that ran at once.
     """
 
     def __init__(self, *, free: Iterable[bytes] = ()) -> None:
@@ -35,7 +35,7 @@ class Gates:
             self.threads.add(threading.current_thread())
             self.peak = max(self.peak, self.running)
         if message.key not in self.free and not self._gate(message.position).wait(TIMEOUT):
-            raise AssertionError(f"position {message.position} was never let through")
+            raise AssertionError(f"position {message.position} waited in vain; let() must name the position")
         with self._lock:
             self.ended.append(message.position)
 
@@ -81,7 +81,7 @@ def threads() -> list[threading.Thread]:
 
 
 def assert_kept(directory: Path, *, left: bool = False) -> None:
-    """Assert every promise; with ``left``, messages may be left at the broker."""
+    """Assert every promise; with ``left``, unfinished messages may remain at the broker."""
     for verdict in check(read([directory])):
         assert verdict.violations == 0, verdict
         if verdict.status != "passed":

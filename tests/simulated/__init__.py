@@ -1,4 +1,4 @@
-"""Real adapters in the simulator: the simulated side of each adapter, and the campaigns over them.
+"""Real adapters in the simulator: the simulated client and broker of each adapter, and the campaigns over the adapters.
 
 Reading order: ``kafka``, ``jetstream``; ``__main__``.
 """

@@ -1,4 +1,5 @@
-"""Campaigns over real adapters: ``python -m tests.simulated [kafka …] [--schedules 5000]``; ``--help`` lists the rest.
+"""Campaigns over real adapters: ``python -m tests.simulated [kafka …] [--schedules 5000]``; ``--help`` lists the other
+options.
 
 The last line of the output is a JSON object with the figures. The exit status is 1 after a violation.
 """

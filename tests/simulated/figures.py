@@ -1,4 +1,4 @@
-"""The figures of a campaign of pytest: the last line of ``make campaign`` is a JSON object.
+"""The figures of a pytest campaign, which ``make campaign`` prints last, as a JSON object.
 
 A test of the campaign calls ``record_property("campaign", figures)`` with a dictionary of numbers, whose names are in
 ``NAMES``. ``python -m pytest -p tests.simulated.figures`` prints the sums.
@@ -48,7 +48,7 @@ def figures_of(name: str, report: AdapterReport) -> dict[str, int]:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the figures of a test. A test in a process of pytest-xdist sends them with its report."""
+    """Add the figures of a test. A test in a process of pytest-xdist sends its figures with its report."""
     if report.when == "call":
         for name, figures in report.user_properties:
             if name == "campaign":

@@ -31,7 +31,7 @@ SEEDS_A_SLICE: Final = 25
 
 
 def adapter_of(name: str) -> Adapter:
-    """Make the side of an adapter."""
+    """Make an adapter by its name."""
     module, kind = ADAPTERS[name]
     make: Callable[[], Adapter] = getattr(importlib.import_module(module), kind)
     return make()

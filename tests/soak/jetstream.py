@@ -1,8 +1,8 @@
 """A long run under faults on a real NATS server: `python -m tests.soak.jetstream --seconds 600 [--seed N]`.
 
 The soak repeats rounds of the demo's cohort on one server, with separate streams and alternating retentions. At moments
-drawn from the seed, it kills, freezes, disconnects, isolates, stops and adds members, and kills the server. Freezes and
-isolations last shorter or longer than a lease. The checkers judge the history of every round.
+drawn from the seed, the soak kills, freezes, disconnects, isolates, stops and adds members, and kills the server.
+Freezes and isolations last shorter or longer than a lease. The checkers judge the history of every round.
 
 The soak prints a line for each round, then one JSON object. The exit status is 1 after a broken promise, or after a
 repeated message without an allowed cause. `--keep FOLDER` keeps the files of failed rounds in that folder.
@@ -57,11 +57,11 @@ class Wires:
         await self._cut(group, 0.0, drop=True)
 
     async def silence(self, group: Members) -> None:
-        """Hold back all data of a member for less than a lease, then deliver all of it."""
+        """Hold back all data of a member for less than a lease, then deliver all data."""
         await self._cut(group, self._chance.uniform(0.1, LEASE / 2), drop=False)
 
     async def isolate(self, group: Members) -> None:
-        """Hold back all data of a member for longer than a lease, then deliver all of it or none."""
+        """Hold back all data of a member for longer than a lease, then deliver all data or no data."""
         await self._cut(group, self._chance.uniform(LEASE + 1.0, LEASE + 4.0), drop=self._chance.random() < 0.5)
 
     async def _cut(self, group: Members, seconds: float, *, drop: bool) -> None:

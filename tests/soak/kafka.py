@@ -1,8 +1,8 @@
 """A long run under faults on a real Kafka: `python -m tests.soak.kafka --seconds 600 [--seed N]`.
 
 The soak repeats rounds of the demo's group on one broker, with separate topics and alternating rebalance protocols. At
-moments drawn from the seed, it kills, freezes, stops and adds members, and kills the broker. Freezes last shorter or
-longer than a session. The checkers judge the history of every round.
+moments drawn from the seed, the soak kills, freezes, stops and adds members, and kills the broker. Freezes last shorter
+or longer than a session. The checkers judge the history of every round.
 
 The soak prints a line for each round, then one JSON object. The exit status is 1 after a broken promise, or after a
 repeated message without an allowed cause. `--keep FOLDER` keeps the files of failed rounds in that folder.

@@ -1,9 +1,9 @@
 """A long run under faults on a real PostgreSQL: `python -m tests.soak.postgres --seconds 600 [--seed N]`.
 
 The soak repeats rounds of the demo's subscription on one server, with separate schemas. At moments drawn from the seed,
-it kills, freezes, stops and adds members, ends the sessions that hold their locks, and restarts the server. The server
-crashes in every second round, and shuts down in the others. Freezes last shorter or longer than a lease. The checkers
-judge the history of every round.
+the soak kills, freezes, stops and adds members, ends the sessions of their locks, and restarts the server. The server
+crashes in every second round, and shuts down in the other rounds. Freezes last shorter or longer than a lease. The
+checkers judge the history of every round.
 
 The soak prints a line for each round, then one JSON object. The exit status is 1 after a broken promise, or after a
 repeated message without an allowed cause. `--keep FOLDER` keeps the files of failed rounds in that folder.
@@ -88,7 +88,7 @@ class Sessions:
 
 
 async def round_of(server: PostgresServer, seed: int, kind: str, keep: Path) -> tuple[Report, Counter[str]]:
-    """Run the members once with faults, on a server that ends as `kind` says."""
+    """Run the members once with faults, on a server that ends by `kind`."""
     chance = random.Random(seed)
     name = f"soak-{seed}"
     sessions = Sessions(chance, server, f"declarations-{name}")

@@ -1,7 +1,7 @@
 """The table of the last soaks in ``docs/checkers.md``: ``python -m tests.soak.published`` writes it.
 
 Every checker judges every schedule, so the schedules, the faults and the pairs of a backend count for each of its
-promises. A planted fault counts for a promise if a check that has to find the fault proves the promise.
+promises. A planted fault counts for a promise if a check of the promise has to find the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The results of the last soaks, and the table that is made of them.
+"""The results of the last soaks, for the table in ``docs/checkers.md``.
 
 Each soak leaves its result in ``.cache/soak``. ``python -m tests.soak.published`` copies these results to ``last.json``
-in this folder and writes the table of ``docs/checkers.md``. A soak that has not run keeps its former result.
+in this folder and writes the table of ``docs/checkers.md``. A soak without a new run keeps its former result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ NAMES: Final = ("simulation", "kafka", "jetstream", "postgres")
 
 
 def leave(name: str, result: dict[str, Any], folder: Path = FOLDER) -> None:
-    """Write the result of a soak, over the former one."""
+    """Write the result of a soak over its former result."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
 

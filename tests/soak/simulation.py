@@ -1,14 +1,14 @@
 """A long run in the simulator and on real NATS servers: `python -m tests.soak.simulation --seconds 600 [--seed N]`.
 
 First, the soak explores every order of events around the engine with four messages, and searches for all planted
-faults. This takes minutes in addition to `--seconds`. For half of the time, it runs the simulated campaigns: schedules,
-every crash point, cohorts under faults, and the real adapters over simulated brokers. For the other half, it repeats
-rounds of the demo, each on a fresh server. At moments drawn from the seed, it kills and freezes the worker and the
-server.
+faults. This search takes minutes in addition to `--seconds`. For half of the time, the soak runs the simulated
+campaigns: schedules, every crash point, cohorts under faults, and the real adapters over simulated brokers. For the
+other half, the soak repeats rounds of the demo, each on a fresh server. At moments drawn from the seed, the soak kills
+and freezes the worker and the server.
 
-The soak prints a line for each scope, step and round, then one JSON object, which it also leaves for the table of the
-last soaks; see `tests.soak.record`. The exit status is 1 after a broken promise, if a planted fault is not found, or if
-a rare branch is never taken. From `ALL_PAIRS` seconds on, it is also 1 if a pair of faults is never reached.
+The soak prints a line for each scope, step and round, then one JSON object, which also goes to the table of the last
+soaks; see `tests.soak.record`. The exit status is 1 after a broken promise, a missed planted fault, or a rare branch
+that no run took. From `ALL_PAIRS` seconds on, the exit status is also 1 if no run reached a pair of faults.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The watch that interrupts a step that does not end, by a signal in the main thread, else by another thread."""
+"""The watch that interrupts an endless step: by a signal in the main thread, otherwise by another thread."""
 
 from __future__ import annotations
 

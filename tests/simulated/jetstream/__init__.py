@@ -1,4 +1,4 @@
-"""The side of ``lanes_jetstream`` in the simulator: its real sources and the real nats client, over a simulated server.
+"""``lanes_jetstream`` in the simulator: its real sources and the real nats client, over a simulated server.
 
 Reading order: ``seams``, ``network``, ``member``, ``broker``.
 """

@@ -55,7 +55,7 @@ and the traffic that such a run has in addition."""
 
 
 class JetStreamAdapter:
-    """The side of ``lanes_jetstream``. One object makes one run at a time."""
+    """The parts that ``lanes_jetstream`` supplies to a run. One object makes one run at a time."""
 
     name = "jetstream"
     _use: Use = "cohort"
@@ -64,7 +64,7 @@ class JetStreamAdapter:
     _extras = Extras()
 
     def scenario(self, drawn: Scenario, rng: Random) -> Scenario:
-        """Draw the use of the stream, and the bounds that fit it."""
+        """Draw the use of the stream, and the bounds that fit this use."""
         self._use = "durable" if rng.random() < _DURABLE else "cohort"
         settings = drawn.settings
         if rng.random() < _SMALL:

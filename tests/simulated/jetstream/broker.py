@@ -118,9 +118,10 @@ class JetStreamBroker(KeepsDeadLetters):
         stream: The stream with the messages.
         network: The network.
         topic: The messages that the stream stores.
-        members: The sources so far.
+        members: All sources that the run has made.
         deleted: The removed messages, by the name of the partition and the position.
-        losses: Times after each of which the first delivery of a durable is lost, if its connection has lost none.
+        losses: Times after which the network loses the first delivery of a durable, unless its connection has lost a
+            delivery.
         refused: Number of processes that ended because another process ran on their durable.
     """
 
@@ -225,7 +226,7 @@ class JetStreamBroker(KeepsDeadLetters):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """All faults; none in the calm begin of some runs, so that the few faults of a run meet a group at work."""
+        """All faults. Some runs begin without faults, so that the few faults of the run strike a group at work."""
         calm = self._world is not None and self._world.now < self._calm_until
         kinds = _CONTENDED if self._use == "contended" else frozenset(KINDS)
         return frozenset() if calm else kinds
@@ -253,12 +254,14 @@ class JetStreamBroker(KeepsDeadLetters):
         return stored
 
     def skip(self, count: int, *, partition: int = 0) -> None:
-        """Leave a gap of ``count`` sequences, but no gap at the begin of the stream, which would count as a purge."""
+        """Leave a gap of ``count`` sequences, except at the beginning of the stream, where a gap would count as a
+        purge.
+        """
         if self.stream.log.positions and self.stream.config["retention"] == "limits":
             self.stream.log.end += count
 
     def _number_next(self) -> None:
-        """Let the next message of any partition have the next sequence of the stream."""
+        """Give the next sequence of the stream to the next message of any partition."""
         for log in self.topic.logs:
             log.end = self.stream.log.end
 
@@ -272,7 +275,7 @@ class JetStreamBroker(KeepsDeadLetters):
 
     @property
     def unfinished(self) -> list[Record]:
-        """The unacknowledged messages of the newest durable of each partition; without one, the stored messages."""
+        """The unacknowledged messages of each partition's newest durable; without a durable, the stored messages."""
         left: list[Record] = []
         for number in self.partitions:
             records = self.topic.log(number).records
@@ -340,7 +343,7 @@ class JetStreamBroker(KeepsDeadLetters):
         self._world.find(check, what)
 
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
-        """Judge that the server has read each acknowledgement that it has confirmed to a source, if a source waits."""
+        """Judge that the server has read each acknowledgement that it has confirmed to a waiting source."""
         if not self._durable or self._acks != "confirmed":
             # A settlement does not promise that the server has received it.
             return
@@ -357,20 +360,24 @@ class JetStreamBroker(KeepsDeadLetters):
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Checks that do not hold: a shared durable has no owner, and a second process is refused after the start."""
+        """Checks that do not apply: a shared durable has no owner, and a durable refuses a second process after the
+        start.
+        """
         if self._use == "contended":
             # Messages of a process that is refused return after those that the other one has taken meanwhile.
             return "ExclusiveOwner", "PerKeyOrder", "OrderAcrossAssignments"
         return ("ExclusiveOwner",) if self._use == "shared" else ()
 
     def excuses(self, member: str, error: SourceError) -> bool:
-        """Whether a process may end by this error: it was denied a request, or it is the second one on a durable."""
+        """Whether a process may end by this error: the server denied a request, or the process is the second on a
+        durable.
+        """
         refused = self._use == "contended" and "is pulled by another client" in str(error)
         self.refused += refused
         return refused or self.events.excuses(member, str(error), self.now)
 
     def judge_refused_start(self, member: SimulatedMember, error: ConfigError) -> None:
-        """Judge a refused start: a process that is alone on its durable is never refused."""
+        """Judge a refused start: a durable never refuses its only process."""
         self.refused += 1
         if self._use != "contended":
             self.find("StartsAlone", f"{member.member} is refused, and no other process runs: {error}")
@@ -386,7 +393,7 @@ class JetStreamBroker(KeepsDeadLetters):
         return worker.frozen_until <= since and self.network.cut_until(session.member) <= since
 
     def removed(self, sequence: int) -> None:
-        """Note the removal of a message."""
+        """Record the removal of a message."""
         number = next(each for each in self.partitions if sequence in self.topic.log(each).records)
         log = self.topic.log(number)
         log.positions.remove(sequence)
@@ -412,7 +419,7 @@ class JetStreamBroker(KeepsDeadLetters):
             self._free.set()
 
     def is_stopped(self, member: str) -> bool:
-        """Return whether the process of a member has been told to stop."""
+        """Return whether the process of a member has received the request to stop."""
         worker = self.worker(member)
         return worker is not None and worker.stopped
 
@@ -441,8 +448,8 @@ class JetStreamBroker(KeepsDeadLetters):
     def _loses(self, member: str, reply: str) -> bool:
         """Return whether a delivery to a member is lost. A delivery has no reply, and no delivery overtakes another.
 
-        A durable cannot notice that the first delivery to an inbox is lost, and takes a second lost delivery of a
-        connection for another process.
+        A durable cannot detect the loss of the first delivery to an inbox. A second loss on one connection looks to the
+        durable like another process.
         """
         assert self._world is not None, "bind comes first"
         inbox = reply.rpartition(".")[0]
@@ -553,7 +560,7 @@ class JetStreamBroker(KeepsDeadLetters):
         return self.server.lose_leader(name, until, self.now, silent=self._rng.random() < 0.5)
 
     def callback(self, target: int) -> bool:
-        """Do what changes the work of a member from outside."""
+        """Change the work of a member from outside."""
         living = [each.member for each in self.members if each.state == "steady"]
         partition = target % len(self.partitions)
         if self.events.callback():
@@ -589,7 +596,10 @@ class JetStreamBroker(KeepsDeadLetters):
         return newest is not None and self.server.end_requests(newest, "Server Shutdown")
 
     def _lose_delivery(self, partition: int) -> bool:
-        """Lose the next delivery of a partition. Returns False without a durable, or if one will be lost already."""
+        """Lose the next delivery of a partition.
+
+        Returns False without a durable, or if the network will lose a delivery already.
+        """
         newest = self._newest(partition)
         if newest is None or newest.losing or self._durable:
             return False

@@ -45,8 +45,8 @@ class Extras:
     """The events of a run.
 
     Attributes:
-        removes: Whether the stream removes its first messages, as by its limits, also undelivered ones.
-        forbids: Whether the user of the members loses a permission for a while.
+        removes: Whether the stream removes its first messages, even undelivered messages, as by its limits.
+        forbids: Whether the user of the members loses a permission for some time.
         loses: Whether the server loses deliveries of a durable before and long after it ends a connection.
     """
 
@@ -67,7 +67,7 @@ class Host(Protocol):
         """The time, in seconds."""
 
     def removed(self, sequence: int) -> None:
-        """Note the removal of a message."""
+        """Record the removal of a message."""
 
     def disconnect_all(self) -> None:
         """End the connections of all members."""
@@ -118,14 +118,14 @@ class Events:
             call_at(rng.uniform(first, _LOSES_WITHIN), self._host.disconnect_all)
 
     def callback(self) -> bool:
-        """Let one event happen instead of a callback, in some cases. Return whether it has happened."""
+        """Let one event happen instead of a callback, in some cases. Return whether an event has happened."""
         extras, rng = self.extras, self._rng
         if extras.removes and rng.random() < _EXTRA and self._remove():
             return True
         return extras.forbids and rng.random() < _EXTRA and self._forbid()
 
     def denied(self, session: Session, subject: str, now: float) -> None:
-        """Note a denied request, and check that its source does not go on."""
+        """Record a denied request, and check that its source ends."""
         self.denials[session.member] = now
 
         if subject.startswith("$KV."):
@@ -140,13 +140,13 @@ class Events:
         self._call_at(now + _FAILS_WITHIN, check)
 
     def excuses(self, member: str, error: str, now: float) -> bool:
-        """Whether a process may end by this error, because a request of it was denied."""
+        """Whether a process may end by this error, because the server denied a request of the process."""
         return "ermission" in error and now - self.denials.get(member, -_RECENTLY) < _RECENTLY
 
     # --- inside
 
     def _remove(self) -> bool:
-        """Remove the messages below a drawn one, mostly only few of them."""
+        """Remove the messages below a drawn message, mostly only a few messages."""
         stored, rng = self._host.stream.stored, self._rng
         if not stored:
             return False

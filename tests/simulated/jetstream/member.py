@@ -27,7 +27,7 @@ _RESTART: Final = 1.0
 
 
 class Judge(Protocol):
-    """The part of the broker that its members use: it judges their assignments, losses and starts."""
+    """The part of the broker that its members use, which judges their assignments, losses and starts."""
 
     def assigned(self, member: SimulatedMember, partition: Partition) -> None:
         """Record an assignment."""
@@ -48,7 +48,7 @@ class Judge(Protocol):
         """Let the next member start."""
 
     def is_stopped(self, member: str) -> bool:
-        """Return whether the process of a member has been told to stop."""
+        """Return whether the process of a member has received the request to stop."""
 
     def confirmed(self, member: str, letter: DeadLetter) -> None:
         """Judge the confirmation of a dead letter."""
@@ -97,7 +97,7 @@ class SimulatedMember(JetStreamSource):
 
     Attributes:
         member: Name of the member.
-        announced: The assignments so far, by partition number and fencing token.
+        announced: All assignments of the member, by partition number and fencing token.
         state: ``"open"``, ``"steady"`` or ``"close"``.
         leaving: Numbers of partitions that the member gives up, or has given up.
     """

@@ -1,8 +1,8 @@
 """The network between the real nats client of a member and a simulated server, in virtual time.
 
 A connection keeps the order of its bytes, as TCP does. While a member is cut off, its bytes wait for the end of the
-cut, or are lost together with the connection. A killed process ends its connection at once, and a lost machine leaves
-its connection open at the server.
+cut, or the network loses bytes and connection. A killed process ends its connection at once. A lost machine leaves its
+connection open at the server.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Network:
 
     Attributes:
         current: The network of the present run.
-        lines: The connections so far.
+        lines: All connections of the run.
         context: Context of the callbacks of network and server.
     """
 
@@ -78,7 +78,7 @@ class Network:
         return self._cut.get(member, float("-inf"))
 
     def cut(self, member: str, until: float) -> bool:
-        """Let no byte of a member pass until a time. In half of the cuts its connection ends with them."""
+        """Stop all bytes of a member until a time. In half of the cuts, the cut also ends the connection."""
         self._cut[member] = max(until, self.cut_until(member))
         if self._rng.random() < 0.5:
             for line in self._of(member):
@@ -149,7 +149,7 @@ class Line:
     # --- the bytes on their way
 
     def _later(self, out: bool, act: Callable[[], None]) -> None:
-        """Act when bytes that are sent now arrive, in the order of the bytes of this direction."""
+        """Act when bytes that leave now arrive, in the order of the bytes of this direction."""
         at = max(self._loop.time() + self._latency, self._network.cut_until(self.member), self._last[out])
         self._last[out] = at
         self._loop.call_at(at, act, context=self._network.context)
@@ -176,7 +176,7 @@ class Line:
     # --- faults
 
     def break_at(self, at: float) -> None:
-        """Lose all bytes that have not arrived, and end the connection at a time."""
+        """Drop all bytes that have not arrived, and end the connection at a time."""
         self.dead = True
         self._loop.call_at(at, self._break, context=self._network.context)
 

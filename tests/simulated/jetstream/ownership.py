@@ -49,7 +49,7 @@ class Host(Protocol):
 
 
 class Ownership:
-    """The assignments of one run, and the judgement of what its members do with them.
+    """The assignments of one run, and the judgement of their use by the members.
 
     Args:
         host: The broker.
@@ -104,7 +104,7 @@ class Ownership:
                 self._host.find("LeaseCovers", what)
 
     def lost(self, member: SimulatedMember, partition: Partition, reason: str) -> None:
-        """Judge a loss. Without a freeze, a member learns of the end of its lease in time, and keeps it until then."""
+        """Judge a loss. Without a freeze, a member keeps its lease until its end, and learns of the end in time."""
         worker = self._host.worker(member.member)
         assert worker is not None, "a member is the source of a process"
         since = max(partition.deadline, worker.frozen_until)

@@ -33,7 +33,7 @@ def reported(on_gap: OnGap) -> Iterator[None]:
 
 
 def unreal_gap(pulls: PullRequests, text: str, stream: MessageStream) -> str:
-    """Describe a report of a missing delivery that the server has not lost.
+    """Describe a false report of a missing delivery.
 
     Args:
         pulls: The pull requests.

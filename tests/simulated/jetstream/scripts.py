@@ -37,7 +37,7 @@ async def _api(client: Client, request: str, fields: object = None) -> dict[str,
 
 
 async def _code(client: Client, request: str, fields: object = None) -> object:
-    """The HTTP status and the code of a refusal; None = the request was not refused."""
+    """The HTTP status and the code of a refusal; None = the server accepted the request."""
     refusal = (await _api(client, request, fields)).get("error")
     return None if refusal is None else (refusal["code"], refusal["err_code"])
 
@@ -117,7 +117,10 @@ async def _inbox(client: Client) -> _Inbox:
 
 
 async def _waiting(client: Client, stream: str, count: int) -> None:
-    """Wait until the server has read this number of pull requests: it reads them beside the requests that follow."""
+    """Wait until the server has read this number of pull requests.
+
+    The server reads pull requests concurrently with later requests.
+    """
     async with asyncio.timeout(_WAIT):
         read = 0
         while read < count:

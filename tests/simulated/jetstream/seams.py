@@ -35,7 +35,7 @@ def _simulated(original: Callable[..., Any], virtual: Callable[..., Any]) -> Cal
 
 
 async def _accepts(url: str) -> bool:
-    """Replace the probe of a port: a member that is cut off reaches no port."""
+    """Replace the probe of a port. A member that is cut off reaches no port."""
     return False
 
 

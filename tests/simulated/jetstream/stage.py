@@ -42,7 +42,7 @@ class Stage:
         network: Its network.
         client: A connected client.
         sent: All messages of clients that have reached the server.
-        errors: Errors that the clients report, such as that of a callback.
+        errors: Errors that the clients report, such as the error of a callback.
     """
 
     client: Client
@@ -78,32 +78,35 @@ class Stage:
         return answer
 
     async def publish(self, *subjects: str) -> None:
-        """Publish a message to each subject, and wait until it is stored."""
+        """Publish a message to each subject, and wait until the stream stores the message."""
         for subject in subjects:
             await self.client.request(subject, b"x", timeout=30)
 
     # --- faults
 
     def answer(self, request: str, *answers: Fields | Callable[[Fields], Fields]) -> None:
-        """Script the answers to the next requests whose names begin so. A function changes the answer of the server."""
+        """Script the answers to the next requests whose names have this prefix.
+
+        A function changes the answer of the server.
+        """
         self._answers += [(request, each) for each in answers]
 
     def meet(self, subject: str, *fates: Fate) -> None:
-        """Let the next messages of clients whose subjects begin so meet these fates."""
+        """Give these fates to the next client messages whose subjects have this prefix."""
         self._fates += [(subject, each) for each in fates]
 
     def deny(self, subject: str) -> None:
-        """Let no present connection publish to these subjects."""
+        """Deny these subjects to all present connections."""
         for session in self.server.sessions:
             session.denied.append(subject)
 
     def fields(self, request: str) -> list[Fields]:
-        """The fields of the requests whose names begin so."""
+        """The fields of the requests whose names have this prefix."""
         found = [each for each in self.sent if each.subject.startswith(f"{PREFIX}{request}")]
         return [json.loads(each.payload) if each.payload else {} for each in found]
 
     def subjects(self, beginning: str) -> list[str]:
-        """The subjects of the messages of clients that begin so."""
+        """The subjects of client messages that have this prefix."""
         return [each.subject for each in self.sent if each.subject.startswith(beginning)]
 
     def _fate(self, session: Session, command: Publish) -> Fate:

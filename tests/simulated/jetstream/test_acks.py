@@ -97,7 +97,10 @@ def test_acknowledgements_are_sent_to_all_reply_subjects_in_order_and_counted(sh
 
 @pytest.mark.parametrize("state", ["connected", "draining"])
 def test_a_client_whose_connection_is_not_plain_sends_acknowledgements_itself(state: str) -> None:
-    """While it reconnects, its own buffer bounds the unsent data. A draining client refuses further messages."""
+    """While the client reconnects, its own buffer bounds the unsent data.
+
+    A draining client refuses further messages.
+    """
 
     async def scene(stage: Stage) -> None:
         client = await stage.connect()

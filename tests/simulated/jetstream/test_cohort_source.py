@@ -62,7 +62,7 @@ class Member:
                 await self.receive()
 
     async def pass_time(self, seconds: float) -> None:
-        """Receive for a while."""
+        """Receive for some seconds."""
         with suppress(TimeoutError):
             await self.until(lambda: False, seconds)
 

@@ -41,7 +41,7 @@ def source_of(client: Any, **arguments: Any) -> DurableSource:
 
 
 async def opened(stage: Stage, **arguments: Any) -> DurableSource:
-    """A source with a client of its own, whose consumer has received the assignment."""
+    """A source with a separate client, whose consumer has received the assignment."""
     if "S" not in stage.server.api.streams:
         await stage.stream("S")
     source = source_of(await stage.connect(), **arguments)
@@ -752,7 +752,7 @@ def test_a_status_shows_lag_backlog_and_outages() -> None:
 
 
 def test_a_server_that_delivers_has_no_long_outage() -> None:
-    """A busy server may answer no requests for a moment, and still deliver."""
+    """A busy server may briefly answer no requests, and still deliver."""
 
     async def scene(stage: Stage) -> None:
         source = await opened(stage)

@@ -1,4 +1,4 @@
-"""The durables of a cohort keep their contract on a simulated server, also if requests are refused or lost."""
+"""The durables of a cohort keep their contract on a simulated server that refuses or loses requests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def foreign(stage: Stage, name: str, **config: object) -> None:
 
 
 class Harness:
-    """A stream, and members with a connection each."""
+    """A stream, and members with separate connections."""
 
     def __init__(self, stage: Stage, retention: Retention, clients: list[Client]) -> None:
         self.retention: Retention = retention
@@ -373,7 +373,10 @@ def test_a_durable_that_is_gone_is_looked_for_in_the_next_listing() -> None:
 
 
 def test_a_floor_above_the_listing_is_trusted_after_a_second_listing() -> None:
-    """The message is newer than the first listing. If it is newer than the next one too, the stream lost messages."""
+    """The message is newer than the first listing.
+
+    If the message is also newer than the next listing, the stream lost messages.
+    """
 
     async def scene(stage: Stage) -> None:
         durables = await made(stage)

@@ -1,4 +1,4 @@
-"""The lease store of a cohort keeps its contract on a simulated server, also if requests are refused or lost."""
+"""The lease store of a cohort keeps its contract on a simulated server that refuses or loses requests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def opened(stage: Stage, **arguments: Any) -> JetStreamLeaseStore:
 
 
 class Harness:
-    """A bucket, and clients with a connection each."""
+    """A bucket, and clients with separate connections."""
 
     def __init__(self, stage: Stage, clients: list[Client]) -> None:
         self._stage = stage
@@ -240,7 +240,7 @@ def test_a_bucket_that_another_member_created_again_is_not_logged(caplog: pytest
 
 @pytest.mark.parametrize("seen", ["written", "read"])
 def test_revisions_of_a_new_bucket_are_above_all_that_were_seen(seen: str) -> None:
-    """The clock of the machine may have been set back since."""
+    """The clock of the machine may have gone back in the meantime."""
 
     async def scene(stage: Stage) -> None:
         other, store = await opened(stage), store_of(stage)

@@ -25,7 +25,7 @@ def subjects(queue: PartitionedQueue) -> list[str]:
 
 
 class Member:
-    """A member that settles what it receives, and releases what it must hand over."""
+    """A member that settles all received messages, and releases all revoked partitions."""
 
     def __init__(self, client: Any, member: str, queue: PartitionedQueue, **cohort: Any) -> None:
         made = JetStreamSource(
@@ -58,7 +58,7 @@ class Member:
 
 
 async def joined(stage: Stage, member: str = "a", queue: PartitionedQueue = QUEUE, **cohort: Any) -> Member:
-    """A member that runs, with a client of its own. The stream has the subjects of four partitions."""
+    """A running member with a separate client. The stream has the subjects of four partitions."""
     if "S" not in stage.server.api.streams:
         await stage.stream("S", subjects=subjects(QUEUE))
     made = Member(await stage.connect(), member, queue, **cohort)

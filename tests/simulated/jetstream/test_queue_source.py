@@ -29,7 +29,7 @@ def source_of(client: Any, **arguments: Any) -> QueueSource:
 
 
 async def opened(stage: Stage, **arguments: Any) -> QueueSource:
-    """A source with a client of its own, whose consumer has received the assignments."""
+    """A source with a separate client, whose consumer has received the assignments."""
     if "S" not in stage.server.api.streams:
         await stage.stream("S", subjects=SUBJECTS)
     source = source_of(await stage.connect(), **arguments)
@@ -70,7 +70,7 @@ def unfinished(stage: Stage) -> dict[str, list[int]]:
 
 
 async def delivered(stage: Stage) -> int:
-    """Number of messages that the server has sent, and that are not acknowledged."""
+    """Number of sent and unacknowledged messages."""
     return sum([(await stage.api(f"CONSUMER.INFO.S.{name}"))["num_ack_pending"] for name in ("work", "work__p1")])
 
 
@@ -539,7 +539,7 @@ def test_many_subjects_are_counted_page_by_page() -> None:
 
 
 def in_two_pages(answer: Any) -> Any:
-    """Answer questions for the three subjects of ``q__p2.>`` in two pages."""
+    """Answer requests for the three subjects of ``q__p2.>`` in two pages."""
 
     def info(name: str, fields: dict[str, Any], now: float) -> dict[str, Any]:
         found: dict[str, Any] = answer(name, {**fields, "offset": 0}, now)

@@ -1,4 +1,4 @@
-"""The simulated nats-server answers scripts of requests of a real client. A real server answers them alike."""
+"""The simulated nats-server answers scripts of requests of a real client. A real server gives the same answers."""
 
 from __future__ import annotations
 

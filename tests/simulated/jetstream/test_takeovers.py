@@ -36,7 +36,7 @@ NAME: Final = "jetstream S/work"
 
 
 class Process:
-    """A process on the durable ``work``: its consumer, pulls and takeover, and what the takeover called."""
+    """A process on the durable ``work``: its consumer, pulls and takeover, and the calls of the takeover."""
 
     def __init__(self, stage: Stage, client: Any, *, shared: bool = False, **arguments: Any) -> None:
         self.stage = stage
@@ -95,7 +95,7 @@ async def process(stage: Stage, **arguments: Any) -> Process:
 
 
 async def left(stage: Stage, count: int, *, stored: int | None = None, acked: tuple[int, ...] = ()) -> None:
-    """Let a process that has died leave so many delivered messages, without an acknowledgement but for some."""
+    """Let a dead process leave this number of delivered messages, of which some are acknowledged."""
     await stage.stream("S")
     dead = await process(stage)
     await stage.publish(*["S.a"] * (count if stored is None else stored))
@@ -314,7 +314,7 @@ def test_after_a_hold_back_a_lost_delivery_is_collected_with_the_others(caplog: 
 
 
 def test_after_a_reconnect_a_hold_back_asks_for_no_more_than_the_room() -> None:
-    """Messages that this process holds do not return, and new messages would arrive in their place."""
+    """The messages of this process do not return, so new messages would arrive in their place."""
 
     async def scene(stage: Stage) -> None:
         await left(stage, 0, stored=6)
@@ -403,7 +403,7 @@ def test_the_server_sorts_the_messages_of_a_takeover_that_do_not_fit_into_the_ro
 def test_more_messages_than_room_are_sorted_although_a_delivery_of_theirs_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The server keeps a message that it has not sent yet in front of those that it queues later."""
+    """The server keeps an unsent message in front of messages that it queues later."""
 
     async def scene(stage: Stage) -> None:
         await left(stage, 5, stored=6)

@@ -1,4 +1,4 @@
-"""``lanes_kafka`` as an adapter of the harness: its broker, and what replaces its thread, its queue and its clock."""
+"""``lanes_kafka`` as an adapter of the harness: its broker, and the replacements of its thread, queue and clock."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _POLLS: Final = 0.1
 
 
 class KafkaAdapter:
-    """The side of ``lanes_kafka``. One object makes one run at a time."""
+    """The parts that ``lanes_kafka`` supplies to a run. One object makes one run at a time."""
 
     name = "kafka"
     _extras = Extras()

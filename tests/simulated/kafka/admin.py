@@ -1,4 +1,4 @@
-"""A ``confluent_kafka.admin.AdminClient`` over a broker as data: the questions that ``lanes_kafka`` asks."""
+"""A ``confluent_kafka.admin.AdminClient`` over a broker as data, with the requests of ``lanes_kafka``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedAdmin:
-    """The admin client of a member, with a connection of its own.
+    """The admin client of a member, with a separate connection.
 
     Args:
         broker: The broker.
@@ -99,7 +99,7 @@ class SimulatedAdmin:
             raise KafkaException(error_of(failure)) from None
 
     def _ask(self, name: str, asked: list[Any], act: Callable[[Any], Any], timeout: float) -> dict[Any, Future[Any]]:
-        """Ask one question for several things; each of them has a future of its own."""
+        """Send one request about several objects, and return one future for each object."""
         futures: dict[Any, Future[Any]] = {one: Future() for one in asked}
 
         def performed() -> dict[Any, Any]:

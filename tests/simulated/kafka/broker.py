@@ -82,7 +82,7 @@ _RECENTLY: Final = 60.0
 
 
 class SimulatedKafka(KafkaBroker):
-    """A broker with one topic and one group, and the client side of its members.
+    """A broker with one topic and one group, and the clients of its members.
 
     Args:
         rng: Draws the settings, and the sizes of the batches that clients return.
@@ -296,7 +296,7 @@ class SimulatedKafka(KafkaBroker):
 
     @property
     def forbidden(self) -> Code | None:
-        """The error of the requests that the broker refuses now; None = it refuses none."""
+        """The error of the requests that the broker refuses now; None = the broker refuses no request."""
         code, until = self._forbidden
         return code if self.world.now < until else None
 
@@ -312,7 +312,7 @@ class SimulatedKafka(KafkaBroker):
         return super().publish(*args, **options)
 
     def on_asked(self, member: str, asked: Future[Any] | None) -> None:
-        """Record the answer to a question for the topic, and check that its source does not outlive a recreation."""
+        """Record the answer to a request for the topic id, and check that the source ends after a recreation."""
         sent = self.world.now
 
         def answered(future: Future[Any]) -> None:
@@ -344,11 +344,11 @@ class SimulatedKafka(KafkaBroker):
             asked.add_done_callback(answered)
 
     def was_asked(self, member: str, since: float, topic_id: str) -> bool:
-        """Whether the member has an answer with this topic id to a question that it has sent since a time."""
+        """Whether the member has received this topic id in the answer to a request that it sent after a time."""
         return any(sent >= since and told in (topic_id, None) for sent, told in self._told.get(member, ()))
 
     def on_committed(self, assignment: Assignment | None) -> None:
-        """Note a commit of an assignment of a former topic, which was under way during the recreation."""
+        """Record a commit of an assignment of a former topic, which was under way during the recreation."""
         if assignment is not None and assignment.partition.incarnation != self.topic_id:
             self._stale_commits = True
             self._stale.add(assignment.partition.id.number)
@@ -362,7 +362,7 @@ class SimulatedKafka(KafkaBroker):
 
     @property
     def unjudged(self) -> tuple[str, ...]:
-        """Checks that do not hold in this run.
+        """Checks that do not apply to this run.
 
         After a refused commit the process commits nothing more, and ends. The position of a former topic, which was
         committed while the topic was recreated, skips messages of the new topic.
@@ -384,7 +384,7 @@ class SimulatedKafka(KafkaBroker):
         return named and self.world.now - self._refusals.get(member, -math.inf) < _RECENTLY
 
     def on_refused(self, member: str) -> None:
-        """Check that the source of a member fails or is closed whose read was refused, and which has heard of it."""
+        """Check that a source fails or closes after the client has reported a refused read."""
 
         def check() -> None:
             if not (member in self._ended or member in self.frozen or self.client_of(member).crashed):
@@ -454,7 +454,7 @@ class SimulatedKafka(KafkaBroker):
         offset: int,
         now: Iterable[tuple[int, int]],
     ) -> None:
-        """Judge that a commit forgets no position that the commit before has named as completed."""
+        """Judge that a commit omits no completed position of the previous commit."""
         kept = {position for run in now for position in range(*run)}
         named = {position for run in completed for position in range(*run) if position >= offset >= before}
         if not named <= kept:
@@ -475,7 +475,7 @@ class SimulatedKafka(KafkaBroker):
         return self._producers[member]
 
     def store_letter(self, producer: SimulatedProducer, topic: str, number: int, letter: Letter) -> int:
-        """Append a dead letter, unless the broker has this number of the producer. Returns its offset."""
+        """Append a dead letter, unless the broker already has the producer's sequence number. Returns its offset."""
         assert topic == LETTERS, "the members write to one topic"
         if self.world.now < self.events.too_few_replicas_until:
             raise KafkaFailure("NOT_ENOUGH_REPLICAS", "simulated")
@@ -503,7 +503,9 @@ class SimulatedKafka(KafkaBroker):
     # --- for links
 
     def reachable(self, client: Client, *, own: bool) -> bool:
-        """Whether requests of a client arrive now; with ``own`` those of its own connection to the coordinator."""
+        """Whether requests of a client arrive now; with ``own``, requests of the client's own connection to the
+        coordinator.
+        """
         return self.up and (client.isolated_since is None or (client.deaf and not own))
 
     # --- for clients
@@ -563,7 +565,7 @@ class SimulatedKafka(KafkaBroker):
 
 
 def _merged(runs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same positions, without a run that begins at the end of another one."""
+    """Merge each run that begins at the end of another run."""
     found: list[tuple[int, int]] = []
     for start, end in runs:
         if found and found[-1][1] == start:

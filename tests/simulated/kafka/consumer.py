@@ -172,7 +172,7 @@ class SimulatedConsumer:
     # --- reading
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
-        """Serve callbacks, and return at most this number of messages, possibly fewer than there are."""
+        """Serve callbacks, and return at most this number of messages, possibly fewer than available."""
         thread = self._thread = stepped()
         assert thread is not None, "only the thread of the adapter reads"
         self._check_read()
@@ -336,7 +336,7 @@ class SimulatedConsumer:
         self._wake()
 
     def on_broken_connection(self) -> None:
-        """Tell the application that no broker is reachable, at its next ``consume``."""
+        """Report at the next ``consume`` that no broker is reachable."""
         error = KafkaError(KafkaError._ALL_BROKERS_DOWN, "1/1 brokers are down")
         self._ops.append(lambda: self._on_error(error))
         self._wake()
@@ -451,7 +451,7 @@ class SimulatedConsumer:
             group.deliver = deliver
 
     def _leave(self) -> None:
-        """Give all partitions up, and leave the group."""
+        """Give up all partitions, and leave the group."""
         places = self.assignment()
         if places:
             self._callback = "revoke"
@@ -509,7 +509,7 @@ class SimulatedConsumer:
         self._highest[number] = assignment, offset
 
     def _check_asked(self, assignment: Assignment | None, number: int, offset: int) -> None:
-        """Check that the broker has told the topic's id after the last message that a commit covers was read."""
+        """Check that the broker reported the topic's id after the client read the last message of a commit."""
         read = max((at for position, at in self._delivered.get(number, ()) if position < offset), default=None)
         if assignment is None or read is None:
             return
@@ -528,7 +528,7 @@ class SimulatedConsumer:
                 owned.partition = None if assignment.released else assignment.partition
 
     def _fetch(self, most: int) -> list[Message]:
-        """Return messages of one partition after the other, as the client's queue holds them."""
+        """Return messages of one partition after the other, in the order of the client's queue."""
         broker, found = self._broker, list[Message]()
         numbers = [number for number in self._assigned if number in self.client.partitions]
         self._turn += 1
@@ -559,7 +559,7 @@ class SimulatedConsumer:
         return found
 
     def _reads(self, number: int) -> bool:
-        """Whether the client sends a fetch for a partition now."""
+        """Whether the client now sends fetches for a partition."""
         broker, owned = self._broker, self.client.partitions[number]
         return (
             broker.reachable(self.client, own=True)

@@ -92,18 +92,18 @@ class Extras:
     """The events of a run.
 
     Attributes:
-        retains: Whether retention deletes messages, also unread ones and those below a committed position.
+        retains: Whether retention deletes messages, even unread messages and messages below a committed position.
         writes: Whether the members write their dead letters to a topic, by the real writer.
-        cuts_drains: Whether the network may cut a member off in its drains.
-        forbids: Whether the user of the members loses a permission for a while.
+        cuts_drains: Whether the network may cut a member off during its drains.
+        forbids: Whether the user of the members loses a permission for some time.
         wakes: Whether members wake from freezes of about a session, and find a coordinator that still loads the group.
-        recreates: Whether the topic is deleted and created again under its name.
-        lags: Whether commits arrive after their timeout, and their repetitions are lost.
-        static: Whether the members are static: each process has the instance id of a process that has ended before.
-        polls: Whether the time between two polls is hardly longer than the longest drain.
-        deafens: Whether a client that was removed during a freeze gets no answer for a while, as over a connection that
-            a router has dropped.
-        forgets: Whether clients forget questions, which then end neither with an answer nor with an error.
+        recreates: Whether an operator deletes the topic and creates it again under its name.
+        lags: Whether commits arrive after their timeout, while the network loses their repetitions.
+        static: Whether the members are static: each process has the instance id of an ended process.
+        polls: Whether the maximum time between two polls is little longer than the longest drain.
+        deafens: Whether a client that was removed during a freeze gets no answer for some time, as over a connection
+            that a router has dropped.
+        forgets: Whether clients forget requests, which then have no answer and no error.
     """
 
     retains: bool = False
@@ -128,7 +128,7 @@ class Events:
 
     Attributes:
         extras: The events that happen.
-        leaderless_until: Time until which nobody tells the bounds of logs.
+        leaderless_until: Time until which no broker reports the bounds of logs.
         loading_until: Time until which the coordinator does not list the members of the group.
         too_few_replicas_until: Time until which the topic of the dead letters has too few replicas.
     """
@@ -165,7 +165,7 @@ class Events:
         return self._recreations > 0
 
     def callback(self, target: int) -> bool:
-        """Let one event happen instead of a callback, in some cases. Return whether it has happened."""
+        """Let one event happen instead of a callback, in some cases. Return whether an event has happened."""
         extras, rng = self.extras, self._rng
         if extras.retains and rng.random() < _EXTRA and self._retain():
             return True
@@ -181,7 +181,9 @@ class Events:
     # --- what the broker and its clients tell
 
     def on_rebalance(self) -> None:
-        """Let markers of transactions arrive before members hear of a rebalance, and thus before they are committed."""
+        """Let markers of transactions arrive before members learn of a rebalance, so that no member has committed the
+        markers.
+        """
         broker = self._broker
         if self.extras.cuts_drains and broker.coordinator.exists:
             heard = broker.world.now + self._rng.random() * broker.settings.heartbeat_interval
@@ -189,8 +191,7 @@ class Events:
                 broker.loop.call_at(heard, partial(broker.skip, 1, partition=number), context=Context())
 
     def on_drain(self, client: Client) -> None:
-        """Cut off a client whose revoke begins, or has just asked for its commit, or recreate its topic, in some cases
-        of some runs."""
+        """In some cases of some runs, cut off a client at the begin or commit of its revoke, or recreate its topic."""
         world, rng = self._broker.world, self._rng
         if self.extras.recreates and rng.random() < _RECREATED_IN_DRAINS:
             self._recreate()
@@ -198,13 +199,13 @@ class Events:
             self._broker.isolate(client.name, world.now + rng.choice(_CUT_OFF_FOR), world.now)
 
     def on_assign(self, client: Client) -> None:
-        """Cut off a client whose assignment begins, in some cases of some runs."""
+        """In some cases of some runs, cut off a client whose assignment begins."""
         world, rng = self._broker.world, self._rng
         if self.extras.polls and world.faulty and rng.random() < _STARTS_CUT_OFF:
             self._broker.isolate(client.name, world.now + rng.choice(_UNSTARTED_FOR), world.now)
 
     def on_members_asked(self, member: str) -> None:
-        """Freeze a member beyond its session, in some cases, while the answer about the group is on its way to it."""
+        """In some cases, freeze a member beyond its session while the answer about the group is on its way."""
         if self.extras.wakes and self._broker.world.faulty and self._rng.random() < _FREEZES_AGAIN:
             at = self._broker.world.now + _ANSWERED
             self._broker.loop.call_at(at, self._freeze_again, member, context=Context())
@@ -217,7 +218,9 @@ class Events:
             self._broker.loop.call_at(at, self._delete, partition, before, context=Context())
 
     def commit_fate(self, client: Client) -> Choice | None:
-        """The fate of a commit that arrives after its timeout, or that follows such a commit; None = it has no fate."""
+        """The fate of a commit that arrives after its timeout, or that follows such a commit; None = the chooser
+        decides.
+        """
         world, rng = self._broker.world, self._rng
         if not self.extras.lags or not world.faulty:
             return None
@@ -231,20 +234,20 @@ class Events:
         return Choice("delay", late)
 
     def forgets(self, member: str) -> bool:
-        """Whether a client of a member that has joined forgets a question that it sends now."""
+        """Whether a client of a joined member forgets the request that it sends now."""
         if not self.extras.forgets or not self._broker.world.faulty:
             return False
         consumer = self._broker.consumers.get(member)
         return consumer is not None and consumer.running and self._rng.random() < _FORGETS
 
     def on_stray(self) -> None:
-        """Leave the logs without a leader in some cases, after a client has learned that its position was deleted."""
+        """In some cases, leave the logs without a leader after a client has learned that its position was deleted."""
         world = self._broker.world
         if world.faulty and self._rng.random() < _STRAYS_LEADERLESS:
             self.leaderless_until = world.now + self._rng.choice(_LEADERLESS)
 
     def on_letter(self, producer: SimulatedProducer) -> None:
-        """Let the event happen that waits for a record, soon after a producer has one."""
+        """Soon after a producer gets a record, let the event happen that waits for a record."""
         if self._hinders_next is not None:
             target, self._hinders_next = self._hinders_next, None
             at = self._broker.world.now + self._rng.choice(_HINDERED_AFTER)
@@ -260,7 +263,7 @@ class Events:
     # --- events
 
     def _forbid(self) -> None:
-        """Take a permission away for a while."""
+        """Take a permission away for some time."""
         world = self._broker.world
         if world.faulty:
             self._broker.forbid(self._rng.choice(FORBIDDEN), world.now + self._rng.choice(_FORBIDDEN_FOR))
@@ -288,13 +291,15 @@ class Events:
             world.perform(Fault(0, "freeze", 0, self._beyond()), worker)
 
     def _beyond(self) -> float:
-        """Seconds of a freeze after which a member asks whether it is still in the group."""
+        """Seconds of a freeze after which a member checks its membership of the group."""
         settings = self._broker.settings
         return settings.session_timeout - settings.heartbeat_interval - 1.0 + self._rng.choice(_BEYOND)
 
     def _hinder_letters(self, target: int) -> bool:
-        """Hinder a producer that has records, or else the next one that gets a record. Returns False if the event
-        waits for that record."""
+        """Hinder a producer that has records, or the next producer that gets a record.
+
+        Returns False if the event waits for a record.
+        """
         broker = self._broker
         loaded = [each for each in broker.producers if each.loaded and not broker.client_of(each.member).crashed]
         if loaded:
@@ -314,7 +319,7 @@ class Events:
             self.too_few_replicas_until = world.now + self._rng.choice(_TOO_FEW_REPLICAS)
 
     def _recreate(self) -> bool:
-        """Delete the topic, and create it again soon. Return False if the run has had enough of that."""
+        """Delete the topic, and create it again soon. Return False if the run has reached its limit of recreations."""
         broker, world = self._broker, self._broker.world
         if self._recreations == _RECREATIONS or not world.faulty or not broker.coordinator.exists:
             return False
@@ -333,7 +338,7 @@ class Events:
             broker.delete_records(partition, before, broker.world.now)
 
     def _retain(self) -> bool:
-        """Delete the first messages of a partition, up to a position that matters. Return whether any is deleted."""
+        """Delete the first messages of a partition, up to a critical position. Return whether a message was deleted."""
         broker, ends = self._broker, list[tuple[int, int]]()
         for number in broker.partitions:
             start, end = broker.log_start(number), broker.group.topic.log(number).end

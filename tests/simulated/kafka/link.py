@@ -1,4 +1,7 @@
-"""The connection of one client to the broker: requests in order, each with the fate that the chooser gives it."""
+"""The connection of one client to the broker.
+
+Requests keep their order, and the chooser decides the fate of each request.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,9 @@ class Host(Protocol):
     loop: SimLoop
 
     def reachable(self, client: Client, *, own: bool) -> bool:
-        """Whether requests of a client arrive now; with ``own`` those of its own connection to the coordinator."""
+        """Whether requests of a client arrive now; with ``own``, requests of the client's own connection to the
+        coordinator.
+        """
 
     def phase(self, member: str) -> Phase:
         """The present activity of a member."""
@@ -118,7 +123,7 @@ class Link:
         phase: Phase | None = None,
         fate: Choice | None = None,
     ) -> None:
-        """Send a request; ``answered`` is called once, with its value or its error. See ``call``.
+        """Send a request, and call ``answered`` once, with its value or its error. See ``call``.
 
         Without a ``fate`` the chooser decides.
         """

@@ -63,7 +63,7 @@ class _Queued:
 
 
 class SimulatedProducer:
-    """One idempotent producer of a member. It sends one record after the other.
+    """One idempotent producer of a member, which sends one record after the other.
 
     Args:
         broker: The broker.
@@ -135,7 +135,7 @@ class SimulatedProducer:
         return served
 
     def flush(self, timeout: float) -> int:
-        """Poll until all records are reported, and return the number of the others."""
+        """Poll until all records are reported or the time is over, and return the number of unreported records."""
         until = self._now() + timeout
         while self and self._now() < until:
             self.poll(until - self._now())
@@ -226,7 +226,10 @@ class SimulatedWriter(KafkaDeadLetters):
         self._member = member
 
     def end(self) -> None:
-        """End the thread of the writer, which catches what ends other threads at their next pause. Idempotent."""
+        """End the thread of the writer.
+
+        The writer catches the exception that ends other threads at their pause. Idempotent.
+        """
         thread: Any = self._producer._thread
         producer: Any = self._producer._producer
         if producer is not None:

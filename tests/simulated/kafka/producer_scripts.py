@@ -1,4 +1,4 @@
-"""Scripts of the calls that the writer of dead letters makes, for the simulated producer and for a real one."""
+"""Scripts of the calls that the writer of dead letters makes, for the simulated producer and for a real producer."""
 
 from __future__ import annotations
 

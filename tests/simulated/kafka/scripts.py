@@ -1,4 +1,4 @@
-"""Scripts of the calls that ``lanes_kafka`` makes, for the simulated client and for a real one on a real broker.
+"""Scripts of the calls that ``lanes_kafka`` makes, for the simulated client and for a real client on a real broker.
 
 A script plays on a ``Stage`` and returns its observations, which must be equal on both.
 """
@@ -62,7 +62,10 @@ class Stage(Protocol):
         """Make a client that has not subscribed, as a static member if it has an instance id."""
 
     def producer(self, settings: dict[str, Any], *, reachable: bool) -> Any:
-        """Make a producer with the settings of ``lanes_kafka`` and these. Unless ``reachable``, it finds no broker."""
+        """Make a producer with the settings of ``lanes_kafka`` and these settings.
+
+        Unless ``reachable``, the producer finds no broker.
+        """
 
 
 class Member:
@@ -313,7 +316,7 @@ SCRIPTS: Final[tuple[Callable[[Stage], Seen], ...]] = (
 
 
 def _outcome(call: Callable[[], list[TopicPartition]]) -> list[Any]:
-    """The name of the error of a call, or what it returns. A real client raises some errors, and returns others."""
+    """The name of the error of a call, or its result. A real client raises some errors, and returns other errors."""
     try:
         found = call()
     except KafkaException as failure:

@@ -17,7 +17,7 @@ _LATE: Final = 0.5
 
 
 class PostgresAdapter:
-    """The side of ``lanes_postgres``. One object makes one run at a time."""
+    """The parts that ``lanes_postgres`` supplies to a run. One object makes one run at a time."""
 
     name = "postgres"
 

@@ -81,12 +81,12 @@ class PostgresBroker(KeepsDeadLetters):
     Args:
         rng: Source of all settings.
         writes: Whether the members write their dead letters by the real writer.
-        late: Whether some transactions become visible after others that have taken a later ticket.
+        late: Whether some transactions become visible after transactions with a later ticket.
 
     Attributes:
         server: The server.
         network: The network.
-        members: The sources so far.
+        members: All sources that the run has made.
         letters: Ids of the dead letters whose writes were confirmed.
     """
 
@@ -141,7 +141,7 @@ class PostgresBroker(KeepsDeadLetters):
 
     @property
     def kinds(self) -> frozenset[Kind]:
-        """All faults but duplicates, which a connection does not have; none in the calm begin of some runs."""
+        """All faults except duplicates, which a connection does not have. Some runs begin without faults."""
         calm = self._world is not None and self._world.now < self._calm_until
         return frozenset() if calm else frozenset(KINDS) - {"duplicate"}
 
@@ -193,7 +193,7 @@ class PostgresBroker(KeepsDeadLetters):
 
     @property
     def unfinished(self) -> list[Record]:
-        """The messages above the stored positions, and those that have no position yet."""
+        """The messages above the stored positions, and the messages without a position."""
         left = []
         for record in self.records:
             state = self._state(record.partition)
@@ -233,7 +233,7 @@ class PostgresBroker(KeepsDeadLetters):
             self.find("LetterIsStored", f"{member} confirms the dead letter {letter.id}, which the table does not have")
 
     def opened(self, member: SimulatedMember) -> None:
-        """Judge the start of a member: all members begin at the positions that were decided once."""
+        """Judge the start of a member: all members begin at the positions that the first start decided."""
         if member.starts != self._starts:
             what = f"{member.member} begins at {member.starts}, and the subscription at {self._starts}"
             self.find("StartsOnce", what)
@@ -247,12 +247,12 @@ class PostgresBroker(KeepsDeadLetters):
         self._epochs[number] = token
 
     def lost(self, member: SimulatedMember, partition: Partition) -> None:
-        """Judge a loss: a lost assignment has no lease any more."""
+        """Judge a loss: a lost assignment has no lease."""
         if partition.deadline > self.now:
             self.find("LossEndsLease", f"{member.member} loses {partition.id}, whose lease lasts until later")
 
     def on_started(self, member: str, message: Message) -> None:
-        """Judge the start of a handler: the member has the lock, or could not notice yet that it is lost."""
+        """Judge the start of a handler: the member has the lock, or could not yet notice its loss."""
         source = self._source(member)
         number = message.partition.id.number
         if source is None or source.owned.get(number) is not message.partition:
@@ -264,7 +264,7 @@ class PostgresBroker(KeepsDeadLetters):
             self.find("LockHolds", what)
 
     def _aware(self, member: str, source: SimulatedMember) -> bool:
-        """Whether a member has had the time to notice that a lock is lost."""
+        """Whether a member has had the time to notice the loss of a lock."""
         line, worker = source.lock_line, self.worker(member)
         if worker is None:
             return False
@@ -300,7 +300,7 @@ class PostgresBroker(KeepsDeadLetters):
             self.find("OwnersStore", f"{session.owner} stores {key[3]} of {self._owners[after.epoch]}")
 
     def _expired(self, session: Session) -> None:
-        """Judge the end of an idle session: its member relies on its locks no longer."""
+        """Judge the end of an idle session: the member no longer relies on the locks of the session."""
         source = self._source(session.owner)
         line = None if source is None else source.lock_line
         if source is None or line is None or line.session is not session:
@@ -318,7 +318,7 @@ class PostgresBroker(KeepsDeadLetters):
         return self._taken
 
     def _take(self, lines: Iterable[Line]) -> None:
-        """Note the assignments whose locks end with sessions, before the sessions end."""
+        """Record the assignments whose locks end with sessions, before the sessions end."""
         for line in lines:
             source = self._source(line.member)
             if source is not None and source.lock_line is line:
@@ -413,7 +413,7 @@ class PostgresBroker(KeepsDeadLetters):
         return True
 
     def callback(self, target: int) -> bool:
-        """Do what changes the work of a member from outside."""
+        """Change the work of a member from outside."""
         event = self._rng.choices([*_EVENTS], [*_EVENTS.values()])[0]
         sessions = self.server.sessions
         if event == "locks":

@@ -1,8 +1,8 @@
 """Simulated connections of psycopg to a server as data, in virtual time: the calls that ``lanes_postgres`` makes.
 
 A connection keeps the order of its statements, as TCP does. While a member is cut off, its statements wait for the end
-of the cut, or their connection is lost. A killed process ends its sessions at once, and a lost machine leaves them to
-the server.
+of the cut, or the connection ends. A killed process ends its sessions at once. A lost machine leaves its sessions open
+at the server.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class Network:
         server: The server.
         rng: Source of the latencies and of the kinds of cuts.
         latencies: Seconds that bytes take, for successive connections.
-        fate: Decides about the statement of a member, by its name.
+        fate: Function that decides the fate of a member's statement by its name.
 
     Attributes:
         current: The network of the present run.
-        lines: The connections so far.
+        lines: All connections of the run.
         context: Context of the callbacks of network and server.
     """
 
@@ -100,7 +100,7 @@ class Network:
         return self._cut.get(member, -math.inf)
 
     def cut(self, member: str, until: float) -> bool:
-        """Let no byte of a member pass until a time. In half of the cuts its connections end with them."""
+        """Stop all bytes of a member until a time. In half of the cuts, the cut also ends the connections."""
         self._cut[member] = max(until, self.cut_until(member))
         if self._rng.random() < 0.5:
             for line in self.of(member):
@@ -145,7 +145,7 @@ class Network:
             self.at(current().time(), retry)
 
     def end(self) -> None:
-        """End all connections, accept none any more, and stop the timers of the server."""
+        """End all connections, refuse new connections, and stop the timers of the server."""
         self._over = True
         for line in self.lines:
             line.end()
@@ -202,7 +202,7 @@ class Line:
     # --- the bytes on their way
 
     def _later(self, out: bool, extra: float, act: Callable[[], None]) -> None:
-        """Act when bytes that are sent now arrive, in the order of the bytes of this direction."""
+        """Act when bytes that leave now arrive, in the order of the bytes of this direction."""
         at = max(self._loop.time() + self._latency + extra, self._network.cut_until(self.member), self._last[out])
         self._last[out] = at
         self._network.at(at, lambda: None if self.dead else act())
@@ -240,7 +240,7 @@ class Line:
     # --- faults
 
     def lose(self, at: float, lingers: float) -> None:
-        """Lose all bytes. The client notices the end at a time, and the server ``lingers`` seconds later."""
+        """Drop all bytes. The client notices the end at a time, and the server ``lingers`` seconds later."""
         self.dead = True
         self._network.at(at, self.end)
         self._network.at(at + lingers, lambda: self._network.server.terminate(self.session))

@@ -75,7 +75,7 @@ class SimulatedMember(PostgresSource):
 
     Attributes:
         member: Name of the member.
-        owned: The assignments that the consumer has received, and that were neither released nor lost.
+        owned: The assignments that the consumer has received and neither released nor lost.
         state: ``"open"``, ``"steady"`` or ``"close"``.
     """
 
@@ -148,7 +148,7 @@ class SimulatedMember(PostgresSource):
 
     @property
     def lock_line(self) -> Line | None:
-        """The connection of its locks; None without one."""
+        """The connection of the member's locks; None without a connection."""
         locks: Any = self._locks
         session = locks._session
         return None if session is None else session.connection.line

@@ -1,4 +1,4 @@
-"""Scripts of the statements that ``lanes_postgres`` makes, for the simulated server and for a real one.
+"""Scripts of the statements that ``lanes_postgres`` makes, for the simulated server and for a real server.
 
 A script plays on a ``Stage`` and returns its observations, which must be equal on both.
 """
@@ -45,7 +45,10 @@ class Stage(Protocol):
         """Append messages in a transaction."""
 
     async def late(self, partition: int, *values: bytes) -> tuple[Commit, Commit]:
-        """Append messages in a transaction that has taken its ticket. Return what commits it and what rolls it back."""
+        """Append messages in a transaction that has taken its ticket.
+
+        Return the functions that commit the transaction and roll it back.
+        """
 
 
 Script = Callable[[Stage], Coroutine[Any, Any, Seen]]
@@ -53,7 +56,7 @@ Script = Callable[[Stage], Coroutine[Any, Any, Seen]]
 
 @asynccontextmanager
 async def two(stage: Stage) -> Any:
-    """Two connections, which are closed after the block."""
+    """Two connections, which the end of the block closes."""
     one, other = await stage.connect(), await stage.connect()
     try:
         yield one, other

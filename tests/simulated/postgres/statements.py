@@ -1,6 +1,6 @@
 """The statements of the adapter, translated into calls of the server as data.
 
-A statement that is not in the tables ends the run, so a new statement of the adapter cannot be forgotten here.
+A statement that the tables lack ends the run, so this module cannot miss a new statement of the adapter.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ def _channel(session: Session, parameters: Any, now: float) -> Rows:
 
 
 def member_key(log: int, subscription: str, member: str) -> tuple[Any, ...]:
-    """Return the key of a member, whose row has its partitions, whether it waits, and its last sign of life."""
+    """Return the key of a member, whose row has its partitions, whether the member waits, and its last heartbeat."""
     return "member", int(log), subscription, member
 
 

@@ -1,4 +1,4 @@
-"""The simulated PostgreSQL answers scripts of the adapter's statements. A real server answers them alike."""
+"""The simulated PostgreSQL answers scripts of the adapter's statements. A real server gives the same answers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def simulated(script: Script) -> Seen:
 
 
 def real(script: Script, server: PostgresServer) -> Seen:
-    """Play a script on a real server, in a database of its own."""
+    """Play a script on a real server, in a separate database."""
     database = f"scripts_{os.getpid()}_{next(_numbers)}"
     with psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(database)))
