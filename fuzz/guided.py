@@ -1,7 +1,7 @@
 """The coverage-guided attack on a target: Hypothesis makes examples from the bytes of the fuzzer atheris.
 
 The fuzzer needs the package atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS``
-runs the fuzzer in a process of its own, because the fuzzer never returns. Hypothesis's database keeps the failing
+runs the fuzzer in a separate process, because the fuzzer never returns. Hypothesis's database keeps the failing
 examples, so a random run of the same target tries them first. ``.cache/fuzz`` keeps the inputs that reached new code.
 """
 

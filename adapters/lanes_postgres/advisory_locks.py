@@ -116,7 +116,7 @@ class AdvisoryLocks:
         """Connect, and check that the server can hold locks; see ``lanes.ownership.Locks.open``.
 
         Raises:
-            ConfigError: The server is too old or a standby, or a transaction-pooling proxy is in between.
+            ConfigError: The server is too old, is a standby, or is behind a transaction-pooling proxy.
             SourceError: The server does not answer, or refuses the login.
         """
         self._session = await self._maker.connect()
@@ -125,7 +125,7 @@ class AdvisoryLocks:
         """Keep the session, and connect again after its end; see ``lanes.ownership.Locks.run``.
 
         Raises:
-            ConfigError: A transaction-pooling proxy is in between, or a standby has replaced the server.
+            ConfigError: A transaction-pooling proxy precedes the server, or a standby has replaced the server.
         """
         while True:
             session = self._session
@@ -158,7 +158,8 @@ class AdvisoryLocks:
             The lock; None = this or another process holds the lock.
 
         Raises:
-            ConfigError: The name is invalid, two names have one key, or a proxy is in between.
+            ConfigError: The name is invalid, two names have one key, or a transaction-pooling proxy precedes the
+                server.
             SourceError: The server does not answer; retryable if a later call may succeed.
         """
         check_lock_name(name)

@@ -84,8 +84,8 @@ class FloorClaims:
         if found is None:
             raise ConfigError(
                 f"{self._where}: no position of {owned.partition} is stored, so it cannot be moved; give Positions the "
-                "subscription, the database and the schema of the PostgresSource. A subscription that was dropped "
-                "needs a new start of the consumer"
+                "subscription, the database and the schema of the PostgresSource. After the drop of a subscription, "
+                "start its consumers again"
             )
         epoch, floor, text = found
         if epoch != owned.epoch:

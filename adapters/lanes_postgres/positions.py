@@ -45,8 +45,9 @@ class Positions:
     """Records which messages of one subscription have had their effect, in the database that stores the effects.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
-    in the transaction of that connection. An instance has no state between calls, so threads and tasks may share it,
-    and it can be pickled. If an asynchronous call is cancelled, the transaction block around the call rolls back.
+    in the transaction of that connection. An instance has no state between calls, so threads and tasks may share an
+    instance, and pickle can copy an instance. If an asynchronous call is cancelled, the transaction block around the
+    call rolls back.
 
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
     drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and

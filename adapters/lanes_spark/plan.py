@@ -1,8 +1,8 @@
 """The plan of a replay: the route of rows to the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
 Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Rows of
-different keys must be mixed, so that handlers run concurrently. Rows are therefore sorted by position and never by key.
-A shuffle keeps no order, so the sort follows the shuffle.
+different keys must be mixed, so that handlers run concurrently. Spark therefore sorts rows by position and never by
+key. A shuffle keeps no order, so the sort follows the shuffle.
 """
 
 from __future__ import annotations

@@ -245,8 +245,8 @@ class Drawn:
     Each run draws the kinds of faults that it may have, the probability of a fault at a boundary, and the maximum
     number of faults. Runs with few kinds find errors that runs with all kinds hide (swarm testing: Groce, Zhang, Eide,
     Chen and Regehr, ISSTA 2012). More than half of the runs concentrate on one phase or on one call, because a drain, a
-    takeover and most calls have few boundaries. After a fault, a second fault is often aimed. The second fault may be
-    of any kind that the broker has, and a third fault may be aimed after it.
+    takeover and most calls have few boundaries. After a fault, the chooser often aims a second fault. The second fault
+    may be of any kind that the broker has, and a third fault may be aimed after it.
 
     Args:
         seed: Seed of the draws.

@@ -96,7 +96,7 @@ class SteppedThread:
             self._waiting.set_result(None)
 
     def end(self) -> None:
-        """End the thread: its present pause and every later one raise ``Ended``. Idempotent. Blocks until its end."""
+        """End the thread: its present pause and every later pause raise ``Ended``. Idempotent. Blocks until its end."""
         if not self._over:
             self._ended = True
             self._step()
@@ -197,7 +197,7 @@ class SteppedQueue(Generic[T]):
         self._getter: SteppedThread | None = None
 
     def put(self, item: T) -> None:
-        """Add an item, and end the present pause of the thread that gets, regardless of its cause."""
+        """Add an item, and end the present pause of the receiving thread, regardless of the cause of the pause."""
         self._items.append(item)
         if self._getter is not None:
             self._getter.wake()

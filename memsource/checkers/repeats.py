@@ -396,10 +396,9 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 class BoundedRepeats(PromiseChecker):
     """A handover under a lease repeats a bounded number of finished messages (56).
 
-    A clean handover repeats no message. After a crash or a loss, only messages repeat that finished after the last
-    write of the progress. At most ``written_every`` plus ``max_in_flight`` messages repeat, because acknowledgements
-    may be under way. A history does not show the data that the broker forgot, so this checker is not one of
-    ``CHECKERS``.
+    A clean handover repeats no message. After a crash or a loss, only messages that finished after the last write of
+    the progress repeat. At most ``written_every`` plus ``max_in_flight`` messages repeat, because acknowledgements may
+    be under way. A history does not show the data that the broker forgot, so this checker is not one of ``CHECKERS``.
 
     Args:
         timeline: History to judge.

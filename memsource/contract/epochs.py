@@ -144,7 +144,10 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
 
 
 async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
-    """The mark holds the longest lease time of its writers. A member waits that long after the loss of a bucket."""
+    """The mark holds the longest lease time of its writers.
+
+    After the loss of a bucket, a member waits for this time.
+    """
     for lease, longest in ((5, 5), (7, 7), (3, 7)):
         consumers = harness.consumers(lease=lease)
         await _mark(consumers)

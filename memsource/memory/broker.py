@@ -184,7 +184,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             self._logs[record.partition].unacked[record.position] = later
 
     def redeliver(self, positions: Iterable[int], *, partition: int = 0) -> None:
-        """Requeue delivered messages in the order of ``positions``, as if their ``ack_wait`` was over.
+        """Requeue delivered messages in the order of ``positions``, as after the end of their ``ack_wait``.
 
         The broker requeues an acknowledged message too, as after a lost acknowledgement.
 
@@ -280,7 +280,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             partition: Number of the partition.
 
         Returns:
-            The number of deliveries so far, 0 or more.
+            The number of deliveries, 0 or more.
         """
         return self._log(partition).counts[position]
 

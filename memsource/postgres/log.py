@@ -178,7 +178,7 @@ class ReferenceLog:
         return found
 
     def trim(self, partition: int, below: int) -> None:
-        """Delete the messages below a position, but not the last one. Idempotent."""
+        """Delete the messages below a position, except the last message. Idempotent."""
         rows = self._rows[partition]
         for position in [each for each in rows if each < min(below, self._ends[partition] - 1)]:
             del rows[position]

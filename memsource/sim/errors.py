@@ -112,7 +112,7 @@ def cause_of(causes: Sequence[BaseException]) -> BaseException | None:
     """Return the first of these exceptions for ``raise … from``, without the frames that ``users_frames`` leaves out.
 
     Args:
-        causes: Exceptions that led to findings. The first one and its causes lose these frames.
+        causes: Exceptions that led to findings. The first exception and its causes lose these frames.
 
     Returns:
         The exception; None without an exception.

@@ -96,7 +96,7 @@ def _keyed(rows: DataFrame) -> DataFrame:
     """Return the rows that matter for the order of a key.
 
     The column ``finished_at`` is the time at which the message was first finished in any assignment. ``repeats`` is
-    true if that time is before the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
+    true if ``finished_at`` is before the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
     """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")

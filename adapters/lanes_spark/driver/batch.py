@@ -66,7 +66,7 @@ class BatchRun:
 
         Raises:
             ConfigError: The driver cannot write to the folder of the journal, or ``aligned`` is wrong.
-            SourceError: The topic was recreated, or its brokers did not answer for 180 s. The batch is not finished.
+            SourceError: The topic was recreated, or its brokers did not answer for 180 s. The batch is unfinished.
         """
         from pyspark.sql import Observation
         from pyspark.sql import functions as F  # noqa: N812

@@ -94,7 +94,7 @@ class Counts:
 
     Attributes:
         batches: Number of batches.
-        missing: Number of positions that a journal selects and that have no row in the source.
+        missing: Number of positions that a journal selects and the source lacks.
         by_name: Counts of rows, by the names of ``COUNTS``.
     """
 

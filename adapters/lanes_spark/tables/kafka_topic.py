@@ -166,7 +166,7 @@ class KafkaTopic:
         return known_rows(found, self.topic, {})
 
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
-        """Find in each span the first position with a timestamp of ``time``, in whole milliseconds, or later. Blocks.
+        """Find the first position of each span with a timestamp of ``time``, in whole milliseconds, or later. Blocks.
 
         All messages below that position are earlier than ``time``, even if timestamps are out of order.
 

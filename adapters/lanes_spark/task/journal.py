@@ -1,7 +1,7 @@
 """Journals of tasks. Each attempt of a task writes its own journal, in a folder that all workers share.
 
 The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file, and complete earlier files
-if its journal was large. A repeated batch adds the journals of its new attempts to those of the old attempts.
+if its journal was large. A repeated batch adds the journals of its new attempts to the journals of the old attempts.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ on an event loop in its own thread, so that timers and heartbeats continue while
 call passes a batch to the loop's thread, which returns rows in batches of a few thousand.
 
 ``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
-undelivered rows. Unless the task fails or is closed early, all rows are handled and settled before the generator ends.
-If ``batches`` raises an exception, or if the generator is closed early, the task cancels its handlers. At its end the
-task closes its loop, thread and clients.
+undelivered rows. Before the generator ends, the task handles and settles all rows, unless the task fails or is closed
+early. If ``batches`` raises an exception, or if the generator is closed early, the task cancels its handlers. At its
+end the task closes its loop, thread and clients.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class BucketStream:
         return message
 
     def put(self, subject: str, headers: Mapping[str, str], value: bytes, now: float) -> int:
-        """Store a value, and return its revision. Raises ``Refused`` for another revision than the expected one."""
+        """Store a value, and return its revision. Raises ``Refused`` for an unexpected revision."""
         ttl = _TTL.fullmatch(headers.get("Nats-TTL", ""))
         expected = headers.get("Nats-Expected-Last-Subject-Sequence")
         other = headers.get("Nats-Expected-Last-Subject-Sequence-Subject")

@@ -152,7 +152,7 @@ class Recording:
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of the run so far: deviations from first in, first out, and jumps of time."""
+        """The recorded schedule: deviations from first in, first out, and jumps of time."""
         return Schedule(tuple(self._deviations), tuple(self._jumps))
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:

@@ -106,8 +106,8 @@ _undo: Final = ExitStack()
 def installed(kind: type[Refuser]) -> Iterator[None]:
     """Install the guards and switch garbage collection off, until the block of the last caller ends.
 
-    The collector collects the garbage of a run at the end of the run. During a run, a finalizer would act at a turn
-    that depends on the memory of the whole process.
+    The garbage collector runs at the end of each run. During a run, a finalizer would act at a turn that depends on the
+    memory of the whole process.
 
     Args:
         kind: Class of the guarded loops. Callers in several threads must pass the same class.

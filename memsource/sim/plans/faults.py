@@ -145,7 +145,7 @@ def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng
 
     Args:
         budget: The most faults of each kind.
-        personality: The broker; it determines the kinds that can happen.
+        personality: The broker, which determines the kinds that can happen.
         boundaries: Number of boundaries of the run, 0 or more; 0 = no fault.
         rng: Source of the draws.
 

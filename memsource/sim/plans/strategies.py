@@ -31,8 +31,8 @@ def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic
     """Draw traffic of any kind: with equal or skewed keys, with a hot key, without keys, with gaps.
 
     Args:
-        max_n: The most messages, 1 or more; at least 1 is drawn.
-        max_keys: The most keys, 1 or more; at least 1 is drawn.
+        max_n: The most messages, 1 or more. Traffic has at least 1 message.
+        max_keys: The most keys, 1 or more. Traffic has at least 1 key.
 
     Returns:
         A Hypothesis strategy for traffic.

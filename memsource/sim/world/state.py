@@ -58,7 +58,7 @@ def apart(found: object, expected: object, other: str = "") -> str:
     Args:
         found: A state.
         expected: The state to compare with.
-        other: Name of the run with the state ``expected``, if that state may be the wrong one; "" = it is right.
+        other: Name of the run with the state ``expected``, if this state may be wrong; "" = the state is right.
 
     Returns:
         The line.

@@ -123,9 +123,8 @@ class App:
         handler: The user's handler.
         settings: Settings of the consumer; None = the defaults.
         decode: See ``lanes.Consumer``.
-        dead_letters: Whether the consumer writes dead letters. All workers write them to the simulated broker, and
-            the test reads them in ``World.dead_letters``. An ``App`` refuses a real target, such as
-            ``KafkaDeadLetters``.
+        dead_letters: Whether the consumer writes dead letters. All workers write dead letters to the simulated broker,
+            and the test reads ``World.dead_letters``. An ``App`` refuses a real target, such as ``KafkaDeadLetters``.
         attempts: Store of attempts, such as a ``MemoryAttempts``. All apps must share one store; None = no store.
 
     Raises:

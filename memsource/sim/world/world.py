@@ -118,7 +118,7 @@ class World:
         The plan's seed decides the keys and their order; see ``Traffic``.
 
         Args:
-            topic: Topic of the world; the first call names it.
+            topic: Topic of the world, which the first call names.
             n: Number of messages, 0 or more.
             keys: Number of keys, or the keys themselves.
             skew: Exponent of Zipf's law, 0 … 10: the share of the key of rank r is proportional to 1/rˢᵏᵉʷ; 0 = equal
@@ -173,8 +173,8 @@ class World:
     ) -> Record:
         """Publish one message. Does not block.
 
-        Faults that ``settled`` has stopped happen again from this call on, unless a handler makes the call or
-        ``settled`` is running.
+        From this call on, the faults that ``settled`` has stopped happen again. The exceptions are a call by a handler,
+        and a call while ``settled`` runs.
 
         Args:
             value: Payload; a text is encoded as UTF-8.
