@@ -84,7 +84,7 @@ CASES: Final[dict[str, Callable[[Effort], list[Figure]]]] = {
 
 
 def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = OUT) -> int:
-    """Measure the named cases, or all cases if none is named, and return the exit status."""
+    """Measure the named cases, or all cases without a name, and return the exit status."""
     unknown = [name for name in names if name not in CASES]
     if unknown:
         print(f"bench: unknown case {unknown[0]!r}; use {', '.join(CASES)}", file=sys.stderr)

@@ -4,9 +4,9 @@
 one consumer of the whole stream.
 
 Move: a member with all partitions of an idle stream runs in a separate process, and a second member joins. The figure
-is the time from the start of the second member, connection included, until it has handled a message of each partition
-that it gets. Each message is published when its partition is assigned. The baseline is the same measurement for one
-consumer that reads the whole stream.
+is the time from the start of the second member, connection included, until it has handled a message of each of its
+partitions. The case publishes each message after the assignment of its partition. The baseline is the same measurement
+for one consumer that reads the whole stream.
 
 Failover: two members share the partitions of a stream during a steady publication, and one member ends by ``kill -9``.
 The figure is the time until the other member has handled a message of each partition of the killed member. The baseline
@@ -207,7 +207,7 @@ async def _failovers(url: str, client: Client, repeats: int) -> float:
 
 
 async def _feed(stream: DividedStream, client: Client) -> None:
-    """Publish a message for each partition, again and again."""
+    """Publish messages for each partition without end."""
     while True:
         for subject in stream.subjects():
             await client.publish(subject, b"")

@@ -1,8 +1,8 @@
 """Streams that a cohort divides, and the processes that a benchmark of a cohort starts.
 
 `python -m bench.cohort_members hold URL STREAM MEMBER LEASE` runs a member. The process prints the number of its
-partitions after each change. For each input line, it prints the CPU time of the process so far, in seconds. With the
-lease 0 the process is one consumer of the whole stream, on a durable of its own.
+partitions after each change. For each input line, it prints the CPU time of the process since its start, in seconds.
+With the lease 0 the process is one consumer of the whole stream, on a separate durable.
 
 `python -m bench.cohort_members feed URL STREAM COUNT KEYS PER_SECOND` publishes at a steady rate. The payload begins
 with the time of publishing: 8 bytes, nanoseconds of the monotonic clock, which all processes of a machine share.
@@ -133,7 +133,7 @@ class Holder:
                 self._used.append(float(number))
 
     async def used(self) -> float:
-        """Return the seconds of CPU that the process has used so far."""
+        """Return the seconds of CPU that the process has used since its start."""
         assert self.process.stdin is not None
         self._used.clear()
         self.process.stdin.write("\n")
@@ -207,7 +207,7 @@ def hold(url: str, name: str, member: str, lease: str) -> None:
 
 
 def feed(url: str, name: str, count: str, keys: str, per_second: str) -> None:
-    """Publish at a steady rate. After a sleep that took too long, several messages follow at once."""
+    """Publish at a steady rate. After too long a sleep, the function publishes several messages at once."""
 
     async def publish() -> None:
         client = Client()

@@ -1,9 +1,9 @@
 """Messages that a cohort handles twice after `kill -9`, at 300 messages a second beside stuck keys.
 
-A member handles the messages of four partitions until it is killed, and the next member takes over. The handler of one
-key of each partition hangs, so finished messages lie above an unfinished one. The figure is the median number of
-messages that the next member handles again. The baseline is the same with a `commit_interval` of an hour, with which a
-member stores its ledger only after `max_in_flight` finished messages.
+A member handles the messages of four partitions until its kill, and the next member takes over. The handler of one key
+of each partition hangs, so finished messages are above an unfinished message. The figure is the median number of
+messages that the next member repeats. The baseline is the same with a `commit_interval` of an hour, with which a member
+stores its ledger only after `max_in_flight` finished messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HOUR: Final = 3600.0
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Kill members that store their ledgers soon, and members that store them rarely, on a new server."""
+    """Kill members with early stores of their ledgers, and members with rare stores, on a new server."""
     kills = max(1, effort.messages(KILLS))
     with running("nats") as urls, TemporaryDirectory() as folder:
         soon, rarely = (
@@ -52,7 +52,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _repeats(url: str, name: str, interval: float, kills: int, folder: Path) -> list[int]:
-    """Return the number of messages that were handled again after each kill."""
+    """Return the number of repeated messages after each kill."""
     asyncio.run(_create(url, name))
     chance = random.Random(0)
     repeats: list[int] = []

@@ -2,12 +2,12 @@
 
 Like busy workers, the driver takes as many messages as ``concurrency`` allows before it finishes the first message. The
 driver settles after every ``settle_every`` deliveries. The figure includes the loops of the driver, but not the time to
-make the messages. The baseline is a fixed loop that puts each message into a dict and a queue and takes it out again.
-Every consumer does at least this work.
+make the messages. The baseline is a fixed loop that adds each message to a dict and a queue and removes it. Every
+consumer does at least this work.
 
 The cases ``engine … ×`` divide the cost of a message among many messages by the cost among few. The ratio of a constant
-cost is 1. Beyond ten thousand messages the processor's caches count too. The baseline beyond ten thousand messages is
-therefore the growth of the bare loop over the same objects.
+cost is 1. Beyond ten thousand messages the processor's caches also affect the cost. The baseline beyond ten thousand
+messages is therefore the growth of the bare loop over the same objects.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Case:
         batch: Number of messages in a delivery.
         count: Number of messages.
         traffic: Share of each key in the traffic.
-        commits: Whether the ledger is that of a source that commits one position.
+        commits: Whether the engine has the ledger for a source that commits one position.
         settle_every: Number of deliveries between two settlements.
         stuck: Number of finished messages above the first message, whose handler never ends; None = every handler ends.
-        in_flight: Number of messages delivered before the first message is taken.
+        in_flight: Number of delivered messages before the first call of ``take``.
     """
 
     keys: int = MANY
@@ -158,7 +158,7 @@ def _stick(engine: Engine, messages: Sequence[Message]) -> None:
 
 
 def drive(engine: Engine, runs: Sequence[list[Message]], ahead: int = 1, settle_every: int = 1) -> None:
-    """Bring all messages through the engine: deliver ``ahead`` runs, then handle the ready messages."""
+    """Pass all messages through the engine: deliver ``ahead`` runs, then handle the ready messages."""
     take, finish = engine.take, engine.finish
     running: list[Message] = []
     step = settle_every * len(runs[0])
@@ -189,7 +189,7 @@ def in_dict_and_queue(case: Case, effort: Effort) -> float:
 
 
 def least(runs: Sequence[list[Message]], ahead: int = 1) -> None:
-    """Put each message into a dict by position and a queue, and take it out again."""
+    """Add each message to a dict by position and to a queue, and remove it."""
     known: dict[int, Message] = {}
     queue: deque[Message] = deque()
     for begin in range(0, len(runs), ahead):

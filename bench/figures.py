@@ -84,7 +84,7 @@ def rate(case: str, unit: str, figure: float, baseline: float, goal: float | Non
 
 
 def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
-    """Return the median of each run; the runs take turns, so the load of the machine affects all of them alike."""
+    """Return the median of each run. The runs alternate, so the load of the machine affects all of them equally."""
     measured: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, values in zip(runs, measured, strict=True):
@@ -95,7 +95,7 @@ def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
 
 
 def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
-    """Return ``count`` measurements of each run. The runs take turns."""
+    """Return ``count`` measurements of each run. The runs alternate."""
     measured = []
     for _ in range(count):
         gc.collect()
@@ -106,7 +106,7 @@ def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
 
 
 def middle(measured: Sequence[Pair]) -> Pair:
-    """Return the pair with the median ratio. If two pairs are in the middle, the pair with the higher ratio counts."""
+    """Return the pair with the median ratio. The higher of two middle ratios wins."""
     return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 

@@ -1,9 +1,9 @@
 """JetStream on a real server with a handler that does nothing: messages a second, and the cost of a history.
 
-No-op: the baseline is a program over the same client without `lanes`. That program uses overlapped raw pulls on an
-inbox of its own, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have
-the same number of messages in flight, and do not wait for confirmations. Time runs from the first message until the
-server has read the last acknowledgement.
+No-op: the baseline is a program over the same client without `lanes`. The program uses overlapped raw pulls on a
+separate inbox, parses the stream sequence, and acknowledges every message by a raw publish. Both programs have the same
+number of messages in flight, and do not wait for confirmations. Time runs from the first message until the server has
+read the last acknowledgement.
 
 History on: microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is the same run
 without a history.
@@ -135,7 +135,7 @@ async def _raw(client: Client, durable: str, count: int) -> float:
 
 
 class _RawPulls:
-    """Two pull requests at once: the next request leaves when half of the requested messages have arrived."""
+    """Keep two pull requests open, and send the next request after the arrival of half of the requested messages."""
 
     def __init__(self, client: Client, next_subject: str, count: int) -> None:
         self._client = client

@@ -1,8 +1,8 @@
 """`lanes` compared with FastStream's NATS subscribers, with a no-op handler on a real server: messages a second.
 
 The baselines are FastStream's push subscriber, and its pull subscriber on a durable with the default batch size, as its
-documentation recommends. Both subscribers acknowledge each message, as `lanes` does. Both subscribers get a tenth of
-the messages, so that a run does not take longer than a run of `lanes`. The time begins at the first message, and
+documentation recommends. Both subscribers acknowledge each message, as `lanes` does. Both subscribers receive a tenth
+of the messages, so that a run does not take longer than a run of `lanes`. The time starts at the first message, and
 ends at the last message of FastStream or the last acknowledgement of `lanes`.
 
 Without FastStream the case is not measured: ``pip install 'faststream[nats]'``.

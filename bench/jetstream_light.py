@@ -1,7 +1,7 @@
 """JetStream at light load: CPU a message and latency at a paced rate, against the client's plain loop.
 
 As `bench.kafka_light`. The plain loop iterates over the messages of a push consumer and acknowledges each message. Both
-take turns on one server, each in a process of its own.
+consumers alternate on one server, each in a separate process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _idle(url: str, durable: str, settled: float, seconds: float, *, by: str) ->
 
 
 def _paced(url: str, durable: str, count: int, rate: int, *, by: str) -> Load:
-    """Handle messages that another process sends at a steady rate, and return what that took."""
+    """Handle messages that another process sends at a steady rate, and return their cost."""
     warm_up = round(rate * WARM_UP)
     spawn = get_context("spawn")
     ready = spawn.Event()
@@ -96,7 +96,7 @@ async def _consume(
     handled: Callable[[bytes], None],
     then: Callable[[Callable[[], object]], Awaitable[None]],
 ) -> None:
-    """Handle new messages. ``then`` starts when the consumer is ready, and gets the function that stops it."""
+    """Handle new messages. ``then`` starts when the consumer is ready, and receives the function that stops it."""
     client = Client()
     await client.connect(url)
     stream = client.jetstream()

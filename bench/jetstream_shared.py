@@ -1,12 +1,12 @@
 """JetStream on a real server: the shares of two processes that compete for the messages of one shared durable.
 
 Each process runs ten handlers at once. The handlers of the first process sleep 5 ms; those of the second process sleep
-5 ms or, in a slow process, 50 ms. The messages are published when both processes pull. The figure is the smaller share,
-and the baseline is the smaller share of the speed of both processes.
+5 ms or, in a slow process, 50 ms. The case publishes the messages when both processes pull. The figure is the smaller
+share, and the baseline is the smaller share of the speed of both processes.
 
-With the default ``max_in_flight`` the slow process takes messages that the fast process could handle sooner. The last
-row is the time until all messages are handled. The baseline of this row is the run with twice as many messages in
-flight as handlers.
+With the default ``max_in_flight`` the slow process takes messages that the fast process could handle sooner. The figure
+of the last row is the time until all messages are handled. The baseline of this row is the run with twice as many
+messages in flight as handlers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Competition(NamedTuple):
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases in turns, on a new server."""
+    """Measure the cases alternately, on a new server."""
     with running("nats") as urls:
         return asyncio.run(_figures(urls["nats"], effort))
 

@@ -1,6 +1,6 @@
 """JetStream on a real server with one stuck key: the delay of the other keys.
 
-Messages are published at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
+The case publishes messages at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from the delivery of a message to the end of its handler, for the other keys.
 The baseline is the same run without the hang.
 """
@@ -31,7 +31,7 @@ STUCK: Final = b"0"
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the case with its baseline, in turns, on a new server."""
+    """Measure the case and its baseline alternately, on a new server."""
     count = effort.messages(MESSAGES)
     number = count_from(1)
     with running("nats") as urls:

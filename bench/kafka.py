@@ -7,7 +7,8 @@ defaults. The third loop calls ``poll`` for each message, and the client commits
 
 No-op, CPU: microseconds of CPU a message, of all threads of the process, in the same runs.
 
-The cases of CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster.
+The cases of CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster than
+``lanes``.
 
 FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
 command prints that this case is not measured.

@@ -242,6 +242,6 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 
 def alone(work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """Call a function in a separate process, whose memory nothing else has used."""
+    """Call a function in a separate process with fresh memory."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments, **named).result()

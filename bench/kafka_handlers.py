@@ -6,8 +6,8 @@ number of messages of the same keys, on the same loop, without a broker.
 10 ms, memory: peak of the memory of a process that handles 10 ms messages. The baseline is the peak of a process that
 reads the same messages in a plain loop.
 
-Running: the time-weighted number of running handlers in the 10 ms case, divided by the number that could run. A handler
-can run if it runs already or if its lane is ready, up to the concurrency.
+Running: the time-weighted number of running handlers in the 10 ms case, divided by the number of possible handlers. A
+handler is possible if it runs or its lane is ready, up to the concurrency.
 
 Zipf: the case of `bench.waiting`, with its baseline.
 
@@ -90,7 +90,7 @@ def _peak(backlog: Backlog, *, by: str) -> float:
 
 
 def _running(backlog: Backlog) -> Pair:
-    """Return the mean number of running handlers, and the mean number of handlers that could run."""
+    """Return the mean number of running handlers, and the mean number of possible handlers."""
     left = backlog.count
     begin = before = 0.0
     ran = could = 0.0

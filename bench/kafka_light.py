@@ -1,8 +1,8 @@
 """Kafka at light load: CPU a message and latency at a paced rate, against the client's plain `poll()` loop.
 
-A process sends messages at a steady rate. Each message holds the time at which it was sent, and its latency ends in the
-handler, which does nothing else. The plain loop calls `poll()`, and the client commits every 5 s. `lanes` and the plain
-loop take turns on one broker. Each runs in a process of its own, whose CPU is measured with all of its threads. The
+A process sends messages at a steady rate. Each message has its send time, and its latency ends in the handler, which
+does no other work. The plain loop calls `poll()`, and the client commits every 5 s. `lanes` and the plain loop take
+turns on one broker. Each consumer runs in a separate process, and its CPU includes all threads of this process. The
 first second, in which the consumer joins its group, does not count.
 
 Idle: percent of a core while no message arrives.
@@ -79,7 +79,7 @@ def _idle(backlog: Backlog, settled: float, seconds: float, *, by: str) -> float
 
 
 def _paced(backlog: Backlog, count: int, rate: int, *, by: str) -> Load:
-    """Handle messages that another process sends at a steady rate, and return what that took."""
+    """Handle messages that another process sends at a steady rate, and return their cost."""
     warm_up = round(rate * WARM_UP)
     ready = get_context("spawn").Event()
     sender = get_context("spawn").Process(target=_send, args=(backlog, warm_up + count, rate, ready))

@@ -1,12 +1,12 @@
 """The delay until a Kafka client pauses, and until the other member continues after a member has left the group.
 
-Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The
-time is measured with a backlog and with an empty topic. The baseline is the longest call of the client.
+Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The case
+measures this time with a backlog and with an empty topic. The baseline is the longest call of the client.
 
 Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, after a
 drain or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each
-partition of the leaver. The baselines are the heartbeat interval of 0.5 s and the session timeout of 3 s. The goals
-are 1 s for a leave after a drain, and the session timeout plus 1 s for ``kill -9``.
+partition of the leaver. The baselines are the heartbeat interval of 0.5 s and the session timeout of 3 s. The goals are
+1 s for a leave after a drain, and the session timeout plus 1 s for ``kill -9``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Messages that a group on Kafka handles twice after `kill -9`, at 300 messages a second.
 
-A process handles the messages of four partitions until it is killed, and the next process takes over. The figure is the
-median number of messages that the next process handles again. The baseline is a loop of the client that commits each
-message without waiting for the answer.
+A process handles the messages of four partitions until its kill, and the next process takes over. The figure is the
+median number of messages that the next process repeats. The baseline is a loop of the client that commits each message
+without waiting for the answer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def _repeats(config: dict[str, Any], by: str, kills: int, folder: Path) -> list[int]:
-    """Return the number of messages that were handled again after each kill."""
+    """Return the number of repeated messages after each kill."""
     chance = random.Random(0)
     repeats: list[int] = []
     seen: set[str] = set()

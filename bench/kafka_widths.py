@@ -3,8 +3,8 @@
 One consumer handles all topics of the queue, with a handler that waits. The baseline of each figure is the queue of
 width 1, which is the plain topic. A last run has four topics and four lanes in each, and counts the lanes in use.
 
-The depth is the largest number of messages that were sent and whose handlers had not ended, read every 20 ms. The first
-second, in which the consumer joins its group, does not count.
+The depth is the largest number of sent messages with unfinished handlers, read every 20 ms. The first second, in which
+the consumer joins its group, does not count.
 """
 
 from __future__ import annotations

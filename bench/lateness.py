@@ -1,10 +1,10 @@
 """How late a timer is beside handlers that wait 10 ms, compared with bare tasks at the same rate.
 
-A probe sleeps for 1 ms again and again. The figure is the p99 of its lateness: the time after the millisecond until the
-probe runs. Each turn of the event loop that starts or ends hundreds of handlers makes the probe late, as it does every
-other task of the program.
+A probe repeatedly sleeps for 1 ms. The figure is the p99 of its lateness: the time after the millisecond until the
+probe runs. Each turn of the event loop that starts or ends hundreds of handlers makes the probe and every other task of
+the program late.
 
-Full load: 1,000 handlers at once. The baseline has as many bare tasks as handle the same number of messages a second.
+Full load: 1,000 handlers at once. The baseline has bare tasks with the same rate of messages.
 
 Half load: messages arrive at half the rate of 1,000 bare tasks. The baseline is 500 bare tasks.
 """

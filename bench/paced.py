@@ -43,7 +43,7 @@ class Watch:
     """A clock of the CPU and the latencies of a process, from the end of the warm-up to the end of the messages.
 
     Args:
-        count: Number of messages that are sent.
+        count: Number of sent messages.
         warm_up: Number of messages before the measurement.
         done: Called at the last message.
     """
@@ -87,14 +87,14 @@ def paced(
     load: Callable[[str, int, int], Load],
     goals: bool,
 ) -> list[Figure]:
-    """Measure a consumer while it is idle and at every rate, each with the plain loop as its baseline.
+    """Measure an idle consumer and a consumer at every rate, each with the plain loop as its baseline.
 
     Args:
         name: Name of the case.
         effort: Amount of work.
         idle: Returns the percent of a core that ``"lanes"``, or the ``"plain"`` loop, needs without a message, after a
             number of seconds and for a number of seconds.
-        load: Returns the measurement of one of them, for a number of messages and a rate.
+        load: Returns the measurement of one consumer, for a number of messages and a rate.
         goals: Whether the rows have goals.
 
     Returns:
@@ -127,7 +127,7 @@ def _rows(name: str, rate: int, ours: list[Load], plain: list[Load], *, goals: b
 
 
 def due(begin: float, rate: int, count: int) -> int:
-    """Return how many messages must have been sent by now, since ``begin``."""
+    """Return the number of messages that the sender must have sent since ``begin``."""
     return min(count, int((time.monotonic() - begin) * rate) + 1)
 
 

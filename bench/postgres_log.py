@@ -1,10 +1,11 @@
-"""PostgreSQL as a broker: a log and a subscription against what one writes by hand, on one server with its disk.
+"""PostgreSQL as a broker: a log and a subscription against hand-written programs, on one server with its disk.
 
-10 ms: the case of `bench.waiting` over a log. The baseline is 1,000 bare tasks over the same batched `SELECT`, which
-store a position as often. Beside it, as information: 16 workers that take one row each by `FOR UPDATE SKIP LOCKED`.
+10 ms: the case of `bench.waiting` over a log. The baseline is 1,000 bare tasks over the same batched `SELECT`, with
+equally frequent stores of a position. Beside it, as information: 16 workers that take one row each by `FOR UPDATE SKIP
+LOCKED`.
 
-Serial: one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT` that stores its
-position as often.
+Serial: one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT` with equally frequent
+stores of its position.
 
 Append: transactions a second with one message each. The baseline is the same `INSERT` into a table without the trigger.
 
@@ -351,7 +352,7 @@ def _stuck(url: str, effort: Effort) -> list[Pair]:
 
 
 def alone(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function in a process of its own, and return its result."""
+    """Call a function in a separate process, and return its result."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(work, *arguments, **options).result()
 
@@ -384,7 +385,7 @@ def _idle(url: str) -> float:
 
 
 def _paced(url: str, count: int, rate: int, *, by: str, seconds: float = 0.0, hangs: bool = False) -> Load:
-    """Handle messages that another process appends at a steady rate, and return what that took."""
+    """Handle messages that another process appends at a steady rate, and return their cost."""
     warm_up = round(rate * WARM_UP)
     log = _made(url)
     ready = get_context("spawn").Event()

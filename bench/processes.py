@@ -1,7 +1,7 @@
 """Handlers that use the CPU: in one and in two processes, against the event loop; and the cost of a call.
 
 Messages a second, from the first handled message to the last, so the start of the processes does not count. Every
-handler uses 5 ms of CPU, or none. The handlers note their ends on the clock of the system, which all processes share.
+handler uses 5 ms of CPU, or none. The handlers record their ends on the system's clock, which all processes share.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `bench.plots` draws the figures. ``scaling run`` is a whole run over an in-process source with a handler that does
 nothing, as in `bench.runtime`; its baseline is a plain loop that awaits the handler. ``scaling engine`` is the engine
 alone, as in `bench.engine`; its baseline is a loop over a dict and a queue. The engine figures vary the number of keys,
-or the number of messages that are delivered before the first message is taken.
+or the number of delivered messages before the first call of ``take``.
 """
 
 from __future__ import annotations

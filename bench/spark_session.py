@@ -27,7 +27,7 @@ _ROWS_AT_ONCE: Final = 100_000
 
 @contextmanager
 def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """Start a session in a JVM of its own, whose workers find this folder. Raises ``ComponentError`` without Java."""
+    """Start a session in a separate JVM, whose workers find this folder. Raises ``ComponentError`` without Java."""
     settings = {"spark.driver.memory": "1g", "spark.log.level": "ERROR", **(conf or {})}
     with spark_session(f"local[{CORES}]", settings) as found:
         yield found

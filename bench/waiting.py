@@ -4,9 +4,9 @@
 take the same messages from one iterator and await the same handler on the same loop. All runs have the garbage
 collector of `lanes.main`.
 
-Zipf: messages a second over keys, one of which gets 15 % of the traffic. The messages of a key run one at a time,
-so no code can be faster than the busiest key. The baseline is the rate at which a bare task that handles the messages
-of this key alone would reach the end of all messages.
+Zipf: messages a second over keys, one of which has 15 % of the traffic. The messages of a key run one at a time, so the
+busiest key limits every program. The baseline is the rate for all messages if a bare task handles the messages of this
+key.
 
 Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from the delivery of a message to the end of its handler, for the other keys.
@@ -76,7 +76,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def loops() -> dict[str, Loop]:
-    """Return the event loops that are measured, by name. Without uvloop, print that it is missing."""
+    """Return the measured event loops by name. Without uvloop, print that it is missing."""
     found: dict[str, Loop] = {"asyncio": asyncio.new_event_loop}
     if importlib.util.find_spec("uvloop") is not None:
         # The package may be missing.
@@ -88,7 +88,7 @@ def loops() -> dict[str, Loop]:
 
 
 def shown(loop: str) -> str:
-    """Return the part of a row's name that names its event loop."""
+    """Return the event loop's part of a row's name."""
     return "" if loop == "asyncio" else f", {loop}"
 
 

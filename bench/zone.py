@@ -4,13 +4,13 @@ A figure is messages a second, by the wall clock. Every handler that waits is co
 `lanes`:
 
 - A plain loop awaits the handler for one message after the other. The rate of the loop does not depend on keys.
-- ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks keep the order of
-  keys too. The tasks have no bound, settle nothing, and need all keys before the start.
+- ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks also keep the order
+  of keys. The tasks have no bound and no settlement, and need all keys before the start.
 
 A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, compared with the plain
 loop alone.
 
-Keys take turns, so all keys can be busy at once. The figure is therefore the highest gain for that number of keys. All
+Keys alternate, so all keys can be busy at once. The figure is therefore the highest gain for that number of keys. All
 three programs run on an event loop whose timers are exact to 0.1 ms. The usual loop, on epoll, rounds each wait up to a
 millisecond.
 """

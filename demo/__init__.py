@@ -1,4 +1,4 @@
-"""The demo: an event log, a real server, a crash in the middle, and a report on every promise.
+"""The demo: an event log, a real server, a crash during the run, and a report on every promise.
 
 A parent process owns all parts that must survive a crash: the ledger, the approval service, the streams. Worker
 processes run the handler under ``lanes``, and the parent kills a worker with -9 on purpose.

@@ -129,8 +129,8 @@ def app() -> typer.Typer:
     ) -> None:
         """Replay the log on Spark into PostgreSQL, and audit it.
 
-        The demo kills a worker and the driver. The exit status is 0 if every promise was kept, 1 if a promise was
-        broken, and 3 if the run was not possible.
+        The demo kills a worker and the driver. The exit status is 0 after a run without a broken promise, 1 after a
+        broken promise, and 3 if the run was not possible.
         """
         what = "the demo on Spark"
         require(what, "cli", "kafka", "postgres", "spark")

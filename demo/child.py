@@ -24,14 +24,14 @@ _T = TypeVar("_T")
 
 
 def end_with_parent() -> None:
-    """End this process at the end of stdin, and on Linux also when the thread that started this process ends."""
+    """End this process at the end of stdin, and on Linux also at the end of the thread that started it."""
     killed_with_parent()
     # A thread watches stdin, because the event loop may be busy or stuck.
     threading.Thread(target=_watch_stdin, daemon=True).start()
 
 
 def killed_with_parent() -> None:
-    """Let the system kill this process, even while it is frozen, when the thread that started the process ends.
+    """Let the system kill this process, even a frozen one, at the end of the thread that started it.
 
     Does nothing on systems other than Linux.
     """
@@ -47,7 +47,7 @@ def _watch_stdin() -> None:
 
 
 def told(kind: type[_T], variable: str, process: str, command: str) -> _T:
-    """Read the configuration that the parent put into an environment variable.
+    """Read the configuration from an environment variable of the parent.
 
     Args:
         kind: Class of the configuration.

@@ -73,8 +73,8 @@ class DemoConfig:
         latency: Mean time of an approval in seconds. Each approval takes 0.5 to 1.5 times the mean.
         concurrency: Maximum number of running handlers, as in ``lanes.Settings``.
         max_in_flight: Bound on delivered, unsettled messages, as in ``lanes.Settings``.
-        kill_at: Rising fractions between 0 and 1. The worker is killed when such a fraction of the events is stored.
-            A run with a group or a cohort ignores ``kill_at``.
+        kill_at: Rising fractions between 0 and 1. The demo kills the worker when the ledger has stored such a fraction
+            of the events. A run with a group or a cohort ignores ``kill_at``.
         serial_seconds: Length of the one-at-a-time sample in seconds; 0 skips it.
         stall_timeout: Seconds without progress, with a server that answers, after which the run fails.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
@@ -82,7 +82,7 @@ class DemoConfig:
         name: Name of the streams or topics; None draws a random name.
         faults: Shares of the events that fail.
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
-        on_progress: Callback that may disturb the run, for example kill the server or freeze the worker.
+        on_progress: Callback that may disturb the run, for example by a kill of the server or a freeze of the worker.
         broker: Kind of broker.
         members: Number of processes; None is 1 on JetStream and 3 otherwise.
         partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 otherwise. With a
@@ -195,7 +195,8 @@ class DemoConfig:
 class WorkerConfig:
     """The configuration of a worker process.
 
-    The configuration is passed as JSON in the environment, because every user can read the arguments of a process.
+    The parent passes the configuration as JSON in the environment, because every user can read the arguments of a
+    process.
 
     Attributes:
         server: Address of the broker.

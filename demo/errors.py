@@ -1,4 +1,4 @@
-"""The errors of the demo: one that stops the demo before its report, and one for a broker that does not answer."""
+"""The errors of the demo: a fault that stops the demo before its report, and a broker without an answer."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class DemoError(LanesError):
 
 
 class NoAnswer(Exception):
-    """The broker did not answer a question, but may answer later."""
+    """The broker did not answer a request, but may answer later."""

@@ -55,7 +55,7 @@ _LAST: Final = (("Request Payment", "UNDEFINED"), ("Payment Handled", "UNDEFINED
 
 
 class Event(NamedTuple):
-    """One event: its case, its step within the case, and the JSON that is published."""
+    """One event: its case, its step within the case, and the published JSON."""
 
     case: str
     step: int

@@ -1,4 +1,4 @@
-"""The failures of events: a function of case and step, so parent and worker compute the same failures."""
+"""The failures of events: functions of case and step, so parent and worker compute the same failures."""
 
 from __future__ import annotations
 

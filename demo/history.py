@@ -27,11 +27,11 @@ class Verdict(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Facts about a group that no history records.
+    """Facts about a group outside its histories.
 
     Attributes:
-        snapshots: States of the group, as its broker reported them.
-        faults: Faults that the scenario caused.
+        snapshots: States of the group in the reports of its broker.
+        faults: Faults of the scenario.
     """
 
     snapshots: Sequence[Snapshot]

@@ -1,9 +1,8 @@
 """The ledger: the outcome of every write, in a SQLite file that only the parent process opens.
 
 The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step is a row of
-an append-only table without a unique key, so a step that was applied twice has two rows. A refused write is a *repeat*
-if the step is stored, which is harmless because delivery is at least once. Any other refused write is an *order
-violation*.
+an append-only table without a unique key, so a doubly applied step has two rows. A refused write is a *repeat* if the
+step is stored, which is harmless because delivery is at least once. Any other refused write is an *order violation*.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ class Audit:
 
     Attributes:
         stored: Number of distinct stored events.
-        repeats: Number of writes that were refused because the ledger had the event already.
-        violations: Steps whose write was refused as an order violation.
+        repeats: Number of writes that the ledger refused as repeats.
+        violations: Steps whose write the ledger refused as an order violation.
         doubled: Events stored more than once.
         lost: Events neither stored nor dead-lettered.
-        foreign: Stored steps that are not in the log.
+        foreign: Stored steps outside the log.
     """
 
     stored: int
@@ -75,8 +74,8 @@ class Ledger:
 
     Attributes:
         stored: Number of applied writes.
-        repeats: Number of writes that were refused because the ledger had the step already.
-        violations: Number of writes that were refused as order violations.
+        repeats: Number of writes that the ledger refused as repeats.
+        violations: Number of writes that the ledger refused as order violations.
 
     Raises:
         DemoError: The file cannot be created or written.

@@ -1,6 +1,6 @@
 """Snapshots of a group from its broker, and the intervals in which the broker removed members.
 
-For a cohort, the histories of the members give the end of each lease.
+For a cohort, the end of each lease comes from the histories of the members.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Assignment = tuple[str, str, int]
 
 
 class Member(NamedTuple):
-    """A member as the broker reports it.
+    """A member in a report of the broker.
 
-    A classic member of Kafka gets a new ``id`` when it joins again, and a member on PostgreSQL when it connects again.
+    A classic member of Kafka has a new ``id`` when it joins again, and a member on PostgreSQL when it connects again.
     """
 
     id: str
@@ -28,10 +28,10 @@ class Member(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-    """The group at a moment between ``asked`` and ``answered``, in seconds of the engine's clock.
+    """The group at a time between ``asked`` and ``answered``, in seconds of the engine's clock.
 
     Attributes:
-        asked: Time of the question.
+        asked: Time of the request.
         answered: Time of the answer.
         state: State of the group: the broker's word for a Kafka group; STABLE, MOVING or UNKNOWN otherwise.
         members: Members by their names in the histories.
@@ -133,7 +133,7 @@ def deadlines(segments: Sequence[Segment]) -> dict[Assignment, float]:
 
 
 def moves(snapshots: Sequence[Snapshot]) -> Moves:
-    """Count the moves of a cohort's plans. The first owner of a partition is no move."""
+    """Count the moves of a cohort's plans. The first owner of a partition does not count as a move."""
     made = least = 0
     before: Sequence[str | None] = ()
     for after in (snapshot.planned for snapshot in snapshots if snapshot.planned):

@@ -1,4 +1,4 @@
-"""The folders of a run: a temporary folder, and the folder of ``--keep`` for files that stay."""
+"""The folders of a run: a temporary folder, and the folder of ``--keep`` for permanent files."""
 
 from __future__ import annotations
 

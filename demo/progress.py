@@ -12,7 +12,7 @@ class Kill:
 
     Attributes:
         who: Name of the process.
-        stored: Number of events that were stored at the kill.
+        stored: Number of stored events at the kill.
         seconds: Seconds from the start of the main part to the kill.
         by: Name of the process or processes that continued; empty until the work continues.
         after: Seconds from the kill until the work continued; 0.0 while ``by`` is empty.
@@ -29,7 +29,7 @@ class Kill:
         return text if not self.by else f"{text}; {self.by} took over {self.after:.2f} s later"
 
     def over(self, by: str, seconds: float) -> None:
-        """Record who continued, and when, in seconds since the start of the main part. A repeated call does nothing."""
+        """Record the process that continued, and the seconds since the start of the main part. Idempotent."""
         if not self.by:
             self.by, self.after = by, seconds - self.seconds
 
@@ -47,13 +47,13 @@ class Progress:
         serial_rate: Events per second of the serial loop; 0.0 before the measurement.
         stored: Number of stored events.
         dead_letters: Number of dead letters; 0 on Spark.
-        repeats: Number of writes that were refused because the ledger had the event already.
-        violations: Number of writes that were refused as order violations.
+        repeats: Number of writes that the ledger refused as repeats.
+        violations: Number of writes that the ledger refused as order violations.
         pending: Number of undelivered messages, by the server's report; in a group, number of unsettled messages.
         unacknowledged: Number of delivered and unacknowledged messages, by the server's report; 0 in a group.
         answering: Whether the server answers.
         worker_pid: Process id of the running worker; None without a running worker, in a group and on Spark.
-        starts: Number of workers or drivers started so far.
+        starts: Number of started workers or drivers.
         stream: Name of the stream or topic of the events.
         kills: Processes that were killed with -9.
         status: Latest report of the worker by field; in a group, the sums and the oldest key of all members' reports.

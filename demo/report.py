@@ -24,23 +24,23 @@ class Report:
     Attributes:
         events: Number of events of the log.
         keys: Number of keys of the log.
-        done: Number of events that are stored or dead-lettered.
+        done: Number of stored or dead-lettered events.
         seconds: Seconds from the start of the first worker to the last finished event, with crashes and restarts.
-        serial_rate: Events per second of a serial loop; 0.0 if it was not measured.
-        repeats: Number of writes that were refused because the ledger had the event already.
+        serial_rate: Events per second of a serial loop; 0.0 without a measurement.
+        repeats: Number of writes that the ledger refused as repeats.
         dead_letters: Number of events with a dead letter.
         max_in_flight_seen: Highest number of messages that one worker had in flight.
         max_in_flight: Bound on the messages in flight.
         rss_mb: Peak memory of a worker in MiB.
         kills: Number of workers killed with -9 on purpose.
-        killed: A line for each kill: the worker, the time of the kill, and the time until others continued.
+        killed: A line for each kill: the worker, the time of the kill, and the time until another worker continued.
         width: Number of physical queues that hold the events.
         stranded: Number of published events that no worker has handled, by the histories; None without a history.
         workers: Number of workers started.
-        violations: Steps whose write was refused as an order violation.
+        violations: Steps whose write the ledger refused as an order violation.
         lost: Events neither stored nor dead-lettered.
         doubled: Events stored more than once.
-        foreign: Stored steps that are not in the log.
+        foreign: Stored steps outside the log.
         missing_letters: Events that always fail and have no dead letter.
         unexpected_letters: Dead letters of events that can succeed.
         redelivered: Cause → number of redeliveries.
@@ -82,7 +82,7 @@ class Report:
 
     @property
     def speedup(self) -> float:
-        """Rate divided by the rate of a serial loop; 0.0 if the serial loop was not measured."""
+        """Rate divided by the rate of a serial loop; 0.0 without a measurement of the serial loop."""
         return self.rate / self.serial_rate if self.serial_rate > 0 else 0.0
 
     @property
@@ -182,7 +182,7 @@ class Report:
         return rows
 
     def _rows_of_the_queue(self) -> list[tuple[str, str, bool]]:
-        """Return the rows of a partitioned queue. The plain stream has a row only if events are stranded there."""
+        """Return the rows of a partitioned queue. The plain stream has a row only if it has stranded events."""
         stranded = "unknown" if self.stranded is None else str(self.stranded)
         rows = [("physical queues", str(self.width), True), ("stranded", stranded, self.stranded == 0)]
         return rows if self.width > 1 else [row for row in rows if not row[2]]

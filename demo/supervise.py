@@ -1,4 +1,4 @@
-"""Child processes of the demo. Each child leads a process group, which is killed as a whole."""
+"""Child processes of the demo. Each child leads a process group, and a kill ends the whole group."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Child:
 
     Args:
         command: Command that ``start`` runs.
-        log: File to which the child's stderr is appended.
+        log: File for the child's stderr, which is appended.
         environment: Environment of the child; None = the environment of this process.
     """
 
@@ -115,7 +115,7 @@ class Child:
         return ""
 
     async def output(self) -> str:
-        """Wait for the end of the child's stdout, and return the text that no call has read before."""
+        """Wait for the end of the child's stdout, and return the unread text."""
         if self._process is None or self._process.stdout is None:
             return ""
         return (await self._process.stdout.read()).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""The main part of a run with one worker at a time: a worker handles the log, is killed, and another worker starts."""
+"""The main part of a run with one worker at a time: the demo kills a worker, and starts another worker."""
 
 from __future__ import annotations
 

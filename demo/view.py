@@ -1,4 +1,4 @@
-"""The view of a run: a live panel on a terminal, else a new line after two seconds and at each kill and new phase."""
+"""The view of a run: a live panel on a terminal, otherwise a line every two seconds and at each kill and phase."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Rate:
         self._samples: list[tuple[float, int]] = []
 
     def __call__(self, done: int) -> float:
-        """Return the current rate. ``done`` is the number of events stored so far."""
+        """Return the current rate. ``done`` is the number of stored events."""
         now = time.monotonic()
         self._samples = [s for s in self._samples if s[0] >= now - _RATE_WINDOW]
         self._samples.append((now, done))
@@ -144,7 +144,7 @@ def line(progress: Progress, rate: float) -> str:
 
 
 class LiveView:
-    """A panel that is redrawn in place; needs ``rich``."""
+    """A panel that redraws itself in place; needs ``rich``."""
 
     def __init__(self) -> None:
         from rich.console import Console

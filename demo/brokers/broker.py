@@ -21,8 +21,8 @@ class Left:
     """The backlog of the consumers. A broker that stores only positions reports 0 unacknowledged messages.
 
     Attributes:
-        pending: Number of undelivered messages; on Kafka the number of offsets from the committed positions on.
-        unacknowledged: Number of messages that were delivered and not acknowledged.
+        pending: Number of undelivered messages; on Kafka the number of offsets at or above the committed positions.
+        unacknowledged: Number of delivered, unacknowledged messages.
         floor: Position below which every message is acknowledged; on Kafka the sum of the committed positions.
     """
 
@@ -57,10 +57,10 @@ class Broker(Protocol):
         """Connect, and create the topics or streams of the run. Raises ``LanesError`` if that fails."""
 
     async def close(self) -> list[str]:
-        """Remove the run's topics or streams, and disconnect. Return the names that were not removed. Idempotent."""
+        """Remove the run's topics or streams, and disconnect. Return the remaining names. Idempotent."""
 
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
-        """Publish the events after the events of earlier calls, in order, each exactly once, and record the events.
+        """Publish the events in order after the events of earlier calls, each exactly once, and record them.
 
         Waits for an unreachable server, on Kafka at most 5 minutes. Raises ``DemoError`` after that time, or if the
         server refuses an event.

@@ -1,4 +1,4 @@
-"""The demo's streams for a cohort: a stream with partitions, and their owners as the cohort's bucket names them."""
+"""The demo's streams for a cohort: a stream with partitions, and their owners in the cohort's bucket."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Questions to a group's coordinator, asked by a separate process.
+"""Requests to a group's coordinator, sent by a separate process.
 
-The client library aborts its process if the connection to the broker breaks during a question (librdkafka, issue 4605).
+The client library aborts its process if the connection to the broker breaks during a request (librdkafka, issue 4605).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _DELETE: Final = "delete"
 
 
 class Coordinator:
-    """The coordinator of one group. Runs on asyncio only, and asks one question at a time.
+    """The coordinator of one group. Runs on asyncio only, and sends one request at a time.
 
-    The next question replaces a process that has ended, did not answer or answered with an error. ``command`` starts
-    the process.
+    The next request replaces a process that has ended, did not answer or answered with an error. ``command`` starts the
+    process.
     """
 
     def __init__(self, server: str, group: str, command: Sequence[str] = COMMAND) -> None:
@@ -50,7 +50,7 @@ class Coordinator:
 
     @property
     def pid(self) -> int:
-        """Process id of the asking process; 0 before the first question."""
+        """Id of the requesting process; 0 before the first request."""
         return self._child.pid if self._child is not None else 0
 
     async def group(self) -> Snapshot:
@@ -63,11 +63,11 @@ class Coordinator:
         return Snapshot(said["asked"], said["answered"], said["state"], members)
 
     async def delete(self) -> None:
-        """Ask the coordinator to delete the group, and ignore a refusal. Raises ``NoAnswer`` if the question fails."""
+        """Ask the coordinator to delete the group, and ignore a refusal. Raises ``NoAnswer`` if the request fails."""
         await self._ask(_DELETE)
 
     async def close(self) -> None:
-        """End the process after its current question. Idempotent."""
+        """End the process after its current request. Idempotent."""
         async with self._asking:
             self._closed = True
             if self._child is not None:
@@ -104,7 +104,7 @@ class Coordinator:
 
 
 def main() -> int:
-    """Answer each question on stdin by one line of JSON on stdout. Return 0 at the end of stdin."""
+    """Answer each request on stdin by one line of JSON on stdout. Return 0 at the end of stdin."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 

@@ -61,7 +61,7 @@ class JetStreamBroker:
         name: Name of the run, part of the names of all streams and subjects.
         retention: Retention of ``stream``.
         transform: First token that the server adds to each stored subject; None = no token.
-        width: Number of physical queues. Above 1, each one has its own durable, and there is no ``transform``.
+        width: Number of physical queues. Above 1, each queue has a separate durable, and there is no ``transform``.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class JetStreamBroker:
         return bool(self._connection.client.is_connected)
 
     async def close(self) -> list[str]:
-        """Delete the streams of ``open``, and close the connection. Return the names that could not be deleted."""
+        """Delete the streams of ``open``, and close the connection. Return the names of the remaining streams."""
         stayed = []
         for stream in self._made:
             if not self.connected:
@@ -237,8 +237,8 @@ class _Publisher:
     """A publisher that sends many events before their confirmations, and keeps the order of the log after a loss.
 
     Each event after the first names the previous event as the last event of the stream (``Nats-Expected-Last-Msg-Id``).
-    So after a lost event the server refuses all later events. The publisher then sends all unconfirmed events again.
-    The server recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
+    After a lost event the server therefore refuses all later events. The publisher then sends all unconfirmed events
+    again. The server recognises stored events by their ``Nats-Msg-Id`` and confirms their old sequences.
     """
 
     def __init__(self, client: Client, queue: PartitionedQueue, events: Sequence[Event]) -> None:
@@ -266,7 +266,7 @@ class _Publisher:
             await self._subscription.unsubscribe()
 
     async def step(self) -> None:
-        """Send all events that may be sent, and wait for a confirmation or for the next check."""
+        """Send all permitted events, and wait for a confirmation or for the next check."""
         if self._failure is not None:
             raise self._failure
         try:

@@ -173,7 +173,7 @@ class KafkaBroker:
     # --- questions
 
     async def left(self) -> Left | None:
-        """Return the backlog from the committed positions on, see ``Broker.left``."""
+        """Return the backlog at or above the committed positions, see ``Broker.left``."""
         return await self._ask(self._left)
 
     def _left(self) -> Left:

@@ -158,7 +158,7 @@ class PostgresBroker:
             await asyncio.sleep(_RETRY)
 
     async def _append(self, transaction: int, events: Sequence[Event]) -> None:
-        """Append events, unless an earlier call for this transaction has committed without an answer."""
+        """Append events, unless an earlier call with a lost answer has committed this transaction."""
         async with self._lent() as connection, connection.transaction():
             # The insert waits for an earlier transaction with this number.
             new = await self._row(
@@ -208,7 +208,7 @@ class PostgresBroker:
         return [(str(event["case"]), int(event["step"])) for event in events]
 
     async def group(self) -> Snapshot:
-        """Return the sessions of the members and the partitions whose locks they hold, see ``GroupBroker.group``."""
+        """Return the sessions of the members and their locked partitions, see ``GroupBroker.group``."""
         asked = monotonic()
         prefix = application_name(self.stream, "")
         async with self._asking() as connection:
@@ -238,7 +238,7 @@ class PostgresBroker:
 
     @asynccontextmanager
     async def _lent(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection with autocommit, which is closed after an error or a cancellation."""
+        """Lend a connection with autocommit, and close the connection after an error or a cancellation."""
         if self._idle:
             connection = self._idle.pop()
         else:

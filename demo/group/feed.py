@@ -14,7 +14,7 @@ from lanes.history.recorder import Recorder
 
 
 class Feed:
-    """A publisher of the log, in one or several parts. Runs on asyncio. One task at a time may call ``publish``."""
+    """A publisher of the log in parts. Runs on asyncio. One task at a time may call ``publish``."""
 
     def __init__(
         self, config: DemoConfig, events: Sequence[Event], broker: Broker, where: Places, progress: Progress
@@ -36,7 +36,7 @@ class Feed:
         )
 
     async def publish(self, share: float = 1.0) -> int:
-        """Publish events until ``share`` of all events is published. Return the number of all events published so far.
+        """Publish events until ``share`` of all events is published. Return the total number of published events.
 
         Raises the errors of ``Broker.publish``.
         """

@@ -1,7 +1,7 @@
 """Figures from the histories of a group: overlaps, repeated runs by cause, the recovery time of each kind of fault.
 
-After a fault, two processes may run the same message, and no library can prevent that. The figures separate these
-repeats from the repeats that a library must prevent.
+After a fault, two processes may run the same message, which a library cannot prevent. The figures separate these
+repeats from preventable repeats.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class GroupFindings:
     """The figures of a run.
 
     Attributes:
-        duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts
-            the repeats that no fault explains.
+        duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts the repeats
+            without a fault as their cause.
         rebalances: Number of times that the broker moved partitions between members.
-        recovery: Fault kind → longest recovery in seconds, see the function ``recovery``; infinite if a partition
-            never started again.
+        recovery: Fault kind → longest recovery in seconds, see the function ``recovery``; infinite for a partition
+            without a later start.
         overlaps: Number of unexcused overlapping runs of a key, plus starts and settlements after the loss of their
             partition. In a cohort, the run of a crashed member counts until its lease expires.
         overlaps_at_loss: Number of excused overlaps, which ``overlaps`` leaves out. In an excused overlap, the earlier
@@ -104,14 +104,14 @@ class Knowledge:
 
     @property
     def taken(self) -> frozenset[Assignment]:
-        """Assignments that the broker took from their members, for the checkers."""
+        """Assignments that the broker revoked from their members, for the checkers."""
         return frozenset(self.removals)
 
     @property
     def forgotten(self) -> frozenset[Assignment]:
-        """The assignments that ended while the broker was away, or shortly after.
+        """The assignments that ended during an outage of the broker, or shortly after.
 
-        The broker may have forgotten the commits of these assignments.
+        The broker may have lost the commits of these assignments.
         """
         last = {segment.member: segment.rows[-1].mono for segment in self.segments}
         return frozenset(
@@ -167,11 +167,10 @@ def findings(knowledge: Knowledge) -> GroupFindings:
 def recovery(knowledge: Knowledge) -> dict[str, float]:
     """Return kind of fault → longest recovery in seconds, for kills, freezes, stops and joins. Pure.
 
-    A recovery ends when every partition of the member has started again. For a join, the recovery ends when the
-    new member starts its first partition. A fault of a member without a partition is skipped, and so is a new member
-    that was killed or stopped before it started a partition. A partition that another member had started before the
-    fault does not count. If the run ended before the last owner started, the recovery ends at the broker's report of
-    that owner.
+    A recovery ends when every partition of the member has started again. For a join, the recovery ends when the new
+    member starts its first partition. The function skips a fault of a member without a partition, and a new member that
+    ended before it started a partition. A partition with an earlier start by another member does not count. If the run
+    ended before the last owner started, the recovery ends at the broker's report of that owner.
     """
     begun: dict[str, list[float]] = defaultdict(list)
     for (_, partition, _), span in knowledge.spans.items():
@@ -270,10 +269,10 @@ class _Overlaps:
         running.append((segment, row))
 
     def _excused(self, row: Row, assignment: Assignment, earlier: Assignment) -> bool:
-        """Return whether the overlap of a later run with an earlier run is excused.
+        """Return whether a fault excuses the overlap of a later run with an earlier run.
 
-        An overlap is excused if the earlier lease had expired, the broker had removed one of the two members, or the
-        earlier assignment ended as lost.
+        A fault excuses an overlap if the earlier lease had expired, the broker had removed one of the two members, or
+        the earlier assignment ended as lost.
         """
         deadline = self._knowledge.deadlines.get(earlier)
         if deadline is not None and (deadline <= row.mono or self._knowledge.outlasting):
@@ -304,7 +303,7 @@ class _Run:
 
 
 class _Runs:
-    """For each message, the assignments that ran the message, in the order of their first starts."""
+    """The assignments that ran each message, in the order of their first starts."""
 
     def __init__(self, knowledge: Knowledge) -> None:
         self._knowledge = knowledge
@@ -337,7 +336,7 @@ class _Runs:
     ) -> str | None:
         """Return the cause of a repeated run; None for a first run, or for an unfinished message of a clean handover.
 
-        After a clean handover, the next owner may run a message that was held for a retry. After a crash or a loss, the
+        After a clean handover, the next owner may run a message that waited for a retry. After a crash or a loss, the
         next owner may run every earlier message again, because the broker may not have received the result.
         """
         if not earlier:

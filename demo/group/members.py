@@ -40,7 +40,7 @@ _WORDS: Final = ("in_flight", "max_in_flight", "running", "ready", "held", "retr
 
 
 class Stopped(Exception):
-    """The run has failed or ended, so its script must end."""
+    """The run has failed or ended, so its scenario must end."""
 
 
 class Process:
@@ -53,8 +53,8 @@ class Process:
     Attributes:
         begun: Whether the member has received a message.
         frozen: Whether the member is frozen.
-        leaving: Whether the member was told to stop, was killed, or has ended.
-        met_outage: Whether the member ran while the broker did not answer.
+        leaving: Whether the member received a stop signal, was killed, or has ended.
+        met_outage: Whether the member ran during an outage of the broker.
         status: Latest report of the member.
     """
 
@@ -88,7 +88,7 @@ class Members:
         peak_in_flight: Highest number of messages in flight that a member reported.
         rss_mb: Highest memory in MiB that a member reported.
         failure: Reason why the run ended early; None = the run did not end early.
-        faults: The faults that the script caused.
+        faults: The faults of the scenario.
         snapshots: States of the group that the broker reported, in the order of the reports.
     """
 
@@ -134,7 +134,7 @@ class Members:
 
     @property
     def running(self) -> list[Process]:
-        """Members that run and are not frozen or stopping, in the order of their starts."""
+        """Running members, without frozen and stopping members, in the order of their starts."""
         return [one for one in self._processes.values() if not (one.leaving or one.frozen)]
 
     def busiest(self) -> Process:
@@ -143,7 +143,7 @@ class Members:
 
     @property
     def left(self) -> int:
-        """Number of events that are published and not yet settled, by the broker's latest report; 0 before a report."""
+        """Number of published, unsettled events, by the broker's latest report; 0 before a report."""
         return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
     # --- the run
@@ -196,7 +196,7 @@ class Members:
     # --- the calls of a script
 
     async def feed(self, share: float) -> int:
-        """Publish events until ``share`` of all events is published. Return the number of all events published so far.
+        """Publish events until ``share`` of all events is published. Return the total number of published events.
 
         Waits until the broker has confirmed the events.
         """

@@ -58,7 +58,7 @@ async def _stopped(group: Members) -> None:
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
     """Publish until ``share`` of all events is published, and wait until part ``into`` of the new events is handled.
 
-    Return the number of all events published so far.
+    Return the total number of published events.
     """
     group.progress.phase = phase
     before = group.progress.published

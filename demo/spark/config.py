@@ -112,7 +112,8 @@ class SparkConfig:
 class ReplayConfig:
     """The configuration of a driver and its workers.
 
-    The configuration is passed as JSON in the environment, because every user can read the arguments of a process.
+    The parent passes the configuration as JSON in the environment, because every user can read the arguments of a
+    process.
 
     Attributes:
         kafka: Addresses of Kafka brokers.

@@ -41,7 +41,7 @@ class _Seen:
 
 @dataclass
 class _Kill:
-    """A planned kill, and the number of stored effects at which it happens."""
+    """A planned kill, and its number of stored effects."""
 
     what: str
     at: int
@@ -60,7 +60,7 @@ class Drivers:
         token: Secret that opens the approval service.
 
     Attributes:
-        seconds: Seconds from the start of the first driver to the end of the replay, or of the run if it failed.
+        seconds: Seconds from the start of the first driver to the end of the replay or of a failed run.
         workers_killed: Number of workers killed.
         drivers_killed: Number of drivers killed.
         tried_again: Number of task attempts after a failed attempt.
@@ -111,7 +111,7 @@ class Drivers:
 
     @property
     def seconds(self) -> float:
-        """Seconds from the start of the first driver to the end of the replay, or of the run if it failed."""
+        """Seconds from the start of the first driver to the end of the replay or of a failed run."""
         return self._ended - self._begun
 
     @property

@@ -41,13 +41,13 @@ class Judgement:
     """The effects of the replay compared with the log. Every list is sorted.
 
     Attributes:
-        lost: Events that are neither stored nor dead-lettered.
+        lost: Events without an effect and without a dead letter.
         doubled: Case, step and number of surplus effects of each event with several effects.
-        violations: Events whose effect was stored after a later step of their case, or was refused for that reason.
-        foreign: Events that are stored or dead-lettered, but not in the log.
+        violations: Events whose effect the tables stored after a later step of their case, or refused for this reason.
+        foreign: Stored or dead-lettered events outside the log.
         states: Case and stored step, or -1 without a state, of each case whose state differs from its effects.
         dead_letters: Events with a dead letter.
-        repeats: Number of effects that were refused because the event had its effect already.
+        repeats: Number of effects that the fence refused as repeats.
     """
 
     lost: Sequence[Step]

@@ -26,12 +26,12 @@ class SparkReport:
     Attributes:
         events: Number of events of the log.
         keys: Number of keys of the log.
-        seconds: Seconds from the start of the first driver to the end of the replay, or of the run if it failed.
+        seconds: Seconds from the start of the first driver to the end of the replay or of a failed run.
         judged: Comparison of effects, dead letters and states with the log, by SQL.
         poison: Events that never succeed.
         drivers: Number of drivers started.
-        workers_killed: Number of workers killed with -9 in the middle of a task.
-        drivers_killed: Number of drivers killed with -9 in the middle of a batch.
+        workers_killed: Number of workers killed with -9 during a task.
+        drivers_killed: Number of drivers killed with -9 during a batch.
         missed: Planned kills that did not happen.
         tried_again: Number of task attempts after a failed attempt.
         batches: Number of finished batches.
@@ -40,7 +40,7 @@ class SparkReport:
         rss_mb: Peak memory of a worker in MiB.
         audit: Verdict of the audit in one word.
         verdicts: Verdicts of the audit for each promise.
-        duplicates: Cause → number of repeated runs, as the audit counts them.
+        duplicates: Cause → number of repeated runs, by the audit.
         unfinished: Number of incomplete journal files, for example of a killed worker. No verdict includes
             incomplete files.
         failure: Reason why the run ended early; None = the run did not end early.
@@ -68,7 +68,7 @@ class SparkReport:
 
     @property
     def done(self) -> int:
-        """Number of events that are stored or dead-lettered."""
+        """Number of stored or dead-lettered events."""
         return self.events - len(self.judged.lost)
 
     @property

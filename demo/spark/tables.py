@@ -1,9 +1,8 @@
 """The tables of a run, in their own schema: the effects of the handler, and the log.
 
-``effects`` has a row for each effect. Case and step are no unique key, so an effect that was admitted twice has two
-rows. ``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the
-step already had its effect, which is harmless because delivery is at least once. Any other refusal is an *order
-violation*.
+``effects`` has a row for each effect. Case and step are no unique key, so a doubly admitted effect has two rows.
+``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the step
+already has its effect, which is harmless because delivery is at least once. Any other refusal is an *order violation*.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ class Tables:
             self._copy(connection, "dead_letters", letters)
 
     def drop(self) -> bool:
-        """Remove the schema, and return whether the schema is removed. Idempotent."""
+        """Remove the schema, and return whether the removal succeeded. Idempotent."""
         try:
             with psycopg.connect(self._url, connect_timeout=_CONNECT_SECONDS) as connection:
                 connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_DROP_SECONDS}s",))
@@ -110,7 +109,7 @@ class Tables:
                 rows.write_row(step)
 
     async def stored(self, connection: AsyncConnection[Any]) -> int:
-        """Return the number of effects, or slightly more, because a rolled-back transaction takes a number too."""
+        """Return the number of effects, or slightly more, because a rolled-back transaction also takes a number."""
         with _mapped():
             found = await (await connection.execute(self.query(_STORED))).fetchone()
         return int(found[0]) if found is not None else 0

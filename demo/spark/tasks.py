@@ -79,7 +79,7 @@ async def handle(message: Message) -> None:
 
 
 def letters() -> DeadLetters:
-    """Return the dead-letter store for events whose attempts are used up."""
+    """Return the dead-letter store for events without attempts left."""
     from lanes_kafka import KafkaDeadLetters
 
     config = ReplayConfig.load()
@@ -87,7 +87,7 @@ def letters() -> DeadLetters:
 
 
 class _Effect:
-    """An approval by the service, and an effect in the tables, which is fenced by the position of its message."""
+    """An approval by the service, and an effect in the tables with a fence by the position of its message."""
 
     __slots__ = ("_message", "_task")
 

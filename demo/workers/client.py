@@ -18,7 +18,7 @@ _CONNECT_TIMEOUT: Final = 5.0
 
 
 class ServiceGone(ConnectionError):
-    """The connection broke or could not be made. The service may have served the request."""
+    """The connection broke or failed to open. The service may have handled the request."""
 
 
 class Client:
@@ -61,7 +61,7 @@ class Client:
             self._write(f"s {json.dumps(status)}\n".encode())
 
     async def close(self) -> None:
-        """Close the connection after all statuses are sent. Idempotent."""
+        """Send all statuses, and then close the connection. Idempotent."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()

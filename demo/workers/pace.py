@@ -11,7 +11,7 @@ _QUIET: Final = 2.0
 
 
 class Pace:
-    """Times since ``begin``, in seconds of the process's own clock."""
+    """Times since ``begin``, in seconds of the process's clock."""
 
     def __init__(self) -> None:
         self._seen: tuple[int, ...] = ()
@@ -24,11 +24,11 @@ class Pace:
         self._begun = self._changed = self._done_at = monotonic()
 
     def moved(self) -> None:
-        """Record that the run has made progress now."""
+        """Record progress of the run at the current time."""
         self._changed = monotonic()
 
     def done(self) -> None:
-        """Record that an event was finished now."""
+        """Record the end of an event at the current time."""
         self._done_at = monotonic()
 
     @property

@@ -1,4 +1,4 @@
-"""The measurement of a serial loop over the first events, with a process and a ledger of its own."""
+"""The measurement of a serial loop over the first events, with a separate process and ledger."""
 
 from __future__ import annotations
 

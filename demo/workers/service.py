@@ -8,8 +8,8 @@ open requests:
 - ``w <number> <case> <step> <epoch>`` applies a step. The answer is the ledger's verdict, after the commit.
 - ``s <json>`` reports the status of the worker, and has no answer.
 
-All writes of one turn of the loop share one transaction. Answers that are due together share one write. So the service
-answers thousands of requests a second.
+All writes of one turn of the loop share one transaction. Answers that are due together share one write. The service
+therefore answers thousands of requests a second.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _LINE_LIMIT: Final = 1 << 16
 class Service:
     """A service for approvals and for writes to one ledger. Runs on asyncio only.
 
-    An approval takes 0.5 to 1.5 times the mean, as a function of case and step. So two concurrent handlers of one key
-    finish in the wrong order sooner or later.
+    An approval takes 0.5 to 1.5 times the mean, as a function of case and step. Two concurrent handlers of one key
+    therefore sooner or later finish in the wrong order.
 
     Args:
         ledger: Ledger to write to; None = approvals only.
         latency: Mean time of an approval, in seconds.
         token: Secret that opens a connection.
         on_status: Function that receives the reports of workers.
-        on_commit: Function that is called after every committed batch, before the answers of the batch.
+        on_commit: Function that the service calls after every committed batch, before the answers of the batch.
 
     Attributes:
         address: Address of the service; "" before ``start``.
-        failure: Error of the ledger, which can no longer be written; None without an error.
+        failure: Error of a ledger with failed writes; None without an error.
     """
 
     def __init__(

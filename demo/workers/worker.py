@@ -1,4 +1,4 @@
-"""A worker of the demo: one consumer under ``lanes.serve``, as its own process.
+"""A worker of the demo: one consumer under ``lanes.serve`` in a separate process.
 
 The demo's parent runs ``python -m demo.workers.worker`` with a ``WorkerConfig`` in the environment. The worker ends
 with its parent, because its stdin is a pipe that the parent holds open.
@@ -27,7 +27,7 @@ REPORT_EVERY: Final = 0.2
 
 
 def main() -> int:
-    """Run the worker until it is stopped, and return its exit status. Blocks."""
+    """Run the worker until its stop, and return its exit status. Blocks."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     end_with_parent()
     try:

@@ -1,4 +1,4 @@
-"""Draws lease.svg: a cohort partition changes its owner by a move, and after a freeze.
+"""Draws lease.svg: a cohort partition moves to another owner in a clean move, and after a freeze.
 
 Run the program after you change it: python docs/pictures/lease_picture.py
 """

@@ -1,9 +1,9 @@
-"""One handler for five places: live on Kafka, JetStream or PostgreSQL, in memory, and over stored messages on Spark.
+"""One handler on five sources: live on Kafka, JetStream or PostgreSQL, in memory, and over stored messages on Spark.
 
 The handler books the steps of expense declarations, in order within a declaration. The handler takes a connection from
 a pool in a variable of this module. `begin` opens the pool and `end` closes it, around a consumer, or as `setup` and
-`teardown` of each Spark task. The position of a message is stored in the transaction of its effect, so each effect
-happens once.
+`teardown` of each Spark task. The handler stores the position of a message in the transaction of its effect, so each
+effect happens once.
 
 Here the handler runs on a broker in this process:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/everywhere/declarations.py

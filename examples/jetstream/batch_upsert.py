@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages. A redelivered message changes nothing.
+"""Batches into a table: one transaction for up to 100 messages. A redelivered message has no effect.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/batch_upsert.py
 """
@@ -54,7 +54,7 @@ async def main() -> None:
 
 
 async def publish(stream: JetStreamContext) -> None:
-    """Publish the places where each parcel was seen."""
+    """Publish the locations of each parcel."""
     await stream.add_stream(name=STREAM, subjects=["parcels.*"])
     for number in range(EVENTS):
         await stream.publish_async(f"parcels.{number % PARCELS}", json.dumps({"place": f"depot {number}"}).encode())

@@ -1,4 +1,4 @@
-"""Competing processes: two processes share independent jobs, and a slow process takes fewer of them.
+"""Competing processes: two processes share independent jobs, and a slow process takes fewer jobs.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/competing.py
 """
@@ -22,7 +22,9 @@ DONE = "done.txt"
 
 
 def worker(name: str) -> None:
-    """The program of one process. Start it as often as you like: the server divides the jobs among the processes."""
+    """The program of one process. The program may run in any number of processes. The server divides the jobs among the
+    processes.
+    """
 
     def resize(message: lanes.Message) -> None:
         time.sleep(SECONDS[name])  # any work that needs no other job

@@ -1,4 +1,5 @@
-"""An exclusive cohort: processes share a stream, each customer belongs to one of them, and one process is killed.
+"""An exclusive cohort: processes share a stream, each customer belongs to one process, and the program kills one
+process.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/exclusive_cohort.py
 """
@@ -34,7 +35,7 @@ APPLY = """
 
 
 def member(name: str) -> None:
-    """The program of one member. Start the program as often as you like, each time with another name."""
+    """The program of one member. The program may run in any number of processes, each with another name."""
 
     def book(message: lanes.Message) -> None:
         time.sleep(0.02)  # slow work; then the effect, fenced by position and epoch
@@ -66,7 +67,7 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """Start three members one after the other, and kill the first member. No member knows the other names."""
+    """Start three members one after the other, and kill the first member. A member does not need the other names."""
     members, sold, until = [], 0, time.monotonic() + 40
     try:
         for name in ("a", "b", "c"):

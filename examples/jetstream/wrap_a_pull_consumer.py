@@ -1,4 +1,4 @@
-"""Wrap a pull consumer: the program you have, and the two lines that change.
+"""Wrap a pull consumer: an existing program, and its two changed lines.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/wrap_a_pull_consumer.py
 """

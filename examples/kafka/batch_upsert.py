@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages. A redelivered message changes nothing.
+"""Batches into a table: one transaction for up to 100 messages. A redelivered message has no effect.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/batch_upsert.py
 """
@@ -57,7 +57,7 @@ async def main() -> None:
 
 
 def publish() -> None:
-    """Publish the places where each parcel was seen."""
+    """Publish the locations of each parcel."""
     producer = Producer({**BROKERS, "enable.idempotence": True})
     for number in range(EVENTS):
         producer.produce(TOPIC, value=json.dumps({"place": f"depot {number}"}), key=str(number % PARCELS))

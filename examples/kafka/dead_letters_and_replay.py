@@ -1,4 +1,4 @@
-"""Dead letters: the handler gives unreadable messages up, and the mended handler replays them.
+"""Dead letters: the handler gives up unreadable messages, and a replay by the corrected handler handles them.
 
 Needs a broker and the extra `cli`: KAFKA_URL=127.0.0.1:9092 python examples/kafka/dead_letters_and_replay.py
 """

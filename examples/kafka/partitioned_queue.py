@@ -1,4 +1,5 @@
-"""One transaction over all partitions of a queue. A producer is killed in the middle: consumers see all or nothing.
+"""One transaction over all partitions of a queue. The program kills a producer during its transaction. Consumers
+receive all of its messages or none.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/partitioned_queue.py
 """

@@ -1,4 +1,4 @@
-"""Wrap a consumer: the program you have, and the two lines that change.
+"""Wrap a consumer: an existing program, and its two changed lines.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/wrap_a_consumer.py
 """

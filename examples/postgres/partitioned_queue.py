@@ -1,6 +1,7 @@
-"""One transaction over all partitions of a queue in a table. A producer is killed in the middle: all rows or none.
+"""One transaction over all partitions of a queue in a table. The program kills a producer during its transaction. The
+database has all of its rows or none.
 
-A physical queue is the rows with its name. The same transaction changes the accounts that the messages are about.
+A physical queue is the rows with its name. The same transaction changes the accounts in the messages.
 
 Needs a server: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/postgres/partitioned_queue.py
 """

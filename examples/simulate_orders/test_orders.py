@@ -35,7 +35,7 @@ class Database:
 
 @dataclass
 class Orders:
-    """The handler, which compares a position with the database, never with its own memory."""
+    """The handler, which compares a position with the database instead of its memory."""
 
     database: Database
 

@@ -1,9 +1,8 @@
 """A rebuilt table: the replay books all past payments again, each exactly once.
 
-The live consumer has kept the balances so far. The replay computes the balances in a new table, from all past payments.
-The replay may be killed and started again, because the transaction that adds to a balance also stores the position of
-the message. Here the replay starts twice, and the second run adds nothing. The handler is an ordinary handler of
-`lanes`.
+The live consumer keeps the balances. The replay computes the balances in a new table, from all past payments. A killed
+replay may start again, because the transaction that adds to a balance also stores the position of the message. The
+program starts the replay twice, and the second run adds nothing. The handler is an ordinary handler of `lanes`.
 
 Needs pyspark and Java 17 or newer, psycopg with its pool, and a server:
 POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/spark/replay_into_postgres.py

@@ -29,7 +29,7 @@ balances: defaultdict[str, int] = defaultdict(int)
 
 
 async def begin() -> None:
-    """Forget the accounts that earlier tasks left in this worker process, before the first message of a task."""
+    """Clear the accounts of earlier tasks in this worker process, before the first message of a task."""
     balances.clear()
 
 

@@ -2,8 +2,8 @@
 
 A process claims a message until a deadline, extends the deadline while the handler waits or runs, and deletes the
 message when it is finished. After a crash the deadline passes, and another process claims the message. While a process
-has a claim on a key, no other process gets messages of that key. Messages of a key therefore keep their order across
-processes. README.md names the limits.
+has a claim on a key, other processes receive no messages of this key. Messages of a key therefore keep their order
+across processes. README.md names the limits.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class SqliteSource:
         path: the file.
         visibility: seconds that a claim holds, above 0. The source extends the claim while the message is in flight.
         poll: seconds between two queries of an empty table, above 0.
-        now: clock in seconds that all processes share and that survives a restart of the machine. A clock that jumps
-            ahead repeats messages.
+        now: clock in seconds that all processes share and that survives a restart of the machine. A forward jump of the
+            clock repeats messages.
 
     Raises:
         lanes.ConfigError: ``visibility`` or ``poll`` is not above 0.
@@ -170,7 +170,7 @@ class SqliteSource:
     async def _transact(self, work: Callable[[sqlite3.Connection], T], *if_busy: T) -> T:
         """Run ``work`` in one transaction, or return ``if_busy`` when another process writes for over a second.
 
-        A cancelled call waits for its thread and returns its result, so no claimed message gets lost.
+        A cancelled call waits for its thread and returns its result, so no claimed message is lost.
         """
 
         def transact() -> T:
@@ -220,7 +220,7 @@ class SqliteSource:
 
 
 async def main() -> None:
-    """Cancel a worker in the middle. Two new workers share the remaining messages, each with its own keys."""
+    """Cancel a worker during its run. Two new workers share the remaining messages, each with its own keys."""
     seen: list[tuple[bytes | None, int]] = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "queue.db"
