@@ -40,8 +40,8 @@ def assign(
 ) -> None:
     """Give a range of slots to a consumer.
 
-    The slots have one owner, or all of them have none. A part of a range splits the range. If the consumer owns the
-    slots already, nothing changes.
+    All slots must have the same owner, or no slot may have an owner. A part of a range splits the range. If the
+    consumer owns the slots already, the command changes nothing.
     """
     ring, wanted = _map(log, group, schema), _range(lo, hi)
 
@@ -99,7 +99,7 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
 
 
 def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
-    """Show all assignments, the first one first."""
+    """Show all assignments, the oldest first."""
     ring = _map(log, group, schema)
 
     async def work(connection: AsyncConnection[Any]) -> Sequence[RangeEvent]:

@@ -37,7 +37,7 @@ class RangeEvent(NamedTuple):
     Attributes:
         number: Number of the assignment in its map: 1, 2, 3 …
         range: The slots.
-        consumer: Name of the consumer that owns the slots from then on.
+        consumer: Name of the consumer that owns the slots after the assignment.
         time: Time of the assignment, with a time zone.
         login: Database user who made the assignment.
     """
@@ -53,9 +53,9 @@ class RangeEvent(NamedTuple):
 class RangeMap:
     """The ranges of ring slots that the consumers of a group own, as an appended log of assignments in the database.
 
-    The owner of each slot follows from the assignments in their order. A slot that was never assigned has no owner. A
-    consumer is identified by the group and its own name, so equal names in two groups are two consumers. A group is the
-    subscription of its consumers, and each log has groups of its own.
+    The owner of each slot follows from the assignments in their order. A slot that was never assigned has no owner.
+    Group and name identify a consumer, so equal names in two groups are two consumers. A group is the subscription of
+    its consumers. Each log has its own groups.
 
     An object has no connection. Objects of one log and group are equal in effect. Thread-safe.
 
@@ -92,10 +92,10 @@ class RangeMap:
     def assign(
         self, connection: AsyncConnection[Any] | Connection[Any], lo: int, hi: int, consumer: str
     ) -> Awaitable[bool] | bool:
-        """Give the slots ``lo`` … ``hi`` to a consumer, in a transaction of its own. Idempotent.
+        """Give the slots ``lo`` … ``hi`` to a consumer, in a separate transaction. Idempotent.
 
-        The slots have one owner, or all of them have none. A part of a range splits the range, and its other slots keep
-        their owner. Calls for one group run one after the other.
+        Before the call, all slots have the same owner, or no slot has an owner. A part of a range splits the range, and
+        the other slots of the range keep their owner. Calls for one group run one after the other.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -124,7 +124,7 @@ class RangeMap:
     def split(
         self, connection: AsyncConnection[Any] | Connection[Any], slot: int, consumer: str
     ) -> Awaitable[bool] | bool:
-        """Split the range of a slot, and give its slots from ``slot`` on to a consumer, in a transaction of its own.
+        """Split the range of a slot, and give its slots from ``slot`` on to a consumer, in a separate transaction.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -136,8 +136,8 @@ class RangeMap:
             already.
 
         Raises:
-            ConfigError: An argument is invalid, nobody owns the slot, the slot is the first one of its range, the log
-                does not exist, or a table or permission is missing. The map is then unchanged.
+            ConfigError: An argument is invalid, no consumer owns the slot, the slot is the first slot of its range, the
+                log does not exist, or a table or permission is missing. The map is then unchanged.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         check_name("consumer", consumer, "name the process, such as 'b'")
@@ -153,7 +153,7 @@ class RangeMap:
     def ranges(
         self, connection: AsyncConnection[Any] | Connection[Any]
     ) -> Awaitable[Sequence[Assignment]] | Sequence[Assignment]:
-        """Return the owned ranges and their owners, rising. A slot in none of them has no owner. Changes nothing.
+        """Return the owned ranges and their owners, rising. A slot outside these ranges has no owner. Changes nothing.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -176,7 +176,7 @@ class RangeMap:
     def history(
         self, connection: AsyncConnection[Any] | Connection[Any]
     ) -> Awaitable[Sequence[RangeEvent]] | Sequence[RangeEvent]:
-        """Return all assignments that changed the map, the first one first. Changes nothing.
+        """Return all assignments that changed the map, the oldest first. Changes nothing.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -211,7 +211,7 @@ class RangeMap:
         return ring.owned
 
     def _locking(self) -> Steps[int]:
-        """Let no other assignment of the group run until the transaction ends. Returns the number of the log."""
+        """Block other assignments of the group until the transaction ends. Returns the number of the log."""
         yield Statement(_READ_COMMITTED.encode())
         facts = yield from self.log.finding()
         lock = f"lanes ring {self.log.schema}/{self.group}"
