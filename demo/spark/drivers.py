@@ -64,7 +64,7 @@ class Drivers:
         workers_killed: Number of workers killed.
         drivers_killed: Number of drivers killed.
         tried_again: Number of task attempts after a failed attempt.
-        interrupted: Numbers of the batches that had started and not finished when a driver was killed.
+        interrupted: Numbers of the batches that the kill of a driver interrupted.
         told: Output of the drivers: the time of the end of the replay, its number of batches, and the audit.
         failure: Reason why the run ended early; None = the run did not end early.
     """

@@ -5,8 +5,8 @@ a pool in a variable of this module. `begin` opens the pool and `end` closes it,
 `teardown` of each Spark task. The handler stores the position of a message in the transaction of its effect, so each
 effect happens once.
 
-Here the handler runs on a broker in this process:
-POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/everywhere/declarations.py
+The program runs the handler on a broker in this process: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python
+examples/everywhere/declarations.py
 
 The same `book` elsewhere:
     lanes.main(KafkaSource(config, topics="declarations"), book)
