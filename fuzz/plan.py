@@ -34,7 +34,7 @@ def check_drawn(budget: FaultBudget, personality: PersonalityName, boundaries: i
 
 
 def check_said(at: object, kind: object, target: object, amount: object) -> None:
-    """Check that a plan of any fault and schedule raises an error or has a token."""
+    """Check that any fault and schedule either raise an error or make a plan with a token."""
     makes: tuple[Callable[[], Plan], ...] = (
         lambda: Plan("jetstream", faults=(Fault(at, kind, target, amount),)),  # type: ignore[arg-type]
         lambda: Plan(schedule=Schedule(((at, target), (amount, at)), (at, target))),  # type: ignore[arg-type]

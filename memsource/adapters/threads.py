@@ -40,7 +40,7 @@ class Ended(BaseException):
 
 
 class SteppedThread:
-    """A thread whose steps are the steps of one task; the arguments are those of ``threading.Thread``.
+    """A thread whose steps are the steps of one task, with the arguments of ``threading.Thread``.
 
     Args:
         target: Function of the thread.

@@ -316,7 +316,7 @@ class PartitionTurns(_ReadyHeads):
         names: tuple[str, Collection[str]],
         bound: int,
     ) -> None:
-        """Count a start of one name while others wait. The count of the name itself begins again."""
+        """Count a start of one name for each waiting name. The count of the started name begins again."""
         started, others = names
         counts.pop((segment, started), None)
         for waits in sorted(others):

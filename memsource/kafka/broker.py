@@ -358,8 +358,8 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     def fetch(self, client: Client, partition: int, messages: int, size: int) -> list[Record]:
         """Deliver at most ``messages`` messages.
 
-        The last message is the one with which the total reaches ``size`` bytes. A paused or revoked partition
-        delivers nothing. Raises ``KeyError`` for a partition that the client does not own.
+        The message that reaches ``size`` bytes is the last message. A paused or revoked partition delivers nothing.
+        Raises ``KeyError`` for a partition that the client does not own.
         """
         owned = client.partitions[partition]
         if owned.revoking or owned.silent or not client.running or messages <= 0 or size <= 0:

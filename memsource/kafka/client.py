@@ -128,7 +128,7 @@ class ClientPartition:
     def take(self, messages: int, size: int) -> list[Record]:
         """Remove and return at most ``messages`` prefetched messages.
 
-        The last message is the one with which the total reaches ``size`` bytes.
+        The message that reaches ``size`` bytes is the last message.
         """
         run: list[Record] = []
         while self.queue and len(run) < messages and size > 0:

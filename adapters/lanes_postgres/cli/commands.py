@@ -78,8 +78,8 @@ def drop(
 ) -> None:
     """Delete a subscription and its positions.
 
-    The next consumer of this name begins at its start again. The command refuses a subscription with running members,
-    so that a typing error stops no consumer.
+    The next consumer of this name begins at its configured start. The command refuses a subscription with running
+    members, so that a typing error stops no consumer.
     """
 
     async def work(connection: AsyncConnection[Any]) -> None:
