@@ -139,7 +139,7 @@ async def check_a_key_expires(harness: LeaseHarness) -> None:
     store = harness.store()
     await store.write("s.3", b"stays", revision=0)
     lease = await store.write("l.3", b"mine", revision=0, ttl=6.0)
-    # The rest of the time to live is for a slow server.
+    # The remaining time to live is for a slow server.
     await harness.elapse(4.0)
     expect((await store.read("l.3")).value == b"mine", "a key has expired before its time to live")
     await harness.elapse(2.0 + LATE)

@@ -175,7 +175,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._changed()
 
     def rebalance(self, now: float) -> bool:
-        """Make a new plan, as if a member had joined and left. Return whether a partition is revoked."""
+        """Make a new plan, as after the join and leave of a member. Return whether a partition is revoked."""
         self._at(now)
         return self.coordinator.rebalance()
 

@@ -200,7 +200,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             if not log.counts[position]:
                 raise ValueError(f"position {position} of partition {partition} was never delivered; deliver it first")
             log.acked.discard(position)
-            # All tokens issued so far become outdated.
+            # All issued tokens become outdated.
             log.unacked.pop(position, None)
             # A message that waits already moves to the end of the queue.
             log.again.pop(position, None)

@@ -66,7 +66,7 @@ def screen(known: Known) -> Screened:
     # A dead letter may be confirmed before the handler of its message has ended. The next start of the key then
     # overlaps the handler.
     ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
-    # A message with an unconfirmed dead letter is not closed, whatever its result.
+    # A message with an unconfirmed dead letter is not closed, regardless of its result.
     dead_lettered = F.col("kinds").bitwiseAND(F.lit(_DEAD_LETTER)) != 0
     unconfirmed = dead_lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
     acked = F.col("kinds").bitwiseAND(F.lit(_ACK)) != 0

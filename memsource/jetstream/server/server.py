@@ -57,7 +57,7 @@ DELIVER: Final = Fate()
 
 
 class Session:
-    """The server's side of one connection.
+    """One connection, as the server sees the connection.
 
     Args:
         server: The server.
@@ -210,7 +210,7 @@ class NatsServer:
             closed: Function that is called when the server ends the connection.
 
         Returns:
-            The server's side of the connection.
+            The connection, as the server sees the connection.
         """
         self._connections += 1
         session = Session(self, self._connections, member, send, closed)
