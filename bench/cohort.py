@@ -1,7 +1,7 @@
 """An exclusive cohort on a real server: throughput, the time of a move and of a failover, and the cost of idling.
 
-64 partitions: messages a second with a handler that does nothing, after every partition is assigned. The baseline is
-one consumer of the whole stream.
+64 partitions: the figure is messages a second with a handler that does nothing, after the assignment of every
+partition. The baseline is one consumer of the whole stream.
 
 Move: a member with all partitions of an idle stream runs in a separate process, and a second member joins. The figure
 is the time from the start of the second member, connection included, until it has handled a message of each of its
@@ -12,8 +12,8 @@ Failover: two members share the partitions of a stream during a steady publicati
 The figure is the time until the other member has handled a message of each partition of the killed member. The baseline
 is the length of the lease.
 
-Idle: the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is the CPU time
-of one consumer that waits at the same time.
+Idle: the figure is the CPU time of a member with 64 partitions and the default lease on an idle stream. The baseline is
+the CPU time of one consumer that waits at the same time.
 """
 
 from __future__ import annotations

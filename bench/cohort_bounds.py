@@ -6,10 +6,10 @@ for the other keys. The baseline is the same run without the hang.
 
 Memory and record: the member receives 1,000,000 messages of 1,000 keys, and the handler of one key hangs.
 
-- Memory: the peak of the process at the end. The baseline is the peak after the first fifth of the messages. The goal
-  adds the memory of the messages that a ledger may have to store.
-- Record: the bytes of the stored state of the partition with the stuck key. The baseline is the size of a state without
-  an unfinished message. The goal adds a sequence for each message that may be in flight.
+- Memory: the figure is the peak of the process at the end. The baseline is the peak after the first fifth of the
+  messages. The goal adds the memory of the messages that a ledger may have to store.
+- Record: the figure is the size in bytes of the stored state for the partition with the stuck key. The baseline is the
+  size of a state without an unfinished message. The goal adds a sequence for each message that may be in flight.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Kafka on a real broker, with a handler that does nothing or burns CPU: `lanes` compared with a plain loop.
 
-No-op: messages a second, from the end of the first handler to the end of the last handler. The baselines are three
-plain loops. Two loops consume by the same pair of calls as `lanes` and commit once a second. The tuned loop has the
-setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``), and the second loop has the client's
+No-op: the figure is messages a second, from the end of the first handler to the end of the last handler. The baselines
+are three plain loops. Two loops consume by the same pair of calls as `lanes` and commit once a second. The tuned loop
+has the setting that keeps the client from stalling (``fetch.queue.backoff.ms=5``), and the second loop has the client's
 defaults. The third loop calls ``poll`` for each message, and the client commits by its defaults.
 
-No-op, CPU: microseconds of CPU a message, of all threads of the process, in the same runs.
+No-op, CPU: the figure is microseconds of CPU a message, of all threads of the process, in the same runs.
 
-The cases of CPU: the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster than
-``lanes``.
+The cases of CPU compare the tuned loop and `lanes` with a handler that computes for a fixed time. The loop is faster
+than ``lanes``.
 
 FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
 command prints that this case is not measured.

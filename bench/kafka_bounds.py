@@ -1,7 +1,7 @@
 """Kafka with a stuck key, a stuck partition or many messages in flight: delay of other keys, throughput and memory.
 
-Backlog: the handled messages of the fastest of four equal partitions, divided by the handled messages of the slowest
-partition. The case reads both numbers when the fastest partition is nearly done.
+Backlog: the figure is the handled messages of the fastest of four equal partitions, divided by the handled messages of
+the slowest partition. The case reads both numbers when the fastest partition is nearly done.
 
 Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until 98 % of the handlers of the other
 keys have ended. The figure is the p99 of the time from ``produce`` to the end of the handler, for the other keys. The
@@ -11,8 +11,8 @@ Stuck partition: a key of one of four partitions hangs while the consumer handle
 partitions. The figures are the peak of the process's memory at the end, and the messages a second after the first
 fifth. The baselines are the peak after the first fifth, and the messages a second during the first fifth.
 
-Held: the memory of a message in flight, without its key, value and headers. The baseline is the size of key, value and
-headers.
+Held: the figure is the memory of a message in flight, without its key, value and headers. The baseline is the size of
+key, value and headers.
 """
 
 from __future__ import annotations

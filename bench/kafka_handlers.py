@@ -3,15 +3,15 @@
 10 ms: the case of `bench.waiting`, on Kafka, on asyncio and on uvloop. The baseline is 1,000 bare tasks over the same
 number of messages of the same keys, on the same loop, without a broker.
 
-10 ms, memory: peak of the memory of a process that handles 10 ms messages. The baseline is the peak of a process that
-reads the same messages in a plain loop.
+10 ms, memory: the figure is the peak memory of a process that handles 10 ms messages. The baseline is the peak of a
+process that reads the same messages in a plain loop.
 
-Running: the time-weighted number of running handlers in the 10 ms case, divided by the number of possible handlers. A
-handler is possible if it runs or its lane is ready, up to the concurrency.
+Running: the figure is the time-weighted number of running handlers in the 10 ms case, divided by the number of possible
+handlers. A handler is possible if it runs or its lane is ready, up to the concurrency.
 
 Zipf: the case of `bench.waiting`, with its baseline.
 
-Batch: ten handler calls of 1 ms at once, with 50 messages a call. The baseline has one message a call.
+Batch: ten handler calls of 1 ms run at once, with 50 messages in each call. The baseline has one message a call.
 """
 
 from __future__ import annotations

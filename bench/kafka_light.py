@@ -5,7 +5,7 @@ does no other work. The plain loop calls `poll()`, and the client commits every 
 turns on one broker. Each consumer runs in a separate process, and its CPU includes all threads of this process. The
 first second, in which the consumer joins its group, does not count.
 
-Idle: percent of a core while no message arrives.
+Idle: the figure is the percent of a core without messages.
 """
 
 from __future__ import annotations

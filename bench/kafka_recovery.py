@@ -1,7 +1,8 @@
 """The delay until a Kafka client pauses, and until the other member continues after a member has left the group.
 
-Pause: the time from the call that pauses a partition to the pause of the client, in the client's own thread. The case
-measures this time with a backlog and with an empty topic. The baseline is the longest call of the client.
+Pause: the figure is the time from the call that pauses a partition to the pause of the client, in the client's own
+thread. The case measures this time with a backlog and with an empty topic. The baseline is the longest call of the
+client.
 
 Recovery: two members share four partitions of a topic while a producer writes to the topic. One member leaves, after a
 drain or by ``kill -9``. The figure is the time from the signal until the other member has handled a message of each

@@ -4,7 +4,7 @@ A probe repeatedly sleeps for 1 ms. The figure is the p99 of its lateness: the t
 probe runs. Each turn of the event loop that starts or ends hundreds of handlers makes the probe and every other task of
 the program late.
 
-Full load: 1,000 handlers at once. The baseline has bare tasks with the same rate of messages.
+Full load: 1,000 handlers run at once. The baseline has bare tasks with the same rate of messages.
 
 Half load: messages arrive at half the rate of 1,000 bare tasks. The baseline is 500 bare tasks.
 """

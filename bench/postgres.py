@@ -3,11 +3,11 @@
 A payment is two statements: an `INSERT` into the ledger and an `UPDATE` of the account. The baseline is the same
 transaction without the claim, on the same connections and server.
 
-- One connection: one message after the other, without an event loop.
-- 16 connections: tasks of one event loop with a connection each.
-- Batch: one connection, 100 messages a transaction.
-- The smallest effect: one connection, and an `INSERT` into a table without an index. With the claim, the transaction
-  has two statements.
+- One connection: the case handles one message after the other, without an event loop.
+- 16 connections: each task of one event loop has a connection.
+- Batch: one connection handles 100 messages in each transaction.
+- The smallest effect uses one connection, and an `INSERT` into a table without an index. With the claim, the
+  transaction has two statements.
 
 By its default setting, the server writes to its disk before it answers a COMMIT.
 """

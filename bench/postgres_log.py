@@ -4,15 +4,18 @@
 equally frequent stores of a position. Beside it, as information: 16 workers that take one row each by `FOR UPDATE SKIP
 LOCKED`.
 
-Serial: one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT` with equally frequent
-stores of its position.
+Serial: the consumer handles one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT`
+with equally frequent stores of its position.
 
-Append: transactions a second with one message each. The baseline is the same `INSERT` into a table without the trigger.
+Append: the figure is transactions a second with one message each. The baseline is the same `INSERT` into a table
+without the trigger.
 
-Light load: the time from the call of `append` to the handler, while other connections write. The baseline is a loop
-that listens, and selects after each notification of the appender. Idle: percent of a core without a message.
+Light load: the figure is the time from the call of `append` to the handler, while other connections write. The baseline
+is a loop that listens, and selects after each notification of the appender. Idle: the figure is the percent of a core
+without a message.
 
-Stuck key: the p99 of the other keys while the handler of one key hangs. The baseline is the same run without the hang.
+Stuck key: the figure is the p99 of the other keys while the handler of one key hangs. The baseline is the same run
+without the hang.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The runtime on an in-process source: handlers that do nothing, that sleep, or that run in threads. The handlers that
 sleep are in `bench.waiting` and `bench.lateness`.
 
-No-op: microseconds of CPU a message. The figure covers everything from ``run()`` to its return, the event loop
-included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same run
-without the history.
+No-op: the unit is microseconds of CPU a message. The figure covers everything from ``run()`` to its return, the event
+loop included. The baseline awaits the same handler on the same messages in a bare loop; with a history, it is the same
+run without the history.
 
-Threads: messages a second, from ``run()`` to its return. The baseline maps the same handler over the same messages in a
-bare thread pool of as many threads.
+Threads: the figure is messages a second, from ``run()`` to its return. The baseline maps the same handler over the same
+messages in a bare thread pool of as many threads.
 """
 
 from __future__ import annotations

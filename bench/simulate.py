@@ -1,7 +1,7 @@
 """The simulator for a user: runs of whole worlds a second, and a campaign from its first run to its last.
 
-Crash sweep: 40 messages, two workers of 4 or 100 handlers, a crash at one boundary after the other. The baseline of the
-sweep is as many runs without a crash, each with another seed. The campaign has 500 runs of 200 messages and two
+Crash sweep: each run has 40 messages, two workers of 4 or 100 handlers, and a crash at the next boundary. The baseline
+of the sweep is as many runs without a crash, each with another seed. The campaign has 500 runs of 200 messages and two
 workers, with the faults of the example in memsource/README.md.
 """
 

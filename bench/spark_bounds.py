@@ -1,11 +1,11 @@
 """The bounds of a replay on Spark: memory with a hot key, and the fixed cost of a batch.
 
-Memory: 3,000,000 messages of 496 bytes, of which one key has 95 %, in Arrow batches through one worker. The figure is
+Memory: one worker handles 3,000,000 messages of 496 bytes in Arrow batches, and one key has 95 % of them. The figure is
 the peak of the worker's resident memory at the end, and the baseline is its peak after the first fifth.
 
-Batches: the fixed seconds of a batch with a checkpoint, from a replay of 21 batches and a replay of one batch over the
-same few rows. The no-op rate with the default ``rows_per_batch`` is compared with the rate without a checkpoint, where
-all rows are one batch.
+Batches: the figure is the fixed seconds of a batch with a checkpoint, from a replay of 21 batches and a replay of one
+batch over the same few rows. The no-op rate with the default ``rows_per_batch`` is compared with the rate without a
+checkpoint, where all rows are one batch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The runtime with handlers that wait: throughput compared with the limit that the waiting time sets, and delays.
 
-10 ms: messages a second with 1,000 handlers at once, on asyncio and on uvloop. The baseline is 1,000 bare tasks that
-take the same messages from one iterator and await the same handler on the same loop. All runs have the garbage
-collector of `lanes.main`.
+10 ms: the figure is messages a second with 1,000 handlers at once, on asyncio and on uvloop. The baseline is 1,000 bare
+tasks that take the same messages from one iterator and await the same handler on the same loop. All runs have the
+garbage collector of `lanes.main`.
 
-Zipf: messages a second over keys, one of which has 15 % of the traffic. The messages of a key run one at a time, so the
-busiest key limits every program. The baseline is the rate for all messages if a bare task handles the messages of this
-key.
+Zipf: the figure is messages a second over keys, one of which has 15 % of the traffic. The messages of a key run one at
+a time, so the busiest key limits every program. The baseline is the rate for all messages if a bare task handles the
+messages of this key.
 
 Stuck key: messages arrive at a fixed rate, and the handler of one key hangs until the handlers of all other keys have
 ended. The figure is the p99 of the time from the delivery of a message to the end of its handler, for the other keys.
