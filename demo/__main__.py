@@ -64,8 +64,8 @@ def app() -> typer.Typer:
     ) -> None:
         """Run the log under lanes on a real broker.
 
-        In a Kafka group, a JetStream cohort or a subscription in PostgreSQL, the demo kills one member, adds one,
-        freezes one until it loses its partitions, and stops one.
+        In a Kafka group, a JetStream cohort or a subscription in PostgreSQL, the demo kills a member and adds a member.
+        The demo also freezes a member until the member loses its partitions, and stops a member.
         """
         if broker in ("kafka", "postgres"):
             require(f"the demo with --broker {broker}", "cli", broker)
