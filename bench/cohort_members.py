@@ -1,8 +1,8 @@
 """Streams that a cohort divides, and the processes that a benchmark of a cohort starts.
 
 `python -m bench.cohort_members hold URL STREAM MEMBER LEASE` runs a member. The process prints the number of its
-partitions after each change. For each input line, it prints the CPU time of the process since its start, in seconds.
-With the lease 0 the process is one consumer of the whole stream, on a separate durable.
+partitions after each change. For each input line, the process prints its CPU time since its start, in seconds. With the
+lease 0 the process is one consumer of the whole stream, on a separate durable.
 
 `python -m bench.cohort_members feed URL STREAM COUNT KEYS PER_SECOND` publishes at a steady rate. The payload begins
 with the time of publishing: 8 bytes, nanoseconds of the monotonic clock, which all processes of a machine share.

@@ -76,7 +76,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def loops() -> dict[str, Loop]:
-    """Return the measured event loops by name. Without uvloop, print that it is missing."""
+    """Return the measured event loops by name. Print a line if uvloop is missing."""
     found: dict[str, Loop] = {"asyncio": asyncio.new_event_loop}
     if importlib.util.find_spec("uvloop") is not None:
         # The package may be missing.

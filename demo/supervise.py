@@ -22,7 +22,7 @@ class Child:
 
     Args:
         command: Command that ``start`` runs.
-        log: File for the child's stderr, which is appended.
+        log: File to which the demo appends the child's stderr.
         environment: Environment of the child; None = the environment of this process.
     """
 
