@@ -57,7 +57,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 async def connected(url: str, work: Callable[[Client], Awaitable[float]]) -> float:
-    """Return the result of ``work`` with a client of its own."""
+    """Return the result of ``work`` with a separate client."""
     client = Client()
     await client.connect(url)
     try:

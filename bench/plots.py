@@ -231,7 +231,7 @@ DRAWN: Final[dict[str, Callable[[Measured], Panels]]] = {
 
 
 def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int:
-    """Draw the named plots, or all plots if none is named, and return the exit status."""
+    """Draw the named plots, or all plots without a name, and return the exit status."""
     unknown = [name for name in names if name not in DRAWN]
     if unknown:
         print(f"bench: unknown plot {unknown[0]!r}; use {', '.join(DRAWN)}", file=sys.stderr)

@@ -67,7 +67,7 @@ class Broker(Protocol):
         """
 
     async def left(self) -> Left | None:
-        """Return the backlog; None if no consumer exists yet."""
+        """Return the backlog; None before the creation of a consumer."""
 
     async def count_dead_letters(self) -> int:
         """Return the number of dead letters."""

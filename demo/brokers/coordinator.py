@@ -86,7 +86,9 @@ class Coordinator:
             if "error" in answer:
                 # A client that has lost its coordinator may never find the coordinator again.
                 child.kill()
-                raise NoAnswer(f"{self._server} does not report the state of the group ({answer['error']})")
+                raise NoAnswer(
+                    f"{self._server} does not report the state of the group ({answer['error']}): check the broker"
+                )
         return answer
 
     async def _started(self) -> Child:

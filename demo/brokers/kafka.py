@@ -232,7 +232,7 @@ class KafkaBroker:
             answer = await asyncio.to_thread(ask)
         except KafkaException as failure:
             self.connected = False
-            raise NoAnswer(f"{self._server} does not answer ({_said(failure)})") from None
+            raise NoAnswer(f"{self._server} does not answer ({_said(failure)}): check the broker") from None
         self.connected = True
         return answer
 
