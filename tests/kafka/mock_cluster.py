@@ -19,6 +19,9 @@ import confluent_kafka
 OFFSET_COMMIT = 8
 """The number of the request OffsetCommit."""
 
+OFFSET_FETCH = 9
+"""The number of the request OffsetFetch."""
+
 _PRODUCER = 0
 _BROKER = 1
 

@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from time import monotonic
 from typing import Any
 
 import anyio
+import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import ConfigResource, ListConsumerGroupsResult, ResourceType
 
 from lanes import ConfigError, Consumer, Message, PartitionedQueue, Settings, SourceError
@@ -20,6 +22,7 @@ from lanes_kafka import KafkaSource
 from lanes_kafka.cli.queue_survey import Cluster, queue_broker
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import PROTOCOLS
+from tests.kafka.mock_cluster import OFFSET_FETCH, MockCluster
 from tests.kafka.workload import QUIET, Topic, until
 
 NOWHERE = ("--server", "127.0.0.1:9")
@@ -242,7 +245,6 @@ def test_a_coordinator_that_starts_is_asked_again(topics: list[Topic], monkeypat
     answers: dict[str, list[Any]] = {
         "list_consumer_groups": [ListConsumerGroupsResult([], [failure(KafkaError.COORDINATOR_LOAD_IN_PROGRESS)])],
         "describe_consumer_groups": [failure(KafkaError.NOT_COORDINATOR)],
-        "list_consumer_group_offsets": [failure(KafkaError.COORDINATOR_NOT_AVAILABLE)],
     }
 
     def answered(name: str) -> Callable[..., Any]:
@@ -266,6 +268,19 @@ def test_a_coordinator_that_starts_is_asked_again(topics: list[Topic], monkeypat
         monkeypatch.setattr(cluster._admin, name, answered(name))
     found = cluster.survey([first.name], ["g"])
     assert found.groups == ("g",) and not any(answers.values())
+
+
+def test_a_coordinator_that_has_moved_is_asked_for_positions_again(cluster: MockCluster, name: str) -> None:
+    """librdkafka 2.16 ends the process if an ``AdminClient`` asks for positions then."""
+    cluster.create(name, 1)
+    place = TopicPartition(name, 0, 3)
+    settings = {**QUIET, "bootstrap.servers": cluster.url}
+    consumer = confluent_kafka.Consumer({**settings, "group.id": "g"})
+    consumer.commit(offsets=[place], asynchronous=False)
+    consumer.close()
+    cluster.fail(OFFSET_FETCH, [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE])
+    found = Cluster(settings, name)._positions(["g", "new"], [place], monotonic() + 20)
+    assert {group: [each.offset for each in places] for group, places in found.items()} == {"g": [3], "new": [-1001]}
 
 
 def test_a_list_of_groups_with_a_gap_is_an_error(topics: list[Topic], monkeypatch: pytest.MonkeyPatch) -> None:

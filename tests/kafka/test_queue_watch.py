@@ -8,11 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from lanes import PartitionedQueue, Stranded
 from lanes_kafka.client.lag import PORTION
 from lanes_kafka.client.queue_watch import QueueWatch, queue_facts
+from tests.kafka.mock_cluster import OFFSET_FETCH, MockCluster
+from tests.kafka.workload import QUIET
 
 QUEUE = PartitionedQueue("q", 2)
 STABLE = ConsumerGroupState.STABLE
@@ -24,7 +27,7 @@ def member(*names: str, size: int = 1) -> Any:
 
 
 class Broker:
-    """A broker, and both kinds of admin clients.
+    """A broker, both kinds of admin clients, and the consumer.
 
     Attributes:
         now: Time of the clock.
@@ -70,15 +73,22 @@ class Broker:
     def describe_consumer_groups(self, groups: list[str], *, request_timeout: float) -> dict[str, Future[Any]]:
         return self._ask("members", groups, lambda _: SimpleNamespace(state=self.state, members=self.members))
 
-    def list_consumer_group_offsets(self, questions: Any, *, request_timeout: float) -> dict[str, Future[Any]]:
-        (question,) = questions
-        wanted = question.topic_partitions
-        known = [TopicPartition(*place, offset) for place, offset in self.positions.items()]
-        if wanted is not None:
-            offsets = [self.positions.get((each.topic, each.partition), -1001) for each in wanted]
-            known = [TopicPartition(each.topic, each.partition, at) for each, at in zip(wanted, offsets, strict=True)]
-        kind = "all positions" if wanted is None else "positions"
-        return self._ask(kind, [question.group_id], lambda _: SimpleNamespace(topic_partitions=known))
+    def list_topics(self, *, timeout: float) -> Any:
+        self.asked.append(("all topics", 1))
+        if "all topics" in self.refused:
+            raise KafkaException(KafkaError(self.refused["all topics"]))
+        return SimpleNamespace(
+            topics={name: SimpleNamespace(partitions=dict(enumerate(log))) for name, log in self.logs.items()}
+        )
+
+    def committed(self, places: list[TopicPartition], *, timeout: float) -> list[TopicPartition]:
+        self.asked.append(("positions", len(places)))
+        if "positions" in self.refused:
+            raise KafkaException(KafkaError(self.refused["positions"]))
+        return [
+            TopicPartition(each.topic, each.partition, self.positions.get((each.topic, each.partition), -1001))
+            for each in places
+        ]
 
     def make(self) -> Any:
         self.made += 1
@@ -107,7 +117,14 @@ class Stand:
         self.woken = 0
         broker: Any = self.broker
         self.watch = QueueWatch(
-            queues, "g", lambda: broker, broker.make, self._wake, lambda: self.broker.now, "kafka g/q"
+            queues,
+            "g",
+            lambda: broker,
+            broker.make,
+            lambda: broker,
+            self._wake,
+            lambda: self.broker.now,
+            "kafka g/q",
         )
 
     def _wake(self, command: None) -> None:
@@ -140,12 +157,12 @@ def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
 
 
 def test_without_such_topics_one_question_is_asked_every_five_seconds(stand: Stand) -> None:
-    assert stand.look(0.2) == ["all positions", "topics"]
-    assert stand.broker.asked[1] == ("topics", 2) and stand.woken == 3
+    assert stand.look(0.2) == ["all topics", "topics"]
+    assert stand.broker.asked[1] == ("topics", 2) and stand.woken == 2
     assert stand.look(4.9) == []
     assert stand.look(0.1) == ["topics"]
     assert [stand.look(5.0) for _ in range(12)].count(["topics"]) == 11
-    assert stand.broker.made == 2 and stand.found() == ()
+    assert stand.broker.made == 0 and stand.found() == ()
 
 
 def test_without_a_queue_or_a_client_nothing_is_asked() -> None:
@@ -162,7 +179,7 @@ def test_without_a_queue_or_a_client_nothing_is_asked() -> None:
 def test_topics_that_nobody_reads_are_found_at_the_second_look(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     stand.strand("q__p3")
     found = ["topics", "starts", "ends", "members", "positions"]
-    assert stand.look(0.1) == ["all positions", *found]
+    assert stand.look(0.1) == ["all topics", *found]
     assert stand.found() == () and lines(caplog, logging.WARNING) == []
     assert stand.look(1.0) == found
     assert stand.found() == (Stranded("q", "q__p3", 4),)
@@ -201,7 +218,7 @@ def test_a_topic_that_is_read_in_part_is_stranded(stand: Stand) -> None:
 
 def test_a_topic_without_messages_needs_no_group(stand: Stand) -> None:
     stand.broker.logs["q__p2"] = [(7, 7)]
-    assert stand.look(0.1) == ["all positions", "topics", "starts", "ends"]
+    assert stand.look(0.1) == ["all topics", "topics", "starts", "ends"]
     assert stand.found() == ()
 
 
@@ -249,26 +266,26 @@ def test_a_failed_question_about_topics_keeps_the_findings(stand: Stand) -> None
 
 @pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.TOPIC_EXCEPTION])
 def test_topics_that_this_user_may_not_see_are_left_out(stand: Stand, code: int) -> None:
-    stand.broker.refused = {"topics": code, "all positions": KafkaError.GROUP_AUTHORIZATION_FAILED}
-    assert stand.look(0.1) == ["all positions", "topics"]
+    stand.broker.refused = {"topics": code, "all topics": KafkaError._TIMED_OUT}
+    assert stand.look(0.1) == ["all topics", "topics"]
     assert stand.found() == ()
 
 
 def test_a_look_without_an_answer_is_given_up_after_ten_seconds(stand: Stand) -> None:
     stand.broker.silent = {"topics"}
     assert not stand.watch
-    assert stand.look(0.1) == ["all positions", "topics"]
+    assert stand.look(0.1) == ["all topics", "topics"]
     # The thread polls often during a look, so that five questions take no second.
     assert stand.watch
     assert stand.look(9.9) == []
     assert stand.look(0.1) == ["topics"]
-    stand.broker.silent = {"positions"}
+    stand.broker.silent = {"members"}
     stand.strand("q__p2")
     stand.watch.end()
-    assert stand.look(5.0)[-1] == "positions"
+    assert stand.look(5.0)[-1] == "members"
     assert stand.watch._own is not None
     stand.look(10.0)
-    assert stand.broker.asked[-1][0] == "positions"
+    assert stand.broker.asked[-1][0] == "members"
     stand.watch.end()
     # No client of a lost question may live on.
     assert stand.watch._own is None
@@ -298,3 +315,32 @@ def test_the_facts_of_a_topic_are_the_sums_of_its_partitions() -> None:
     facts = queue_facts("g", bounds, [member("t", size=2), member("u")], positions)
     assert facts["t"]._asdict() == {"size": 2, "messages": 11, "unfinished": {"g": 8}, "readers": {"g": 1}}
     assert facts["u"]._asdict() == {"size": 1, "messages": 0, "unfinished": {"g": 0}, "readers": {"g": 1}}
+
+
+def test_a_coordinator_that_has_moved_ends_a_look_and_not_the_process(cluster: MockCluster, name: str) -> None:
+    """librdkafka 2.16 ends the process if an ``AdminClient`` asks for positions then."""
+    for topic in (name, f"{name}__p1", f"{name}__p6"):
+        cluster.create(topic, 1)
+    settings = {**QUIET, "bootstrap.servers": cluster.url}
+    admin = AdminClient(settings)
+    consumer = Consumer({**settings, "group.id": "g"})
+    now = 0.0
+    watch = QueueWatch(
+        [PartitionedQueue(name, 2)],
+        "g",
+        lambda: admin,
+        lambda: AdminClient(settings),
+        lambda: consumer,
+        lambda _: None,
+        lambda: now,
+        "q",
+    )
+    consumer.commit(offsets=[TopicPartition(f"{name}__p6", 0, 3)], asynchronous=False)
+    for refused, known in ((True, frozenset()), (False, {f"{name}__p6"})):
+        if refused:
+            cluster.fail(OFFSET_FETCH, [KafkaError.NOT_COORDINATOR])
+        now += 100.0
+        watch.advance(ask=True)
+        watch.end()
+        assert watch._known == known
+    consumer.close()

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any, Final
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ConfigSource, NewTopic, OffsetSpec, ResourceType
 
 from lanes.arguments import shown_value
@@ -28,6 +28,7 @@ from lanes_kafka.broker import (
     wait_for,
 )
 from lanes_kafka.cli.config_file import given_settings
+from lanes_kafka.client.offsets import answered
 from lanes_kafka.client.queue_watch import queue_facts
 from lanes_kafka.errors import client_text, is_login_refused, settings_error
 from lanes_kafka.topic_names import NO_TOPIC, is_topic
@@ -37,6 +38,9 @@ _LIMIT: Final = 20.0
 
 _AT_ONCE: Final = 100
 """Maximum number of groups that are asked for their positions at once."""
+
+_QUESTIONS: Final = 16
+"""Maximum number of groups whose positions are asked for concurrently."""
 
 _ABSENT: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 """Errors of a topic that does not exist, or whose name no topic can have."""
@@ -270,14 +274,26 @@ class Cluster:
         self, groups: Sequence[str], places: list[TopicPartition], deadline: float
     ) -> dict[str, Sequence[TopicPartition]]:
         def ask(some: Sequence[str]) -> dict[str, Future[Any]]:
-            return {
-                group: self._admin.list_consumer_group_offsets(
-                    [ConsumerGroupTopicPartitions(group, places)], request_timeout=COORDINATOR_TIMEOUT
-                )[group]
-                for group in some
-            }
+            return {group: pool.submit(self._positions_of, group, places, deadline) for group in some}
 
-        return {group: found.topic_partitions for group, found in self._of_groups(groups, ask, deadline).items()}
+        pool = ThreadPoolExecutor(_QUESTIONS)
+        try:
+            return self._of_groups(groups, ask, deadline)
+        finally:
+            # A question ends at the deadline by itself.
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    def _positions_of(self, group: str, places: list[TopicPartition], deadline: float) -> list[TopicPartition]:
+        """Ask for the positions of a group, by a consumer that does not join the group.
+
+        An ``AdminClient`` does not ask: librdkafka 2.16 ends the process by a null pointer if another broker has become
+        the coordinator meanwhile.
+        """
+        consumer = Consumer({**self._settings, "log_level": 0, "group.id": group, "enable.auto.commit": False})
+        try:
+            return answered(consumer.committed(places, timeout=max(0.0, deadline - monotonic())))
+        finally:
+            consumer.close()
 
     def _members(self, groups: Sequence[str], deadline: float) -> dict[str, Sequence[Any]]:
         def ask(some: Sequence[str]) -> dict[str, Future[Any]]:

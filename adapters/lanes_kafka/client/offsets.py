@@ -80,7 +80,7 @@ def start_positions(
     topics = {one.source for one in ids} if start != "beginning" else set()
     others = [PartitionId(topic, number) for topic in sorted(topics) for number in range(sizes.get(topic, 0))]
     asked = list(dict.fromkeys([*ids, *others]))
-    answers = _checked(client.committed([TopicPartition(*one) for one in asked], timeout=timeout()))
+    answers = answered(client.committed([TopicPartition(*one) for one in asked], timeout=timeout()))
     committed = {_partition_id(each): each for each in answers}
     ran = {one.source for one, each in committed.items() if each.offset >= 0}
     ids = [*ids, *(one for one in asked if one.source not in ran and one not in ids)]
@@ -177,11 +177,12 @@ def _offsets(
 ) -> dict[PartitionId, int]:
     # A request for offsets by time has special times for the beginning and the end, and covers all partitions at once.
     asked = [TopicPartition(*one, time) for one in ids]
-    answers = _checked(client.offsets_for_times(asked, timeout=timeout()))
+    answers = answered(client.offsets_for_times(asked, timeout=timeout()))
     return {_partition_id(each): each.offset for each in answers}
 
 
-def _checked(answers: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+def answered(answers: list[TopicPartition]) -> list[TopicPartition]:
+    """Return the answers about partitions. Raises ``KafkaException`` if one of them is an error."""
     for answer in answers:
         if answer.error is not None:
             raise KafkaException(answer.error)

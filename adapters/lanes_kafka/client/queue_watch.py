@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import Any, Final, TypeAlias
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -31,16 +31,23 @@ from lanes.queues.stranded import (
     Stranded,
     StrandedWatch,
     names_beyond,
+    partition_number,
     stranded_text,
 )
 from lanes_kafka.broker import COORDINATOR_TIMEOUT, QUESTION_TIMEOUT
 from lanes_kafka.client.lag import PORTION
+from lanes_kafka.client.offsets import answered
 from lanes_kafka.errors import NOT_ALLOWED
 
 log = logging.getLogger("lanes.kafka")
 
 _POSITIONS_EVERY: Final = 60.0
-"""Seconds between two questions for all positions of the group, which show the topics of a former, larger width."""
+"""Seconds between two questions for the topics of a former, larger width, in which the group has positions."""
+
+_ANSWER_WITHIN: Final = 1.0
+"""Seconds that one question for topics or positions may block the thread. A broker that is away answers none of the
+earlier questions of a look.
+"""
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
 """Seconds after which a look without an answer is given up."""
@@ -64,7 +71,8 @@ class QueueWatch:
         queues: The queues that the source reads; without one, there is no look.
         group: Name of the group.
         admin: Returns the client that asks for topics and logs; None = do not ask.
-        make: Makes a client for questions to the coordinator of the group.
+        make: Makes a client for questions about the members of the group.
+        consumer: Returns the client that asks for positions of the group.
         wake: Called with None by a thread of the client when ``advance`` may go on.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for log lines.
@@ -76,6 +84,7 @@ class QueueWatch:
         group: str,
         admin: Callable[[], AdminClient | None],
         make: Callable[[], AdminClient],
+        consumer: Callable[[], Consumer],
         wake: Callable[[None], None],
         clock: Clock,
         name: str,
@@ -84,6 +93,7 @@ class QueueWatch:
         self._group = group
         self._admin = admin
         self._make = make
+        self._consumer = consumer
         self._wake = wake
         self._clock = clock
         self._name = name
@@ -150,11 +160,7 @@ class QueueWatch:
             return
         if self._clock() >= self._known_at:
             self._known_at = self._clock() + _POSITIONS_EVERY
-            positions = self._positions(None)
-            yield [positions]
-            self._own = None
-            if positions.exception() is None:
-                self._known = frozenset(place.topic for place in positions.result(0).topic_partitions)
+            self._known = self._former_names(admin)
         asked = self._stranded.next_names(self._names)
         if not asked:
             return
@@ -172,20 +178,38 @@ class QueueWatch:
         if any(start < end for start, end in bounds.values()):
             own = self._own = self._make()
             members = own.describe_consumer_groups([self._group], request_timeout=COORDINATOR_TIMEOUT)[self._group]
-            positions = self._positions(places)
-            yield [members, positions]
+            yield [members]
             described = members.result(0)
             if described.state in _MOVING:
                 self._next = self._clock() + CONFIRMED_AFTER
                 return
-            facts = queue_facts(self._group, bounds, described.members, positions.result(0).topic_partitions)
+            facts = queue_facts(self._group, bounds, described.members, self._positions(places))
         self._conclude(asked, facts)
 
-    def _positions(self, places: list[TopicPartition] | None) -> Future[Any]:
-        """Ask for positions of the group; ``places`` None = for all of them."""
-        own = self._own = self._own or self._make()
-        question = ConsumerGroupTopicPartitions(self._group, places)
-        return own.list_consumer_group_offsets([question], request_timeout=COORDINATOR_TIMEOUT)[self._group]
+    def _former_names(self, admin: AdminClient) -> frozenset[str]:
+        """Return the topics of a former, larger width: those in which the group has positions."""
+        try:
+            topics = admin.list_topics(timeout=_ANSWER_WITHIN).topics
+            places = [
+                TopicPartition(name, number)
+                for queue in self._queues
+                for name, topic in topics.items()
+                if partition_number(queue.name, name) >= 2 * queue.partitions
+                for number in topic.partitions
+            ]
+            positions = self._positions(places) if places else []
+        except KafkaException as failure:
+            log.debug("%s: cannot look for topics of a former width: %s", self._name, failure)
+            return self._known
+        return frozenset(each.topic for each in positions if each.offset >= 0)
+
+    def _positions(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """Ask for positions of the group.
+
+        A consumer asks, and not an ``AdminClient``: librdkafka 2.16 ends the process by a null pointer if another
+        broker has become the coordinator when an ``AdminClient`` asks.
+        """
+        return answered(self._consumer().committed(places, timeout=_ANSWER_WITHIN))
 
     def _names(self) -> list[str]:
         return [name for queue in self._queues for name in names_beyond(queue, self._known)]

@@ -140,7 +140,9 @@ class ClientThread:
         self.retention = LogRetention(self._admin, self.end_offsets, clock)
         self.growth = GrowthWatch(self.name, self.on_growth, self._fail)
         group, make = self.config.group, self._make_admin
-        self.queue_watch = QueueWatch(self.queues, group, self._admin, make, self.send, clock, self.name)
+        self.queue_watch = QueueWatch(
+            self.queues, group, self._admin, make, lambda: self._client, self.send, clock, self.name
+        )
         self._keys = KeyWatch(self.name)
         self._outage_watch = OutageWatch(self.name, clock)
         self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
