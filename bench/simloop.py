@@ -2,7 +2,7 @@
 
 Steps: tasks only yield, first in, first out and by a random walk. Streams: tasks pass messages through anyio's memory
 streams, each with a timeout. On both loops the streams cost more than the loop itself. The goals of the steps are
-rates, not ratios; the streams have no goal.
+rates. The streams have no goal.
 """
 
 from __future__ import annotations

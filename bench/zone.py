@@ -5,7 +5,7 @@ A figure is messages a second, by the wall clock. Every handler that waits is co
 
 - A plain loop awaits the handler for one message after the other. The rate of the loop does not depend on keys.
 - ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks also keep the order
-  of keys. The tasks have no bound and no settlement, and need all keys before the start.
+  of keys. The tasks need all keys before the start, and have neither bound nor settlement.
 
 A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, compared with the plain
 loop alone.
