@@ -47,9 +47,11 @@ broker: environment-run$(LEVEL)  ## a real broker to try things on, until Ctrl+C
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
 test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=6]
+	@.venv/bin/python -m tests.project.rewritten
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
 test-fast: environment-dev  ## the tests without a broker or a child process, after each edit [ARGS="-k ledger"]
+	@.venv/bin/python -m tests.project.rewritten
 	@exec .venv/bin/python -m pytest --fast -m "not slow and not campaign" -n 4 --dist worksteal $(FAST) $(ARGS)
 
 campaign: environment-dev  ## all runs of sliced tests, 20,000 simulated schedules of whole consumers, 5,000 of each real adapter, 2,000 with changes of a width; the last line is JSON [SCHEDULES=5000]
