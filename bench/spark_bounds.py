@@ -4,8 +4,8 @@ Memory: one worker handles 3,000,000 messages of 496 bytes in Arrow batches, and
 the peak of the worker's resident memory at the end, and the baseline is its peak after the first fifth.
 
 Batches: the figure is the fixed seconds of a batch with a checkpoint, from two replays of the same few rows, in 21
-batches and in one batch. A further case compares
-the no-op rate with the default ``rows_per_batch`` and the rate without a checkpoint, where all rows are one batch.
+batches and in one batch. A further case compares the no-op rate with the default ``rows_per_batch`` and the rate
+without a checkpoint, where all rows are one batch.
 """
 
 from __future__ import annotations
