@@ -10,57 +10,42 @@ arguments:
 
 from __future__ import annotations
 
-import re
-from importlib.metadata import entry_points
-from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
-from lanes.cli.kit import Misuse, require, stop
+from lanes.cli.brokers import Config, Server, Settings, is_nats, make_client
+from lanes.cli.kit import Misuse
 from lanes.dead_letter import printable
 from lanes.dead_letters.box import DeadLetterBox
-
-_NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
-
-Topic = Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE"),
-]
-Setting = Annotated[
-    list[str],
-    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
-]
-Subject = Annotated[
-    str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
-]
-Name = Annotated[str, typer.Option(help="Name of the dead letters in PostgreSQL.", metavar="NAME", show_default=False)]
-Dsn = Annotated[
-    str,
-    typer.Option(
-        help="Connection string of PostgreSQL, without a password.",
-        metavar="DSN",
-        show_default="the PG… variables of the environment",
-    ),
-]
-Schema = Annotated[str, typer.Option(help="Schema of the PostgreSQL tables.", metavar="NAME", show_default="lanes")]
-Server = Annotated[
-    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
-]
 
 
 class Where(NamedTuple):
     """The topic, subject or name in PostgreSQL of the dead letters, and the options that reach the server."""
 
-    topic: str
-    config: Path | None
-    settings: list[str]
-    subject: str
-    server: str
-    name: str
-    dsn: str
-    schema: str
+    topic: Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)] = (
+        ""
+    )
+    config: Config = None
+    settings: Settings = []  # noqa: RUF012 (typer copies it)
+    subject: Annotated[
+        str, typer.Option(help="JetStream subject of the dead letters.", metavar="NAME", show_default=False)
+    ] = ""
+    server: Server = ""
+    name: Annotated[
+        str, typer.Option(help="Name of the dead letters in PostgreSQL.", metavar="NAME", show_default=False)
+    ] = ""
+    dsn: Annotated[
+        str,
+        typer.Option(
+            help="Connection string of PostgreSQL, without a password.",
+            metavar="DSN",
+            show_default="the PG… variables of the environment",
+        ),
+    ] = ""
+    schema: Annotated[
+        str, typer.Option(help="Schema of the PostgreSQL tables.", metavar="NAME", show_default="lanes")
+    ] = ""
 
     def __str__(self) -> str:
         return printable(self.topic or self.subject or self.name)
@@ -91,7 +76,7 @@ class Where(NamedTuple):
             if not self.server:
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_box("jetstream", "--subject", self.server, self.subject)
-        if _NATS_URL.match(self.server):
+        if is_nats(self.server):
             raise Misuse(
                 "has --topic, which is for Kafka, and in --server the URL of a NATS server; use --subject NAME"
             )
@@ -99,11 +84,5 @@ class Where(NamedTuple):
 
 
 def _make_box(broker: str, option: str, *arguments: object) -> DeadLetterBox:
-    """Make the box that an adapter registers in the entry-point group ``lanes.dead_letter_boxes``."""
-    points = entry_points(group="lanes.dead_letter_boxes", name=broker)
-    if not points:
-        stop(f"`lanes dead-letters {option}`: lanes-runtime is not installed as a package; reinstall it with pip")
-    (point,) = points
-    require(f"`lanes dead-letters {option}`", *point.extras)
-    box: DeadLetterBox = point.load()(*arguments)
+    box: DeadLetterBox = make_client("lanes.dead_letter_boxes", broker, f"lanes dead-letters {option}", *arguments)
     return box

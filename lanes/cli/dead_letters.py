@@ -18,7 +18,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.dead_letter_places import Config, Dsn, Name, Schema, Server, Setting, Subject, Topic, Where
+from lanes.cli.dead_letter_places import Where
 from lanes.cli.kit import (
     EXIT_INTERRUPTED,
     EXIT_UNUSABLE,
@@ -79,14 +79,7 @@ dead_letters = command_group("List, show, replay and drop dead letters.")
 
 @dead_letters.command("list")
 def list_dead_letters(
-    topic: Topic = "",
-    config: Config = None,
-    settings: Setting = [],  # noqa: B006 (typer copies it)
-    subject: Subject = "",
-    server: Server = "",
-    name: Name = "",
-    dsn: Dsn = "",
-    schema: Schema = "",
+    where: Where,
     limit: Annotated[
         int, typer.Option(min=1, help="Maximum number of dead letters, the oldest first.", metavar="NUMBER")
     ] = 100,
@@ -101,7 +94,6 @@ def list_dead_letters(
     consumer registered. For other dead letters add --partitions. Without --partitions, a line says how many dead
     letters of NAME__p1, NAME__p2 and so on are left out.
     """
-    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_list, where=where, limit=limit, origins=origins, as_json=as_json))
 
@@ -109,35 +101,21 @@ def list_dead_letters(
 @dead_letters.command()
 def show(
     id_: Id,
-    topic: Topic = "",
-    config: Config = None,
-    settings: Setting = [],  # noqa: B006 (typer copies it)
-    subject: Subject = "",
-    server: Server = "",
-    name: Name = "",
-    dsn: Dsn = "",
-    schema: Schema = "",
+    where: Where,
     with_payload: Annotated[bool, typer.Option("--payload", help="Show subject, key, headers and value too.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show one dead letter."""
     _run(
-        Where(topic, config, settings, subject, server, name, dsn, schema),
+        where,
         functools.partial(_show, id_=checked([id_])[0], with_payload=with_payload, as_json=as_json),
     )
 
 
 @dead_letters.command("replay")
 def replay_dead_letters(
+    where: Where,
     ids: Ids = [],  # noqa: B006 (typer copies it)
-    topic: Topic = "",
-    config: Config = None,
-    settings: Setting = [],  # noqa: B006 (typer copies it)
-    subject: Subject = "",
-    server: Server = "",
-    name: Name = "",
-    dsn: Dsn = "",
-    schema: Schema = "",
     every: Annotated[bool, typer.Option("--all", help="Replay every dead letter, the oldest first.")] = False,
     handler: Annotated[str, typer.Option(help="Handler to run.", metavar="MODULE:FUNCTION", show_default=False)] = "",
     decode: Annotated[
@@ -178,7 +156,6 @@ def replay_dead_letters(
     if not to_origin and not handler:
         raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin")
     act = functools.partial(_publish, new_origin=new_origin) if to_origin else _handle(handler, decode)
-    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_replay, where=where, ids=checked(ids), origins=origins, act=act, as_json=as_json))
 
@@ -186,18 +163,10 @@ def replay_dead_letters(
 @dead_letters.command()
 def drop(
     ids: Ids,
-    topic: Topic = "",
-    config: Config = None,
-    settings: Setting = [],  # noqa: B006 (typer copies it)
-    subject: Subject = "",
-    server: Server = "",
-    name: Name = "",
-    dsn: Dsn = "",
-    schema: Schema = "",
+    where: Where,
     as_json: AsJson = False,
 ) -> None:
     """Drop dead letters for good. Dropping a dead letter again does nothing."""
-    where = Where(topic, config, settings, subject, server, name, dsn, schema)
     _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -70,4 +72,38 @@ class Group(typer.Typer):
     def command(
         self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **options: Any
     ) -> Callable[[Function], Function]:
-        return super().command(name, cls=cls or Command, **options)
+        add = super().command(name, cls=cls or Command, **options)
+
+        def register(function: Function) -> Function:
+            add(_with_options(function))
+            return function
+
+        return register
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace each parameter that is a ``NamedTuple`` by its fields, so that commands can share options."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kind = hints[parameter.name]
+        each = {parameter.name: (kind, parameter.default)}
+        if fields := getattr(kind, "_fields", ()):
+            groups[parameter.name] = kind
+            kinds = get_type_hints(kind, include_extras=True)
+            each = {name: (kinds[name], kind._field_defaults[name]) for name in fields}
+        parameters += [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+            for name, (hint, default) in each.items()
+        ]
+
+    @functools.wraps(function)
+    def run(**given: Any) -> Any:
+        for name, kind in groups.items():
+            given[name] = kind(**{field: given.pop(field) for field in kind._fields})
+        return function(**given)
+
+    run.__dict__["__signature__"] = inspect.Signature(parameters)
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run

@@ -6,11 +6,8 @@ An adapter registers its broker in the entry-point group ``lanes.queue_brokers``
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from importlib.metadata import entry_points
-from pathlib import Path
 from time import sleep
 from typing import Annotated, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -18,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_UNUSABLE, Misuse, command_group, require, stop, waiting_line
+from lanes.cli.brokers import Config, Server, Settings, is_nats, make_client
+from lanes.cli.kit import EXIT_UNUSABLE, Misuse, command_group, stop, waiting_line
 from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.dead_letter import printable
 from lanes.errors import SourceError
@@ -30,8 +28,6 @@ _ARRIVALS: Final = 1.0
 """Seconds between the two readings that show whether a producer still writes."""
 
 _NAMED_ONLY: Final = "only the physical queues named by --partition were read"
-
-_NATS_URL: Final = re.compile(r"(nats|tls|wss?)://", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -99,28 +95,18 @@ Groups = Annotated[
         "--group", help="Group, durable or cohort of the workers; repeatable.", metavar="NAME", show_default=False
     ),
 ]
-Stream = Annotated[str, typer.Option(help="JetStream stream of the queue.", metavar="NAME", show_default=False)]
-Server = Annotated[
-    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
-]
-Config = Annotated[Path | None, typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE")]
-Settings = Annotated[
-    list[str],
-    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class Where(NamedTuple):
     """The options that reach the broker of a queue."""
 
-    queue: PartitionedQueue
-    stream: str
-    server: str
-    config: Path | None
-    settings: list[str]
+    stream: Annotated[str, typer.Option(help="JetStream stream of the queue.", metavar="NAME", show_default=False)] = ""
+    server: Server = ""
+    config: Config = None
+    settings: Settings = []  # noqa: RUF012 (typer copies it)
 
-    def broker(self) -> QueueBroker:
+    def broker(self, queue: PartitionedQueue) -> QueueBroker:
         """Make the client of the broker.
 
         Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
@@ -130,20 +116,14 @@ class Where(NamedTuple):
                 raise Misuse("--stream takes neither --config nor -X, which are for Kafka")
             if not self.server:
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
-            return _make_broker("jetstream", self.queue, self.server, self.stream)
-        if _NATS_URL.match(self.server):
+            return _make_broker("jetstream", queue, self.server, self.stream)
+        if is_nats(self.server):
             raise Misuse("needs --stream NAME, because --server is the URL of a NATS server")
-        return _make_broker("kafka", self.queue, self.server, self.config, self.settings)
+        return _make_broker("kafka", queue, self.server, self.config, self.settings)
 
 
 def _make_broker(broker: str, *arguments: object) -> QueueBroker:
-    """Make the client that an adapter registers in the entry-point group ``lanes.queue_brokers``."""
-    points = entry_points(group="lanes.queue_brokers", name=broker)
-    if not points:
-        stop("`lanes queue`: lanes-runtime is not installed as a package; reinstall it with pip")
-    (point,) = points
-    require("`lanes queue`", *point.extras)
-    made: QueueBroker = point.load()(*arguments)
+    made: QueueBroker = make_client("lanes.queue_brokers", broker, "lanes queue", *arguments)
     return made
 
 
@@ -154,10 +134,7 @@ def grow(
     after: To,
     groups: Groups = [],  # noqa: B006 (typer copies it)
     names: PhysicalNames = [],  # noqa: B006
-    stream: Stream = "",
-    server: Server = "",
-    config: Config = None,
-    settings: Settings = [],  # noqa: B006
+    where: Where = Where(),  # noqa: B008
     apply: Annotated[bool, typer.Option("--apply", help="Create the missing topics or subjects.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -190,7 +167,7 @@ def grow(
             wanted, runbook = read(broker)
         return runbook, done
 
-    runbook, done = _asked(Where(new, stream, server, config, settings), act)
+    runbook, done = _asked(where, new, act)
     _conclude(runbook, done, runbook.faults, names, as_json=as_json)
 
 
@@ -201,10 +178,7 @@ def shrink(
     after: To,
     groups: Groups = [],  # noqa: B006
     names: PhysicalNames = [],  # noqa: B006
-    stream: Stream = "",
-    server: Server = "",
-    config: Config = None,
-    settings: Settings = [],  # noqa: B006
+    where: Where = Where(),  # noqa: B008
     apply: Annotated[bool, typer.Option("--apply", help="Remove the finished topics or subjects.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -240,7 +214,7 @@ def shrink(
             *_, runbook = read(broker, found)
         return runbook._replace(faults=(*runbook.faults, *wider)), done, refused
 
-    runbook, done, refused = _asked(Where(old, stream, server, config, settings), act)
+    runbook, done, refused = _asked(where, old, act)
     faults = [*runbook.faults, *(f"not removed: {each}" for each in refused)]
     _conclude(runbook, done, faults, names, as_json=as_json)
 
@@ -252,10 +226,7 @@ def status(
         int | None, typer.Option(help="Number of partitions of the queue.", metavar="NUMBER", show_default=False)
     ] = None,
     names: PhysicalNames = [],  # noqa: B006
-    stream: Stream = "",
-    server: Server = "",
-    config: Config = None,
-    settings: Settings = [],  # noqa: B006
+    where: Where = Where(),  # noqa: B008
     as_json: AsJson = False,
 ) -> None:
     """Show topics or subjects of a queue, with lag and members.
@@ -270,7 +241,7 @@ def status(
         beyond = _beyond(broker, shown, names)
         return broker.noun, beyond, broker.survey((*shown.names, *beyond))
 
-    noun, beyond, found = _asked(Where(shown, stream, server, config, settings), ask)
+    noun, beyond, found = _asked(where, shown, ask)
     missing = [each for each in shown.names if not found.facts[each].size]
     stranded = {
         (each.name, group): each.messages for group in found.groups for each in stranded_in(shown, found.facts, group)
@@ -325,10 +296,10 @@ def _wider(broker: QueueBroker, queue: PartitionedQueue, names: Sequence[str], g
     return wider_readers(queue, broker.survey(beyond, groups).facts, groups) if beyond and groups else []
 
 
-def _asked(where: Where, ask: Callable[[QueueBroker], T]) -> T:
+def _asked(where: Where, queue: PartitionedQueue, ask: Callable[[QueueBroker], T]) -> T:
     """Call ``ask`` with a client of the broker; an error of the broker ends the process."""
     try:
-        with closing(where.broker()) as broker, waiting_line(broker.what, where.server):
+        with closing(where.broker(queue)) as broker, waiting_line(broker.what, where.server):
             return ask(broker)
     except SourceError as error:
         stop(printable(str(error)))

@@ -29,7 +29,6 @@ from lanes_spark.cli.doctor import java_check
 from lanes_spark.cli.machine import worker_environment
 from lanes_spark.cli.output import lacking, printable_lines, progress_bar, render, summary
 from lanes_spark.driver.replay import replay
-from lanes_spark.driver.run import ROWS_PER_BATCH
 from lanes_spark.driver.stream import INTERVAL, Stream, stream
 from lanes_spark.tables.journal_selection import JournalSelection, Of
 from lanes_spark.tables.kafka_topic import KafkaTopic
@@ -49,20 +48,14 @@ spark = command_group("Replay stored messages, or audit a journal, on Spark.")
 
 @spark.command("replay")
 def replay_command(
-    context: typer.Context,
     topic: Annotated[str, typer.Option(help="Topic name.", metavar="NAME", show_default=False)],
     handler: options.Handler,
-    table: options.Tables = [],  # noqa: B006 (typer copies it)
-    servers: options.KafkaInstead = "",
-    option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
-    column: options.Columns = [],  # noqa: B006 (typer copies it)
+    reads: options.Reads,
+    run: options.Run,
+    on: options.Spark,
     aligned: bool | None = typer.Option(
         None, help="Read each partition by one task, without shuffle.", show_default="for Kafka"
     ),
-    keys: options.Keys = [],  # noqa: B006 (typer copies it)
-    slots: options.Slots = "",
-    partitions: options.Partitions = "",
-    from_: options.FirstPosition = "",
     to: str = typer.Option("", help="End position, exclusive; written as --from.", metavar="AT"),
     only: str = typer.Option("", help="State in a journal: dead_lettered, abandoned or unfinished.", metavar="STATE"),
     from_journal: list[str] = typer.Option(
@@ -71,17 +64,7 @@ def replay_command(
     journal_topic: str = typer.Option(
         "", help="Topic name in that journal.", metavar="NAME", show_default="as --topic"
     ),
-    settings: options.SettingsName = "",
-    dead_letters: options.DeadLetterMaker = "",
-    setup: options.Setup = "",
-    teardown: options.Teardown = "",
-    effects: options.EffectsName = "unfenced",
     checkpoint: str = typer.Option("", help="Folder to continue from after a crash.", metavar="PATH"),
-    rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
-    journal: options.Journal = "",
-    tasks: options.Tasks = None,
-    master: options.Master = "",
-    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
     explain: bool = typer.Option(False, "--explain", help="Print the plan with its reasons; run nothing."),
 ) -> None:
     """Run a handler over a table or a Kafka topic.
@@ -92,14 +75,14 @@ def replay_command(
     """
     # Python adds a folder to its path for a script and for -m, but a console script lacks the current folder.
     sys.path.insert(0, os.getcwd())
-    source = source_of(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column), aligned)
-    check_tasks(tasks, aligned=source.aligned)
-    arguments = options.arguments_of(context.params)
+    source = source_of(topic, *reads.parsed(), aligned)
+    check_tasks(run.tasks, aligned=source.aligned)
+    arguments = run.arguments()
     arguments |= {"to": options.bound("--to", to), "checkpoint": checkpoint or None}
     arguments["only"] = only_of(only, from_journal, journal_topic)
     function = options.load("--handler", handler)
     output = _console()
-    with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
+    with _exit_statuses(), spark_session(on.master, options.pairs("--conf", on.conf)) as session:
         if explain:
             output.print(printable_lines(str(replay(session, source, function, **arguments, explain=True))))
             return
@@ -113,30 +96,17 @@ def replay_command(
 
 @spark.command("stream")
 def stream_command(
-    context: typer.Context,
     topic: Annotated[str, typer.Option(help="Kafka topic.", metavar="NAME", show_default=False)],
     servers: Annotated[str, typer.Option("--server", help="Kafka brokers.", metavar="HOST:PORT", show_default=False)],
     handler: options.Handler,
     checkpoint: Annotated[
         str, typer.Option(help="Folder to continue from after a crash.", metavar="PATH", show_default=False)
     ],
+    run: options.Run,
+    on: options.Spark,
     option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
     aligned: bool = typer.Option(True, help="Read each partition by one task, without shuffle."),
-    keys: options.Keys = [],  # noqa: B006 (typer copies it)
-    slots: options.Slots = "",
-    partitions: options.Partitions = "",
-    from_: options.FirstPosition = "",
-    settings: options.SettingsName = "",
-    dead_letters: options.DeadLetterMaker = "",
-    setup: options.Setup = "",
-    teardown: options.Teardown = "",
-    effects: options.EffectsName = "unfenced",
-    rows_per_batch: options.RowsPerBatch = ROWS_PER_BATCH,
     interval: float = typer.Option(INTERVAL, help="Seconds between two checks of an idle topic.", metavar="SECONDS"),
-    journal: options.Journal = "",
-    tasks: options.Tasks = None,
-    master: options.Master = "",
-    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
 ) -> None:
     """Run a handler over a Kafka topic until a signal.
 
@@ -145,12 +115,12 @@ def stream_command(
     """
     sys.path.insert(0, os.getcwd())
     source = KafkaTopic(servers=servers, topic=topic, options=options.pairs("-X", option), aligned=aligned)
-    check_tasks(tasks, aligned=aligned)
-    arguments = options.arguments_of(context.params) | {"checkpoint": checkpoint, "interval": interval}
+    check_tasks(run.tasks, aligned=aligned)
+    arguments = run.arguments() | {"checkpoint": checkpoint, "interval": interval}
     function = options.load("--handler", handler)
     with (
         _exit_statuses(),
-        spark_session(master, options.pairs("--conf", conf)) as session,
+        spark_session(on.master, options.pairs("--conf", on.conf)) as session,
         Signals() as signals,
         progress_bar() as show,
     ):
@@ -169,19 +139,15 @@ def audit_command(
     journals: list[str] = typer.Argument(help="Folders of journals.", metavar="DIR", show_default=False),
     findings: str = typer.Option("", help="New folder for the violations as Parquet.", metavar="DIR"),
     topic: str = typer.Option("", help="Topic that had to be handled; needs --table or --server.", metavar="NAME"),
-    table: options.Tables = [],  # noqa: B006 (typer copies it)
-    servers: options.KafkaInstead = "",
-    option: options.KafkaOptions = [],  # noqa: B006 (typer copies it)
-    column: options.Columns = [],  # noqa: B006 (typer copies it)
-    master: options.Master = "",
-    conf: options.SparkConf = [],  # noqa: B006 (typer copies it)
+    reads: options.Reads = options.Reads(),  # noqa: B008
+    on: options.Spark = options.Spark(),  # noqa: B008
 ) -> None:
     """Audit journals.
 
     Exit status: 0 = all promises held, 1 = violated, 2 = unproven, 3 = failed, 130 = interrupted by Ctrl-C.
     """
-    source = source_of_audit(topic, table, servers, options.pairs("-X", option), options.pairs("--column", column))
-    with _exit_statuses(), spark_session(master, options.pairs("--conf", conf)) as session:
+    source = source_of_audit(topic, *reads.parsed())
+    with _exit_statuses(), spark_session(on.master, options.pairs("--conf", on.conf)) as session:
         found = audit(session, journals, source=source, findings_to=findings or None)
     render(found, Console(markup=False, emoji=False, highlight=False))
     raise typer.Exit(found.status)

@@ -24,7 +24,7 @@ from lanes.cli.doctor import Check, conclude
 from lanes.cli.kit import choice
 from lanes.errors import ConfigError
 from lanes_spark.cli import machine
-from lanes_spark.cli.options import EffectsName, Master, SparkConf, pairs
+from lanes_spark.cli.options import Effect, Spark, pairs
 from lanes_spark.plan import CHECKED, Effects, check_conf
 
 JAVA: Final = 17
@@ -58,10 +58,9 @@ print("lanes:" + json.dumps({
 
 
 def doctor(
-    master: Master = "",
-    conf: SparkConf = [],  # noqa: B006 (typer copies it)
+    on: Spark,
     kafka: bool = typer.Option(False, "--kafka", help="Require the Kafka connector."),
-    effects: EffectsName = "unfenced",
+    effects: Effect = "unfenced",
     checkpoint: str = typer.Option("", help="Folder that a replay will use.", metavar="PATH"),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -71,8 +70,8 @@ def doctor(
     seconds.
     """
     found = examine(
-        master=master,
-        conf=pairs("--conf", conf),
+        master=on.master,
+        conf=pairs("--conf", on.conf),
         effects=choice("--effects", effects, Effects),
         kafka=kafka,
         checkpoint=checkpoint,

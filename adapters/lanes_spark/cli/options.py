@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import typer
 
 from lanes.cli.kit import choice
 from lanes.config import Settings
 from lanes.errors import ConfigError
+from lanes_spark.driver.run import ROWS_PER_BATCH
 from lanes_spark.driver.selection import Bound
 from lanes_spark.plan import Effects
 
@@ -20,68 +21,93 @@ _NUMBER: Final = re.compile(r"[0-9]{1,19}")
 _NUMBERS_LIMIT: Final = 65_536
 
 Handler = Annotated[str, typer.Option(help="Handler to run, async or plain.", metavar="MODULE:FUNCTION")]
-Tables = Annotated[
-    list[str], typer.Option("--table", help="Parquet table to read; repeatable.", metavar="PATH", show_default=False)
-]
-KafkaInstead = Annotated[
-    str, typer.Option("--server", help="Kafka brokers, instead of --table.", metavar="HOST:PORT", show_default=False)
-]
 KafkaOptions = Annotated[
     list[str],
     typer.Option(
         "-X", help="Option of Spark's Kafka connector, visible to others.", metavar="NAME=VALUE", show_default=False
     ),
 ]
-Columns = Annotated[
-    list[str],
-    typer.Option(
-        "--column", help="Column of the table, as key=customer; repeatable.", metavar="NAME=COLUMN", show_default=False
-    ),
-]
-Keys = Annotated[list[str], typer.Option(help="Only this key; repeatable.", metavar="KEY", show_default=False)]
-Slots = Annotated[str, typer.Option(help="Only these slots of 65,536, as 0-99,512.", metavar="NUMBERS")]
-Partitions = Annotated[str, typer.Option(help="Only these partitions, as 0-3,7.", metavar="NUMBERS")]
-FirstPosition = Annotated[
-    str, typer.Option("--from", help="First position: 7, 0=120,1=80 or a time with zone.", metavar="AT")
-]
-SettingsName = Annotated[str, typer.Option(help="lanes.Settings of the handler.", metavar="MODULE:NAME")]
-DeadLetterMaker = Annotated[str, typer.Option(help="Creates the dead letter store.", metavar="MODULE:FUNCTION")]
-Setup = Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")]
-Teardown = Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")]
-EffectsName = Annotated[
+Effect = Annotated[
     str, typer.Option(help="Kind of effects that the handler has outside its process.", metavar="none|fenced|unfenced")
 ]
-RowsPerBatch = Annotated[
-    int, typer.Option(help="Maximum number of rows of a batch; needs --checkpoint.", metavar="NUMBER")
-]
-Journal = Annotated[str, typer.Option(help="Folder for the journals of all tasks.", metavar="DIR")]
-Tasks = Annotated[
-    int | None, typer.Option(help="Number of shuffle tasks.", metavar="NUMBER", show_default="4 per core")
-]
-Master = Annotated[
-    str, typer.Option(help="Spark master.", metavar="URL", show_default="Spark's own setting, else local[*]")
-]
-SparkConf = Annotated[
-    list[str], typer.Option(help="Setting of Spark; repeatable.", metavar="NAME=VALUE", show_default=False)
-]
 
 
-def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a command's parameters to ``RunOptions``. Raises ``ConfigError`` for a wrong parameter."""
-    return {
-        **{name: given[name] for name in ("rows_per_batch", "tasks")},
-        "settings": settings_of(given["settings"]),
-        **{
-            name: load(f"--{name.replace('_', '-')}", given[name]) if given[name] else None
-            for name in ("dead_letters", "setup", "teardown")
-        },
-        "keys": [_key_of(key) for key in given["keys"]] or None,
-        "slots": numbers("--slots", given["slots"]),
-        "partitions": numbers("--partitions", given["partitions"]),
-        "from_": bound("--from", given["from_"]),
-        "journal": given["journal"] or None,
-        "effects": choice("--effects", given["effects"], Effects),
-    }
+class Spark(NamedTuple):
+    """The options that reach Spark."""
+
+    master: Annotated[
+        str, typer.Option(help="Spark master.", metavar="URL", show_default="Spark's own setting, else local[*]")
+    ] = ""
+    conf: Annotated[
+        list[str], typer.Option(help="Setting of Spark; repeatable.", metavar="NAME=VALUE", show_default=False)
+    ] = []  # noqa: RUF012 (typer copies it)
+
+
+class Reads(NamedTuple):
+    """The options that name a table, or the topic of a broker."""
+
+    table: Annotated[
+        list[str],
+        typer.Option("--table", help="Parquet table to read; repeatable.", metavar="PATH", show_default=False),
+    ] = []  # noqa: RUF012 (typer copies it)
+    servers: Annotated[
+        str,
+        typer.Option("--server", help="Kafka brokers, instead of --table.", metavar="HOST:PORT", show_default=False),
+    ] = ""
+    option: KafkaOptions = []  # noqa: RUF012
+    column: Annotated[
+        list[str],
+        typer.Option(
+            "--column",
+            help="Column of the table, as key=customer; repeatable.",
+            metavar="NAME=COLUMN",
+            show_default=False,
+        ),
+    ] = []  # noqa: RUF012
+
+    def parsed(self) -> tuple[list[str], str, dict[str, str], dict[str, str]]:
+        """Return the tables, brokers, Kafka options and columns. Raises ``ConfigError`` for a wrong option."""
+        return self.table, self.servers, pairs("-X", self.option), pairs("--column", self.column)
+
+
+class Run(NamedTuple):
+    """The options of both a replay and a stream."""
+
+    keys: Annotated[list[str], typer.Option(help="Only this key; repeatable.", metavar="KEY", show_default=False)] = []  # noqa: RUF012 (typer copies it)
+    slots: Annotated[str, typer.Option(help="Only these slots of 65,536, as 0-99,512.", metavar="NUMBERS")] = ""
+    partitions: Annotated[str, typer.Option(help="Only these partitions, as 0-3,7.", metavar="NUMBERS")] = ""
+    from_: Annotated[
+        str, typer.Option("--from", help="First position: 7, 0=120,1=80 or a time with zone.", metavar="AT")
+    ] = ""
+    settings: Annotated[str, typer.Option(help="lanes.Settings of the handler.", metavar="MODULE:NAME")] = ""
+    dead_letters: Annotated[str, typer.Option(help="Creates the dead letter store.", metavar="MODULE:FUNCTION")] = ""
+    setup: Annotated[str, typer.Option(help="Called before the first message.", metavar="MODULE:FUNCTION")] = ""
+    teardown: Annotated[str, typer.Option(help="Called after the last message.", metavar="MODULE:FUNCTION")] = ""
+    effects: Effect = "unfenced"
+    rows_per_batch: Annotated[
+        int, typer.Option(help="Maximum number of rows of a batch; needs --checkpoint.", metavar="NUMBER")
+    ] = ROWS_PER_BATCH
+    journal: Annotated[str, typer.Option(help="Folder for the journals of all tasks.", metavar="DIR")] = ""
+    tasks: Annotated[
+        int | None, typer.Option(help="Number of shuffle tasks.", metavar="NUMBER", show_default="4 per core")
+    ] = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the ``RunOptions``. Raises ``ConfigError`` for a wrong option."""
+        return {
+            "rows_per_batch": self.rows_per_batch,
+            "tasks": self.tasks,
+            "settings": settings_of(self.settings),
+            "dead_letters": load("--dead-letters", self.dead_letters) if self.dead_letters else None,
+            "setup": load("--setup", self.setup) if self.setup else None,
+            "teardown": load("--teardown", self.teardown) if self.teardown else None,
+            "keys": [_key_of(key) for key in self.keys] or None,
+            "slots": numbers("--slots", self.slots),
+            "partitions": numbers("--partitions", self.partitions),
+            "from_": bound("--from", self.from_),
+            "journal": self.journal or None,
+            "effects": choice("--effects", self.effects, Effects),
+        }
 
 
 def load(option: str, text: str) -> Callable[..., Any]:

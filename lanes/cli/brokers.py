@@ -1,0 +1,41 @@
+"""The options that reach a broker, and the clients that adapters register for the commands of ``lanes``."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from lanes.cli.kit import require, stop
+
+_NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
+
+Config = Annotated[Path | None, typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE")]
+Settings = Annotated[
+    list[str],
+    typer.Option("-X", help="Kafka setting that wins over the file.", metavar="NAME=VALUE", show_default=False),
+]
+Server = Annotated[
+    str, typer.Option(help="Kafka broker as host:port, or URL of a NATS server.", metavar="ADDRESS", show_default=False)
+]
+
+
+def is_nats(server: str) -> bool:
+    """Return whether an address is the URL of a NATS server."""
+    return _NATS_URL.match(server) is not None
+
+
+def make_client(group: str, broker: str, command: str, *arguments: object) -> Any:
+    """Make the client that the adapter of a broker registers in an entry-point group.
+
+    Ends the process if the extra of the adapter is missing.
+    """
+    points = entry_points(group=group, name=broker)
+    if not points:
+        stop(f"`{command}`: lanes-runtime is not installed as a package; reinstall it with pip")
+    (point,) = points
+    require(f"`{command}`", *point.extras)
+    return point.load()(*arguments)
