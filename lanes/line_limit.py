@@ -66,9 +66,6 @@ class LineLimit(Generic[T]):
     def __len__(self) -> int:
         return len(self._windows)
 
-    def __repr__(self) -> str:
-        return f"<LineLimit {len(self._windows)} kinds>"
-
     def logs(self, kind: str, line: T, now: float) -> bool:
         """Return whether to log a line now. Otherwise the line is counted."""
         window = self._windows.get(kind)
@@ -132,9 +129,6 @@ class FoldedLog:
         self._name = name
         self._clock = clock
         self._limit: LineLimit[tuple[int, str]] = LineLimit("other lines")
-
-    def __repr__(self) -> str:
-        return f"<FoldedLog of {self._name}: {len(self._limit)} kinds>"
 
     def write(self, level: int, kind: str, text: str) -> None:
         """Log or count a line. A line at DEBUG is always logged.

@@ -81,9 +81,6 @@ class StreamQueues:
         self._numbers = {name: number for number, name in enumerate(queue.names)}
         self._runner = asyncio.Runner()
 
-    def __repr__(self) -> str:
-        return f"<StreamQueues {self._queue} in {self._stream}>"
-
     def names(self) -> Sequence[str]:
         """Ask for the subjects that the stream stores.
 

@@ -37,9 +37,6 @@ class ClientLog:
         # The last warning, and its time.
         self._last: tuple[str, tuple[object, ...], float] | None = None
 
-    def __repr__(self) -> str:
-        return f"<ClientLog {self._folded!r}>"
-
     def added_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return a copy of a configuration with this ``logger``. A user's ``logger`` stays."""
         return {"logger": self, **settings}

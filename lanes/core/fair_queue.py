@@ -56,9 +56,6 @@ class PartitionsInTurn:
     def __len__(self) -> int:
         return self._count
 
-    def __repr__(self) -> str:
-        return f"<PartitionsInTurn {self._count} heads of {len(self._heads)} partitions>"
-
 
 class FairQueue:
     """The heads that can start, by budget.

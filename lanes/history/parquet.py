@@ -145,10 +145,6 @@ class JournalWriter:
         self._finishing = False
         self._thread = threading.Thread(target=self._work, name=f"lanes-journal-{name}", daemon=True)
 
-    def __repr__(self) -> str:
-        state = "writing" if self._thread.is_alive() else "idle"
-        return f"<JournalWriter {self._name} {state}: {self.files} files, {self.lost} rows lost>"
-
     def start(self, begin: str) -> None:
         """Create the first file and start the thread. The row ``begin`` is the first row and is never given up.
 

@@ -67,9 +67,6 @@ class CutOffLog:
         self._ended: dict[float, list[Message]] = {}
         self._unended: dict[float, list[Message]] = {}
 
-    def __repr__(self) -> str:
-        return f"<CutOffLog of {self._name}>"
-
     def note(self, late: Iterable[Message], unended: Iterable[Message], timeout: float) -> None:
         """Note the handlers of a drain for ``tell``, after their grace.
 

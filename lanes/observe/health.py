@@ -169,9 +169,6 @@ class Unsettled:
         self._name = name
         self.partitions: dict[Partition, FailingSettlements] = {}
 
-    def __repr__(self) -> str:
-        return f"<Unsettled {len(self.partitions)} partitions>"
-
     def failed(self, partitions: Iterable[Partition], error: Exception, now: float) -> None:
         """Record that a settlement of these partitions failed. The runtime repeats the settlement."""
         due: list[Partition] = []

@@ -74,9 +74,6 @@ class IntakeWatch:
         # The dict is replaced and never changed, because another thread may be reading it.
         self._silent: dict[Partition, Silence] = {}
 
-    def __repr__(self) -> str:
-        return f"<IntakeWatch {len(self._silent)} silent partitions>"
-
     def delivered(self, partition: Partition) -> None:
         """Record that the source has delivered messages of the partition, or has read past a gap. Cheap."""
         self._delivered.add(partition)

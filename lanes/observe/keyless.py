@@ -28,9 +28,6 @@ class KeylessWatch:
         self._count = 0
         self._sources: set[str] = set()
 
-    def __repr__(self) -> str:
-        return f"<KeylessWatch {self._count} messages>"
-
     def delivered(self, event: Delivered) -> bool:
         """Count the messages of a run, and log the warning when it is due.
 

@@ -147,9 +147,6 @@ class Telemetry:
         instruments = instruments_of(meters, installed) if metered else Instruments(NoOpMeter("lanes"))
         return cls(name, system, status, tracer, instruments, clock, queues)
 
-    def __repr__(self) -> str:
-        return f"<Telemetry of {self._name}>"
-
     def close(self) -> None:
         """Remove the consumer, and the reference to it, from the gauges. Counters still work. Idempotent."""
         self._instruments.close(self._reading)

@@ -76,9 +76,6 @@ class RetentionWatch:
         self._told: dict[Partition, _Told] = {}
         self._counted = False
 
-    def __repr__(self) -> str:
-        return f"<RetentionWatch {len(self._dangers)} messages>"
-
     def look(self, partitions: Iterable[Partition], now: float) -> None:
         """Look at the oldest unfinished message of each partition, and log those that the broker may delete soon.
 

@@ -170,9 +170,6 @@ class StrandedWatch:
         # Names whose turn in the present round has not come.
         self._turns: list[str] = []
 
-    def __repr__(self) -> str:
-        return f"<StrandedWatch {len(self.found)} physical queues with stranded messages>"
-
     @property
     def suspected(self) -> frozenset[str]:
         """Names in ``found``, and those that the last look found for the first time."""

@@ -77,9 +77,6 @@ class Lifecycle:
         # Whether the log has said that a task waits for a consumer that nobody runs.
         self._told_unrun = False
 
-    def __repr__(self) -> str:
-        return f"<Lifecycle of {self.name}: {self.state}>"
-
     # --- the states
 
     def check_new(self) -> None:

@@ -61,9 +61,6 @@ class FreezeWatch:
         self._lock = threading.Lock()
         self._opened = anyio.Event()
 
-    def __repr__(self) -> str:
-        return f"<FreezeWatch {self.number} freezes{', held' if self.held else ''}>"
-
     def look(self, now: float) -> bool:
         """Look for a freeze since the last look. Any thread may call this method.
 

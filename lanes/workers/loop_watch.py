@@ -165,9 +165,6 @@ class LoopWatch:
         self._untold = 0
         self._untold_seconds = 0.0
 
-    def __repr__(self) -> str:
-        return f"<LoopWatch {self.seconds:.1f} s held>"
-
     # --- on the event loop
 
     def start(self, message_in: Callable[[FrameType], Message | None]) -> bool:

@@ -239,9 +239,6 @@ class ProcessPool:
         self._enter: Callable[[Callable[[], None]], object]
         self._ended: anyio.Event
 
-    def __repr__(self) -> str:
-        return f"<ProcessPool {len(self._all)} processes, {len(self._calls)} calls>"
-
     # --- on the event loop
 
     def start(self) -> None:

@@ -62,9 +62,6 @@ class SteppedThread:
         self._mine.acquire()
         self._loops.acquire()
 
-    def __repr__(self) -> str:
-        return f"<SteppedThread {self.name}>"
-
     # --- on the loop
 
     def start(self) -> None:

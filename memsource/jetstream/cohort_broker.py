@@ -132,9 +132,6 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         self._redelivered = 0
         self._drained: str | None = None
 
-    def __repr__(self) -> str:
-        return f"<CohortBroker of {self.stream!r}, {self.bucket!r}: {len(self.members)} members so far>"
-
     # --- producers
 
     def skip(self, count: int, *, partition: int = 0) -> None:

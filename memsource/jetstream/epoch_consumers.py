@@ -107,10 +107,6 @@ class EpochStream(Watched):
         self._gone: set[tuple[int, int]] = set()
         self._end(1)
 
-    def __repr__(self) -> str:
-        counts = f"{self.topic.published} messages, {len(self._made)} durables"
-        return f"<EpochStream {self.topic.name}: {self.retention}, {counts}>"
-
     # --- producers
 
     def publish(
@@ -282,9 +278,6 @@ class MemoryEpochConsumers:
         self.stream = stream
         self.link = link
         self.lease = lease
-
-    def __repr__(self) -> str:
-        return f"<MemoryEpochConsumers of {self.stream!r}>"
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """See ``lanes.cohort.leases.EpochConsumers.found``."""

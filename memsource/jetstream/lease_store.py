@@ -64,9 +64,6 @@ class Bucket:
         self._past: list[tuple[float, int, str, _Stored | None]] = []
         self._watchers: Watchers[[str]] = Watchers()
 
-    def __repr__(self) -> str:
-        return f"<Bucket: {len(self._keys)} keys, revision {self._revision}>"
-
     def read(self, key: str, now: float) -> Entry:
         """Read the newest entry of a key; see ``lanes.cohort.leases.Entry``."""
         self.advance(now)
@@ -213,9 +210,6 @@ class MemoryLeaseStore:
     def __init__(self, bucket: Bucket, link: Link) -> None:
         self.bucket = bucket
         self.link = link
-
-    def __repr__(self) -> str:
-        return f"<MemoryLeaseStore over {self.bucket!r}>"
 
     async def read(self, key: str) -> Entry:
         """See ``lanes.cohort.leases.LeaseStore.read``."""

@@ -119,9 +119,6 @@ class Coordinator:
         self._turn = 0
         self.group.watch(self._note)
 
-    def __repr__(self) -> str:
-        return f"<Coordinator of {self.group.name}: {len(self.clients)} clients, {'up' if self.up else 'down'}>"
-
     # --- calls of clients
 
     def join(self, client: Client) -> None:

@@ -18,9 +18,6 @@ class LogSizes:
         self._ends: list[int] = []
         self._below: list[int] = []
 
-    def __repr__(self) -> str:
-        return f"<LogSizes {self.total} bytes in {len(self._ends)} writes>"
-
     def append(self, end: int, size: int) -> None:
         """Record a write of ``size`` bytes, after which the log ends at ``end``."""
         self.total += size

@@ -48,9 +48,6 @@ class StrandedLooks:
         self._doubted: frozenset[str] = frozenset()
         self._next = 0.0
 
-    def __repr__(self) -> str:
-        return f"<StrandedLooks: {len(self.found)} physical queues with stranded messages>"
-
     def look_after(self, seconds: float = LOOK_EVERY) -> None:
         """Plan the next check."""
         self._next = self._clock() + seconds

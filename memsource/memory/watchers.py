@@ -17,9 +17,6 @@ class Watchers(Generic[P]):
     def __init__(self) -> None:
         self._watchers: list[Callable[P, None]] = []
 
-    def __repr__(self) -> str:
-        return f"<Watchers: {len(self._watchers)}>"
-
     def add(self, watcher: Callable[P, None]) -> None:
         """Add a function to the called functions. Idempotent."""
         if watcher not in self._watchers:

@@ -81,9 +81,6 @@ class ReferenceLog:
         self._highest = 0
         self._holes: list[_Hole] = []
 
-    def __repr__(self) -> str:
-        return f"<ReferenceLog {len(self._ends)} partitions, {sum(self._ends)} messages, {len(self._pending)} pending>"
-
     # --- appenders
 
     def begin(self) -> Transaction:

@@ -62,9 +62,6 @@ class Session:
         self._rows: set[Hashable] = set()
         self._shared: set[Hashable] = set()
 
-    def __repr__(self) -> str:
-        return f"<Session {self.pid} of {self.owner}, {'open' if self.open else 'ended'}>"
-
     @property
     def ends_at(self) -> float:
         """Time at which the server ends the session, unless the session sends a statement before."""

@@ -123,9 +123,6 @@ class JetStreamEpochConsumers:
         self._reading = asyncio.Lock()
         self._coming: asyncio.Task[tuple[list[EpochName], int]] | None = None
 
-    def __repr__(self) -> str:
-        return f"<JetStreamEpochConsumers {self.stream}/{self.namespace}>"
-
     def name(self, partition: int, epoch: int, sub: int) -> str:
         """Make the name of a durable."""
         return EpochName(partition, epoch, sub).durable(self.namespace)

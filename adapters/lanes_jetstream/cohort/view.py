@@ -174,9 +174,6 @@ class CohortView:
         self._bucket = bucket_name(stream, namespace)
         self._store = JetStreamLeaseStore(connection, self._bucket)
 
-    def __repr__(self) -> str:
-        return f"<CohortView {self._stream}/{self._namespace}>"
-
     async def check(self) -> None:
         """Raise ``ConfigError`` if the bucket does not exist, because a read would create the bucket."""
         with self._connection.api_errors(f"bucket {self._bucket!r}"):

@@ -65,9 +65,6 @@ class CohortWatch:
         self._retention = StreamRetention()
         self._retention_asked = -_WANTED_FOR
 
-    def __repr__(self) -> str:
-        return f"<CohortWatch of {self.name}>"
-
     def start(self) -> None:
         """Start the checks. Does not block."""
         self._spawn(self._run())

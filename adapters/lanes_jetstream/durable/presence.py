@@ -50,9 +50,6 @@ class Presence:
         self._first = False
         self._refused: set[str] = set()
 
-    def __repr__(self) -> str:
-        return f"<Presence on {self._subject}>"
-
     async def ask(self) -> bool | None:
         """Return whether another process of ``lanes`` consumes the durable; None = a process does not answer."""
         try:

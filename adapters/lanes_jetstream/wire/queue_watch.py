@@ -78,9 +78,6 @@ class QueueWatch:
         self._all_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
-    def __repr__(self) -> str:
-        return f"<QueueWatch of {self._name}: {len(self.found)} physical queues with stranded messages>"
-
     @property
     def found(self) -> tuple[Stranded, ...]:
         """Physical queues with stranded messages at the last look; any thread may read this property."""

@@ -38,9 +38,6 @@ class GrowthWatch:
         self._first: dict[str, int] = {}
         self._last: dict[str, int] = {}
 
-    def __repr__(self) -> str:
-        return f"<GrowthWatch {len(self.grown)} grown topics>"
-
     def look(self, known: Mapping[str, Topic]) -> None:
         """Compare the numbers with those of the start; log or end the source once for each growth. Does not block.
 

@@ -108,9 +108,6 @@ class QueueWatch:
         self._known: frozenset[str] = frozenset()
         self._known_at = 0.0
 
-    def __repr__(self) -> str:
-        return f"<QueueWatch {len(self.found)} topics with stranded messages>"
-
     @property
     def found(self) -> tuple[Stranded, ...]:
         """Topics with stranded messages at the last look; any thread may read this property."""

@@ -26,9 +26,6 @@ class ReadRest:
     def __init__(self) -> None:
         self.until = self._read_at = 0.0
 
-    def __repr__(self) -> str:
-        return f"<ReadRest until {self.until:.3f}>"
-
     def read(self, count: int, now: float, *, more: bool) -> None:
         """Note a read.
 

@@ -55,9 +55,6 @@ class Returns:
     def __init__(self) -> None:
         self._values: dict[Message, object] = {}
 
-    def __repr__(self) -> str:
-        return f"<Returns of {len(self._values)} messages>"
-
     def recording(self, handler: Handler, *, batch: bool) -> Handler:
         """Wrap the handler. This object then stores its return values until their messages are settled."""
         values = self._values

@@ -44,9 +44,6 @@ class Api:
         self._tell = tell
         self._seed = seed
 
-    def __repr__(self) -> str:
-        return f"<Api: {len(self.streams)} streams, {len(self.buckets)} buckets>"
-
     def answer(self, request: str, payload: bytes, now: float) -> Fields:
         """Perform a request.
 

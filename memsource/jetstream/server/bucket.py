@@ -39,9 +39,6 @@ class BucketStream:
         self.data = Bucket(first=int(config.get("first_seq") or 1) - 1, seed=seed, markers=True)
         self.prefix = f"$KV.{self.name.removeprefix('KV_')}."
 
-    def __repr__(self) -> str:
-        return f"<BucketStream {self.name}>"
-
     def state(self, now: float, pattern: str | None) -> dict[str, Any]:
         """Return the fields of the stream's state.
 

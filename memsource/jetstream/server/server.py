@@ -93,9 +93,6 @@ class Session:
         self._closed = closed
         send(info(server.version, number))
 
-    def __repr__(self) -> str:
-        return f"<Session {self.number} of {self.member}: {len(self._subscriptions)} subscriptions>"
-
     def receive(self, data: bytes, now: float) -> None:
         """Perform the commands in the bytes of the client. Does nothing after the end of the connection."""
         for command in self._parser.feed(data):

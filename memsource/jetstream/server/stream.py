@@ -272,9 +272,6 @@ class MessageStream:
         self._ids: dict[str, tuple[int, float]] = {}  # sequences and times of the messages with an id
         self._retention = config.get("retention", "limits")
 
-    def __repr__(self) -> str:
-        return f"<MessageStream {self.name}: {len(self.stored)} messages, {len(self.consumers)} consumers>"
-
     # --- messages
 
     def append(self, record: Record) -> None:

@@ -352,9 +352,6 @@ class _Link:
         if isinstance(reporting, Stranding):
             self.stranded = reporting.stranded
 
-    def __repr__(self) -> str:
-        return f"<link of {self._worker.name}>"
-
     async def _begin(self, *, at_once: bool = False) -> None:
         """Begin a call.
 
