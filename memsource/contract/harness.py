@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
@@ -379,3 +379,16 @@ def expect(condition: bool, otherwise: str) -> None:
     """
     if not condition:
         raise ContractBroken(otherwise)
+
+
+async def cut_short(call: Callable[[], Awaitable[object]], turns: int) -> None:
+    """Cancel a call after a number of turns of the event loop."""
+
+    async def run() -> None:
+        await call()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        tasks.cancel_scope.cancel()

@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership.locks import Held, Locks
-from memsource.contract.harness import ContractBroken, checks_of, checks_within, expect
+from memsource.contract.harness import ContractBroken, checks_of, checks_within, cut_short, expect
 
 __all__ = ["LOCK_CHECKS", "LockAbility", "LockCheck", "LocksHarness", "lock_checks"]
 
@@ -232,10 +232,10 @@ async def check_a_cancelled_call_holds_nothing(harness: LocksHarness) -> None:
             async def acquire(name: str = name, got: list[Held | None] = got) -> None:
                 got.append(await one.try_acquire(name, _Changes()))
 
-            await _cut(acquire, turns)
+            await cut_short(acquire, turns)
             held = got[0] if got else None
             if held is not None:
-                await _cut(held.release, turns)
+                await cut_short(held.release, turns)
             await _until_acquired(harness, other, name, "a lock to end whose try_acquire() or release() was cancelled")
 
 
@@ -390,19 +390,6 @@ async def _until_lost(harness: LocksHarness, held: Held) -> None:
         return bool(held.lost)
 
     await _until(harness, lost, f"the loss of {held.name!r} to be noticed")
-
-
-async def _cut(call: Callable[[], Awaitable[None]], turns: int) -> None:
-    """Cancel a call after a number of turns of the event loop."""
-
-    async def run() -> None:
-        await call()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        for _ in range(turns):
-            await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -24,7 +24,7 @@ from lanes.ownership.state import (
     StateStore,
     StoresInTransaction,
 )
-from memsource.contract.harness import ContractBroken, checks_of, expect
+from memsource.contract.harness import ContractBroken, checks_of, cut_short, expect
 
 __all__ = [
     "STATE_CHECKS",
@@ -274,13 +274,13 @@ async def check_a_cancelled_call_is_whole_or_nothing(make: MakeStates) -> None:
     store = make()
     for number in range(12):
         key = KEY._replace(partition=PartitionId("orders", number))
-        await _cut(lambda key=key: store.claim(key, 4), number)  # type: ignore[misc]
+        await cut_short(lambda key=key: store.claim(key, 4), number)  # type: ignore[misc]
         before = (await store.read([key])).get(key)
         expect(before is None or before.floor == 4, f"a cancelled claim left {before}")
         owned = await _claim(store, key, 4)
         expect(before is None or owned.epoch > before.epoch, f"a claim after a cancelled one returned {owned}")
         change = StateChange(key, State(owned.epoch, 6, [(7, 8)]))
-        await _cut(lambda change=change: store.store([change]), number)  # type: ignore[misc]
+        await cut_short(lambda change=change: store.store([change]), number)  # type: ignore[misc]
         after = _shown((await store.read([key]))[key])
         expect(after in (_shown(owned), _shown(change.state)), f"a cancelled store left {after}")
         answer = list(await store.store([change]))
@@ -399,16 +399,3 @@ async def _refused(store: StateStore, change: StateChange) -> None:
         answer == [False],
         f"store() with the epoch {change.state.epoch} of no present owner answered {answer}, not [False]",
     )
-
-
-async def _cut(call: Callable[[], Awaitable[object]], turns: int) -> None:
-    """Cancel a call after a number of turns of the event loop."""
-
-    async def run() -> None:
-        await call()
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(run)
-        for _ in range(turns):
-            await anyio.lowlevel.checkpoint()
-        tasks.cancel_scope.cancel()

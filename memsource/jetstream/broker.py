@@ -7,16 +7,15 @@ messages of a takeover in order; see ``memsource.jetstream.takeover``.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from lanes.clock import Clock
-from lanes.core.types import Partition, PartitionId, PartitionKey
+from lanes.core.types import Partition, PartitionId
 from memsource.jetstream.cohort import Cohort
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.memory.broker import KeepsDeadLetters
-from memsource.memory.topic import Record, Topic
-from memsource.memory.watchers import Watched
+from memsource.memory.topic import Record, WatchedTopic
 from memsource.personality import PersonalityName
 
 
@@ -39,7 +38,7 @@ class Member(Protocol):
         """End the process of the member. Idempotent."""
 
 
-class JetStreamBroker(Watched, KeepsDeadLetters):
+class JetStreamBroker(WatchedTopic, KeepsDeadLetters):
     """A stream in partitions, each with a separate durable. ``JetStreamPersonality`` adds the sources of the members.
 
     Positions are sequences of the stream, from 1. The positions of a partition have gaps where other partitions have
@@ -75,8 +74,7 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
         lease: float = 10.0,
         revoke_timeout: float = 30.0,
     ) -> None:
-        super().__init__()
-        self.topic = Topic(partitions, topic)
+        super().__init__(partitions, topic)
         self.settings = settings or ConsumerSettings()
         self.restarts = 0
         for log in self.topic.logs:
@@ -95,20 +93,9 @@ class JetStreamBroker(Watched, KeepsDeadLetters):
 
     # --- producers
 
-    def publish(
-        self,
-        value: bytes | str = b"",
-        *,
-        key: PartitionKey | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        partition: int | None = None,
-    ) -> Record:
-        """Append one message and return it; see ``Topic.publish``."""
-        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
+    def _appended(self, record: Record) -> None:
         for log in self.topic.logs:
             log.end = record.position + 1
-        self._changed()
-        return record
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of ``count`` sequences in all partitions, as deleted messages do."""

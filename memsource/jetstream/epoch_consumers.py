@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple
 
 from lanes.cohort.leases import ConsumerExists, EpochConsumer
-from lanes.core.types import PartitionKey
 from memsource.jetstream.link import Link
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
 from memsource.memory.broker import Delivery
-from memsource.memory.topic import Log, Record, Topic
-from memsource.memory.watchers import Watched
+from memsource.memory.topic import Log, Record, WatchedTopic
 
 Retention = Literal["limits", "workqueue", "interest"]
 
@@ -67,7 +65,7 @@ class _Made:
         return max(self.begin - 1, self.log.positions[-1] if self.log.positions else 0)
 
 
-class EpochStream(Watched):
+class EpochStream(WatchedTopic):
     """A stream in cohort partitions. Sequences count the messages of all partitions, from 1.
 
     No method blocks. Not thread-safe. ``now`` never goes back.
@@ -94,8 +92,7 @@ class EpochStream(Watched):
         name: str = "memory",
         settings: ConsumerSettings | None = None,
     ) -> None:
-        super().__init__()
-        self.topic = Topic(partitions, name)
+        super().__init__(partitions, name)
         self.retention = retention
         self.settings = settings or ConsumerSettings()
         self.created: list[tuple[float, Durable]] = []
@@ -109,30 +106,19 @@ class EpochStream(Watched):
 
     # --- producers
 
-    def publish(
-        self,
-        value: bytes | str = b"",
-        *,
-        key: PartitionKey | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        partition: int | None = None,
-    ) -> Record:
-        """Append one message and return it; see ``memsource.memory.topic.Topic.publish``."""
-        record = self.topic.publish(value, key=key, headers=headers, partition=partition)
+    def _appended(self, record: Record) -> None:
         self._end(record.position + 1)
         durables = self._of(record.partition)
         for made in durables:
             made.log.append(record)
         if self.retention == "interest" and not durables:
             self._gone.add((record.partition, record.position))
-        self._changed()
-        return record
 
-    def skip(self, count: int) -> None:
-        """Leave a gap of ``count`` sequences, as deleted messages do. Raises ``ValueError`` for a count below 0."""
+    def skip(self, count: int, *, partition: int = 0) -> None:
+        """Leave a gap of ``count`` sequences in all partitions, as deleted messages do."""
         if count < 0:
             raise ValueError(f"count={count}: must be 0 or more, because sequences only rise")
-        self._end(self.topic.logs[0].end + count)
+        self._end(self.topic.logs[partition].end + count)
 
     # --- administrators
 

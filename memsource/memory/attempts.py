@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import anyio.lowlevel
-
-from lanes.arguments import check_seconds, kind_of
 from lanes.attempts import Attempt
 from lanes.core.types import Message, Partition, PartitionId
-from lanes.errors import ConfigError
+from memsource.memory.remote import Remote
 
 
-class MemoryAttempts:
+class MemoryAttempts(Remote):
     """A store of attempts; see ``lanes.Attempts``. Consumers that share an instance share the attempts.
 
     The store ignores a write whose fencing token is lower than the token of the stored attempt.
@@ -28,11 +25,7 @@ class MemoryAttempts:
     """
 
     def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
-        if call is not None and not callable(call):
-            raise ConfigError(f"call is {kind_of(call)}: pass an async function such as World.io, or leave it out")
-        check_seconds("seconds", seconds, 0.0)
-        self._call = call
-        self._seconds = seconds
+        super().__init__(call, seconds=seconds)
         self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}
 
     def kept(self) -> dict[PartitionId, dict[int, Attempt]]:
@@ -80,12 +73,6 @@ class MemoryAttempts:
         for position in positions:
             if position in rows and rows[position][1] <= token:
                 del rows[position]
-
-    async def _reach(self, what: str) -> None:
-        if self._call is None:
-            await anyio.lowlevel.checkpoint()
-        else:
-            await self._call(what, self._seconds)
 
     def _of(self, partition: Partition) -> dict[int, tuple[Attempt, int]]:
         return self._rows.setdefault((partition.id, partition.incarnation), {})

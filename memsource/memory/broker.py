@@ -95,6 +95,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
         self, partitions: int = 1, *, name: str = "memory", ack_wait: float = 30.0, max_unacked: int | None = None
     ) -> None:
         super().__init__(partitions, name)
+        self.name = name
         check_positive("ack_wait", ack_wait)
         if max_unacked is not None:
             check_whole("max_unacked", max_unacked, 1)

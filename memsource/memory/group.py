@@ -104,6 +104,7 @@ class Group(WatchedTopic):
         self, partitions: int = 1, *, name: str = "memory", cooperative: bool = False, assignor: Assignor | None = None
     ) -> None:
         super().__init__(partitions, name)
+        self.name = name
         check_flag("cooperative", cooperative)
         if assignor is not None and not callable(assignor):
             raise ConfigError(f"assignor is {kind_of(assignor)}: pass a function that returns owners, or leave it out")

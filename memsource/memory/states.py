@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-import anyio.lowlevel
-
-from lanes.arguments import check_seconds, kind_of
-from lanes.errors import ConfigError
 from lanes.ownership.state import State, StateChange, StateKey
+from memsource.memory.remote import Remote
 
 
-class MemoryStates:
+class MemoryStates(Remote):
     """A store of partition states; see ``lanes.ownership.StateStore``. Processes of a simulation share an object.
 
     Args:
@@ -25,11 +22,7 @@ class MemoryStates:
     """
 
     def __init__(self, call: Callable[[str, float], Awaitable[None]] | None = None, *, seconds: float = 0.0) -> None:
-        if call is not None and not callable(call):
-            raise ConfigError(f"call is {kind_of(call)}: pass an async function such as World.io, or leave it out")
-        check_seconds("seconds", seconds, 0.0)
-        self._call = call
-        self._seconds = seconds
+        super().__init__(call, seconds=seconds)
         self._states: dict[StateKey, State] = {}
         self._epoch = 0
 
@@ -95,9 +88,3 @@ class MemoryStates:
         if state.floor >= stored.floor:
             self._states[key] = state._replace(completed=tuple(state.completed))
         return True
-
-    async def _reach(self, what: str) -> None:
-        if self._call is None:
-            await anyio.lowlevel.checkpoint()
-        else:
-            await self._call(what, self._seconds)

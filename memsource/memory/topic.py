@@ -184,7 +184,6 @@ class WatchedTopic(Watched):
     def __init__(self, partitions: int, name: str) -> None:
         super().__init__()
         self.topic = Topic(partitions, name)
-        self.name = name
 
     def publish(
         self,
