@@ -193,9 +193,6 @@ class NatsServer:
         self._late: dict[str, float] = {}  # times of the answers that are delayed, by reply subject
         self._silent: set[str] = set()  # streams without a leader whose servers do not answer requests
 
-    def __repr__(self) -> str:
-        return f"<NatsServer: {len(self.sessions)} connections, {self.api!r}>"
-
     # --- connections
 
     def connect(self, member: str, send: Callable[[bytes], None], closed: Callable[[], None]) -> Session:
