@@ -1,4 +1,4 @@
-"""Checks of single arguments, and the words by which an error shows a wrong argument."""
+"""Checks of single arguments, and the texts in which errors show wrong arguments."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ _Class = TypeVar("_Class")
 def names_unknown_options(
     caller: str, refusal: Callable[[str], LanesError] = ConfigError, *, hints: Mapping[str, str] | None = None
 ) -> Callable[[type[_Class]], type[_Class]]:
-    """Let the constructor of a class name the right arguments for a wrong call.
+    """Make the constructor of a class raise an error that names the right arguments after a wrong call.
 
     Such a call has an unknown option, a value without a name, or too few arguments.
 
     Args:
         caller: Name by which users call the constructor.
         refusal: Function that makes the error from its text.
-        hints: Sentences about the values of required arguments, by their names, for the error about a missing argument.
+        hints: Sentences about the values of required arguments, by argument name. The error about a missing argument
+            shows them.
 
     Returns:
         The decorator of the class.
@@ -121,7 +122,7 @@ _PASSWORD: Final = re.compile(r"(?is)((?:password|passwd|secret|token)[\w.-]*[\"
 
 
 def shown_value(value: object) -> str:
-    """Return a wrong argument as text for an error, without what may be a secret.
+    """Return a wrong argument as text for an error, without possible secrets.
 
     Users may swap arguments, so a configuration with a password, or the URL of a server, may stand in place of a name.
 
@@ -129,8 +130,9 @@ def shown_value(value: object) -> str:
         value: The argument.
 
     Returns:
-        Numbers, times and paths as ``repr`` writes them. A text without user info, passwords and its end beyond 100
-        characters. A list with its elements so shown. For any other value, only its type.
+        The text shows numbers, times and paths as ``repr`` writes them. The text shows at most 100 characters of a
+        string, without user info and passwords. The text shows the elements of a list by the same rules. The text shows
+        only the type of any other value.
     """
     if isinstance(value, str):
         return _cut(repr(_without_secrets(value)))
@@ -150,7 +152,7 @@ def _cut(text: str) -> str:
 
 
 def _without_secrets(text: str) -> str:
-    """Return a text without passwords, and a URL without all but its scheme, host and port."""
+    """Return a text without passwords. A URL keeps only its scheme, host and port."""
     text = _PASSWORD.sub(r"\1…", text)
     if "://" not in text and "@" not in text:
         return text
@@ -163,7 +165,7 @@ def _without_secrets(text: str) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return the kind of a wrong argument in words, without the value, because the value may hold a secret."""
+    """Describe the type of a wrong argument, without the value, because the value may contain a secret."""
     if value is None:
         return "None"
     if isinstance(value, type):
@@ -173,7 +175,7 @@ def kind_of(value: object) -> str:
 
 
 def check_aware(name: str, value: datetime) -> None:
-    """Raise ``ConfigError`` for a time without a zone, because each machine would read another time."""
+    """Raise ``ConfigError`` for a time without a zone, because each machine would read a different time."""
     if value.utcoffset() is None:
         raise ConfigError(f"{name}={value.isoformat()} has no time zone: write datetime(…, tzinfo=UTC)")
 
@@ -202,7 +204,7 @@ def _number(value: object) -> float:
 
 
 def but_not(value: object) -> str:
-    """Return the type of a value that is no number, for the end of an error."""
+    """Return the type of a value that is no number, for the last part of an error text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "" if is_number else f", not {kind_of(value)}"
 
@@ -267,14 +269,14 @@ def _home(name: str, names: Sequence[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question about the known name that resembles a wrong name most, for the end of an error.
+    """Return a question about the known name most similar to a wrong name, for the last part of an error text.
 
     Args:
         name: The wrong name.
         known: The names that exist.
 
     Returns:
-        The question in parentheses, after a blank; "" = no known name is similar, or the name exists.
+        A blank and the question in parentheses; "" = no known name is similar, or the name exists.
     """
     names = {one.casefold(): one for one in known}
     near = difflib.get_close_matches(name.casefold(), sorted(names), n=1, cutoff=0.75)

@@ -20,7 +20,7 @@ class Attempt(NamedTuple):
     """The attempts of a message that has failed.
 
     Attributes:
-        attempts: Number of attempts so far, 1 or more.
+        attempts: Number of failed attempts, 1 or more.
         state: The event that the message waits for.
         error_type: Type of the exception of the last attempt.
     """
@@ -31,12 +31,13 @@ class Attempt(NamedTuple):
 
 
 class Attempts(Protocol):
-    """A store of failed messages, so that the next owner of a partition continues their attempts.
+    """A store of failed messages, from which the next owner of a partition continues their attempts.
 
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
     message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After a
-    retryable ``SourceError``, or an exception that is no error of ``lanes``, the caller repeats the call until it
-    succeeds or the partition is given up. Any other error of ``lanes`` stops the consumer after a drain.
+    retryable ``SourceError``, or an exception that is no error of ``lanes``, the consumer repeats the call. The
+    consumer stops repeating the call when it succeeds or the partition is revoked or lost. Any other error of ``lanes``
+    stops the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -47,14 +48,14 @@ class Attempts(Protocol):
 
         Returns:
             The attempts by position: positions of 0 or more, and entries with 1 … 2³¹−2 attempts. The consumer checks
-            the entries, and stops with ``ContractError`` after a drain if one is invalid.
+                the entries. An invalid entry stops the consumer with ``ContractError`` after a drain.
         """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Store a failed attempt, which is durable when the call returns.
+        """Store a failed attempt durably before the call returns.
 
-        An entry with a higher fencing token or with more attempts stays unchanged. An unchanged entry is no error,
-        because the source decides about ownership.
+        The store keeps an entry with a higher fencing token or more attempts. The store raises no error for a kept
+        entry, because the source decides about ownership.
 
         Args:
             message: The message that has failed.
@@ -92,7 +93,7 @@ class GivenUpBefore(MessageError):
 
 
 def given_up_before(message: Message) -> bool:
-    """Return whether a message was given up under an earlier assignment, so that its handler must not be called."""
+    """Return whether an earlier assignment gave up a message, whose handler must therefore not be called."""
     return isinstance(message.broken, GivenUpBefore)
 
 

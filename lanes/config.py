@@ -42,7 +42,7 @@ RELEASE_WITHIN: Final = 10.0
 @names_unknown_options("Retry")
 @dataclass(frozen=True, kw_only=True)
 class Retry:
-    """The retries of a message: exponential backoff with full jitter, then the poison policy.
+    """The retries of a message: exponential backoff with full jitter, and then the poison policy.
 
     Attributes:
         attempts: Maximum number of attempts of a message, 1 or more. 1 = no retry.
@@ -81,7 +81,7 @@ class Settings:
         max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed
             the bound.
         concurrency_per_partition: Maximum number of handlers of one partition that run at once, 1 … ``concurrency``.
-            With ``batch``, of calls. ``None`` = no bound for one partition.
+            With ``batch``, the bound counts calls. ``None`` = no bound for one partition.
         max_in_flight_per_partition: Hard bound on messages of one partition delivered and not yet settled, at least
             ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition. With
             either bound per partition, partitions start their messages in turn. All partitions of a physical queue of a
@@ -111,17 +111,17 @@ class Settings:
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
             ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
-        commit_interval: Seconds after which the commit of a finished message is due at the latest, 0 or more. While
-            commits cost little CPU, a commit is due after a twentieth of this time. The commit is due at once if 5,000
-            messages, or a quarter of ``max_ahead`` if that is lower, wait for the commit, or if the committed position
-            can rise while ``max_ahead`` stops the partition. In a cohort, the same interval and share apply to the
-            writes of the messages that are finished above an unfinished one.
-        unhealthy_after: Seconds, above 0, after which an unfinished message, an endless start, a failing settlement, a
-            request to the store of attempts or a missing delivery is unhealthy. A lost broker makes the consumer
-            unhealthy after 30 s at the latest.
-        drain_timeout: Seconds that running handlers get when a partition is given up or the consumer stops, 0 or
+        commit_interval: Maximum number of seconds until the commit of a finished message is due, 0 or more. While
+            commits cost little CPU, a commit is due after a twentieth of this time. The commit is due at once when
+            5,000 messages, or a quarter of a lower ``max_ahead``, wait for the commit. The commit is also due at once
+            when ``max_ahead`` stops the partition and the committed position can rise. In a cohort, the same interval
+            and share apply to writes of messages finished above an unfinished message.
+        unhealthy_after: Seconds, above 0, after which a lasting fault makes the consumer unhealthy. The faults are an
+            unfinished message, start or attempt-store request, a failing settlement, and a missing delivery. A lost
+            broker makes the consumer unhealthy after 30 s at the latest.
+        drain_timeout: Seconds for running handlers to finish when a partition is revoked or the consumer stops, 0 or
             more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
-        grace: Seconds that handlers get to react to their cancellation after ``drain_timeout``, 0 or more.
+        grace: Seconds for handlers to end after their cancellation at ``drain_timeout``, 0 or more.
         on_cancel: Effect of a cancellation of ``Consumer.run``. ``"drain"`` = drain for at most ``longest_drain``
             seconds, as after ``Consumer.stop``. ``"stop"`` = cancel the handlers at once.
 
@@ -278,7 +278,7 @@ class Settings:
         return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:
-        """The poison policy in force.
+        """Return the effective poison policy.
 
         Args:
             has_dead_letters: Whether the consumer has a target for dead letters.
@@ -356,7 +356,7 @@ class Settings:
             )
 
     def in_flight_bound(self, allowed: int | None) -> int:
-        """Return the bound on messages in flight that is in force.
+        """Return the effective bound on messages in flight.
 
         Args:
             allowed: Number of unsettled messages that the broker allows. ``None`` = any number.

@@ -87,12 +87,12 @@ class Consumer:
 
     An instance runs once, and a process may run several consumers. Any thread may call ``stop``, ``pause``, ``resume``,
     ``status`` and ``health``, and read ``ready``, ``active`` and ``healthy``. Every other method raises ``LanesError``
-    on another thread than the thread of the event loop that runs the consumer.
+    outside the thread of the consumer's event loop.
 
     Args:
         source: Source of the messages.
-        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
-            function runs in threads; see ``Settings.sync_handlers``.
+        handler: Async or plain function of one ``Message``, or of a list of messages with ``Settings(batch=…)``. A
+            plain function runs in threads; see ``Settings.sync_handlers``.
         settings: Bounds, order, retries and times. ``None`` = the defaults.
         dead_letters: Target for messages that are given up, for example because their attempts are used up.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
@@ -210,9 +210,9 @@ class Consumer:
 
         A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
         asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
-        ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation
-        stops at once. Then async handlers are cancelled, handlers in threads get ``grace``, and finished messages are
-        settled. All other messages are redelivered later.
+        ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation stops
+        without a drain. Such a stop cancels async handlers, waits ``grace`` for handlers in threads, and settles
+        finished messages. The broker redelivers all other messages later.
 
         An error that ends the run is also logged, because an application may lose the exception of a task. Only the
         thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
@@ -220,10 +220,11 @@ class Consumer:
         Raises:
             ConfigError: A setting contradicts the broker, the source or a limit of the system; or a handler returned an
                 exception or an awaitable, or raised a ``ConfigError``; or another consumer has used the source.
-            SourceError: The broker cannot be reached at the start or refuses a request, or a later call has failed for
-                good.
+            SourceError: The consumer cannot reach the broker at the start, the broker refuses a request, or a later
+                call fails without a retry.
             ContractError: The source broke a rule of ``lanes.source``.
-            HandlerHalted: A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
+            HandlerHalted: A message failed all its attempts under the poison policy ``exit``, or user code cancelled a
+                handler.
             LanesError: ``run`` was called before, or another thread has awaited ``opened``.
         """
         if self._block is not None and self._life.state != "stopped":
@@ -244,7 +245,7 @@ class Consumer:
             raise
 
     async def _consume(self) -> None:
-        """Run. The caller reports an error that ends the run."""
+        """Run. Run the consumer; the caller reports an error that ends the run."""
         life = self._life
         refuse_in_main_import()
         life.start()
@@ -285,11 +286,10 @@ class Consumer:
             raise run.fatal
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Drain: receive no more messages, let running handlers end, settle, release. Then ``run`` returns.
+        """Drain: stop receiving messages, wait for running handlers, settle, and release. Then ``run`` returns.
 
         Does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler, may call
-        this method. After this call no further message is given to a handler, unless the source cannot hand over the
-        completed set.
+        this method. After this call no further handler starts, unless the source cannot hand over the completed set.
 
         Args:
             at_once: Whether to stop without a drain, also during a drain; see ``run``.
@@ -303,12 +303,12 @@ class Consumer:
             run.stop()
 
     async def opened(self) -> None:
-        """Wait until ``run`` has opened the source, so that an application without a working consumer does not start.
+        """Wait until ``run`` has opened the source, so that an application starts only with a working consumer.
 
-        Await this method while another task calls ``run``, or in the block of the context manager. An open source is
-        connected, and has checked its topic or stream and the settings. The first partition may come later; see
-        ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. If ``run`` was not called within 10 s, a
-        warning says so, and the wait continues. Only the thread of the event loop may call this method.
+        Await this method while another task calls ``run``, or in the block of the context manager. An open source has
+        connected, and has checked its topic or stream and the settings. The group may assign the first partition later;
+        see ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. If ``run`` was not called within 10 s,
+        the method logs a warning and continues to wait. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
@@ -336,9 +336,9 @@ class Consumer:
     async def ended(self) -> None:
         """Wait until ``run`` has ended, for example because another task has called ``stop``.
 
-        Await this method while another task calls ``run``, or in the block of the context manager, which otherwise
-        drains the consumer at its end. Does not stop the consumer. Returns at once if ``run`` has ended. Idempotent and
-        cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call this method.
+        Await this method while another task calls ``run``, or in the block of the context manager, whose end drains the
+        consumer. Does not stop the consumer. Returns at once if ``run`` has ended. Idempotent and cancel-safe. Any
+        number of tasks may wait. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
@@ -416,7 +416,7 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open, its group has answered, and a plan is known if the source reports plans.
+        """Whether the source is open, its group has answered, and a source that reports plans has a plan.
 
         A hot standby is ready, and so is a member to which its group assigns nothing.
 
@@ -447,10 +447,11 @@ class Consumer:
         - A lane is blocked, or waits for the confirmation of its dead letter.
         - All threads are stuck.
         - ``max_ahead`` is reached.
-        - A partition has delivered nothing for ``Settings.unhealthy_after``, although messages wait at the broker,
-          there is room, and the consumer is not paused. Only for a source that is ``lanes.source.Backlogged``.
-        - No broker has answered for 30 s, or for ``Settings.unhealthy_after`` if that is shorter. Only for a source
-          that is ``lanes.source.Connected``. A restart of the process does not help; see ``Health.no_broker``.
+        - A partition of an unpaused consumer has delivered nothing for ``Settings.unhealthy_after``, although messages
+          wait at the broker and the bounds leave room. This condition requires a source that is
+          ``lanes.source.Backlogged``.
+        - No broker has answered for 30 s, or for a shorter ``Settings.unhealthy_after``. This condition requires a
+          source that is ``lanes.source.Connected``. A restart of the process does not help; see ``Health.no_broker``.
 
         Returns:
             The reasons; none while the consumer makes progress. After ``run``, the only possible reason is the error
@@ -469,8 +470,8 @@ class Consumer:
             settings and ``paused``.
 
         Raises:
-            LanesError: The start has failed.
-            ConfigError: ``batch`` is above the bound on messages in flight, so ``run`` would fail too.
+            LanesError: The start of the source failed.
+            ConfigError: ``batch`` is above the bound on messages in flight; ``run`` would raise the same error.
         """
         if self._life.state in ("new", "starting"):
             engine = make_engine(self._policy(self._settings.in_flight_bound(None)))
@@ -504,10 +505,10 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """Receive no more messages from the source. Messages in flight continue.
+        """Stop receiving messages from the source. Messages in flight continue.
 
-        Does not block. Idempotent. Any thread may call this method, also before ``run``. A pause outlives assignments.
-        A drain ignores the pause.
+        Does not block. Idempotent. Any thread may call this method, also before ``run``. A pause also applies to later
+        assignments. A drain ignores the pause.
         """
         self._pause(paused=True)
 
@@ -530,7 +531,7 @@ class Consumer:
     def unblock(self, key: PartitionKey | None) -> int:
         """Give the heads of a key's blocked lanes one more attempt. Does not block.
 
-        The attempts so far still count. Only the thread of the event loop may call this method.
+        The earlier attempts still count. Only the thread of the event loop may call this method.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -633,7 +634,7 @@ class Consumer:
         return bound
 
     def _check_destination(self) -> None:
-        """Raise ``ConfigError`` if the source reads its own dead letters, because each could make another."""
+        """Raise ``ConfigError`` if the source reads its own dead letters, because each one could create another."""
         found = self._addressed.destination() if self._addressed is not None else None
         if found is not None and self._reading is not None and self._reading.reads(found):
             subject = f" (subject {found.subject!r})" if found.subject else ""
@@ -720,7 +721,7 @@ class Consumer:
                 )
 
     async def _outlived(self, messages: list[Message]) -> None:
-        """Close the source beside handlers that keep the run from its end, so that others get its partitions."""
+        """Close the source while handlers still keep the run alive, so that other members acquire its partitions."""
         run, end_process = self._life.last_run("close it"), self._end_process
         if self._at_once and end_process is not None:
             return  # A thread ends the process soon; see ``lanes.serve``.

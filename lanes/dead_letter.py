@@ -1,4 +1,4 @@
-"""A dead letter: a message that was given up, with its origin and its error."""
+"""A dead letter: a given-up message with its origin and its error."""
 
 from __future__ import annotations
 
@@ -74,9 +74,10 @@ class DeadLetter:
         tombstone: See ``Details``.
         null_headers: See ``Details``.
         timestamp: See ``Details``.
-        queue: Name of the partitioned queue that the source belongs to, as its consumer registered it. ``None`` = the
-            source belongs to none.
-        queue_partition: Number of the physical queue in that queue. ``None`` = it belongs to no partitioned queue.
+        queue: Name of the source's partitioned queue, as the consumer registered it. ``None`` = the source belongs to
+            no partitioned queue.
+        queue_partition: Number of the source's physical queue in the partitioned queue. ``None`` = the source belongs
+            to no partitioned queue.
         system: Kind of the broker of the source, as in ``SourceTraits.system``. "" = unknown.
         incarnation: Identity of the topic or stream, which differs on another cluster and after a deletion. The id of
             the topic on Kafka, the creation time of the stream on JetStream. "" = unknown.
@@ -124,7 +125,7 @@ def dead_letter(
         message: The message.
         failure: The last failure.
         wall_time: Time of giving up, in seconds since the epoch.
-        place: Physical queue of the message; None = it belongs to no partitioned queue.
+        place: Physical queue of the message; None = the message belongs to no partitioned queue.
         system: Kind of the broker of the source; "" = unknown.
 
     Returns:
@@ -164,7 +165,10 @@ def _reason_text(error: BaseException) -> str:
 
 
 def details(message: Message) -> Details:
-    """Return the details that the reader of a message adds to its dead letter; empty = the reader adds none."""
+    """Return the details that the reader of a message adds to its dead letter.
+
+    Without such details, the result is empty.
+    """
     reader = message.partition.reader
     return reader.details(message.raw) if isinstance(reader, DetailedReader) else Details()
 
@@ -186,7 +190,10 @@ def error_text(error: BaseException) -> str:
 
 
 def members_of(error: BaseException) -> list[BaseException]:
-    """Return the exceptions in a group and in the groups within it, in order; for no group, the exception itself."""
+    """Return the exceptions in an exception group and its nested groups, in order.
+
+    For any other exception, return the exception itself.
+    """
     if not isinstance(error, BaseExceptionGroup):
         return [error]
     return [member for one in error.exceptions for member in members_of(one)]
@@ -209,7 +216,7 @@ def printable(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the escaped text of an exception, for one line; the type alone if there is no text."""
+    """Return the type and the escaped text of an exception as one line, or the type alone if the text is empty."""
     text = printable(error_text(error))
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 

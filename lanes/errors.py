@@ -36,7 +36,7 @@ class SourceError(LanesError):
 def is_retryable(error: Exception, *, unknown: bool) -> bool:
     """Return whether the same call may succeed later.
 
-    The attribute ``retryable`` of a ``SourceError`` has the answer. No other error of ``lanes`` is retryable.
+    For a ``SourceError``, return its attribute ``retryable``. No other error of ``lanes`` is retryable.
 
     Args:
         error: The exception of the call.
@@ -58,9 +58,9 @@ class ContractError(LanesError):
 
 
 class HandlerHalted(LanesError):
-    """A message failed for good under the poison policy ``exit``, or user code cancelled a handler.
+    """A message failed all its attempts under the poison policy ``exit``, or user code cancelled a handler.
 
-    Finished messages are settled. The failed message is not settled, and is redelivered at the next start.
+    The consumer settles finished messages. The broker redelivers the unsettled failed message at the next start.
     ``__cause__`` is the last exception of the handler.
 
     Attributes:
@@ -71,14 +71,14 @@ class HandlerHalted(LanesError):
 
 
 class MessageError(LanesError):
-    """The key or the value of a message cannot be read. ``__cause__`` is the reason.
+    """Error for a message whose key or value cannot be read. ``__cause__`` is the reason.
 
-    The error is the outcome of that message. The message is not retried, and the poison policy decides about it.
+    The error is the outcome of that message. The consumer applies the poison policy to the message without a retry.
 
     Attributes:
         unread: Whether ``decode=`` raised the error, so that the handler was not called.
-        decoder_error: Type and text of the exception that ``decode=`` raised, for the dead letter; empty = it raised
-            this error itself.
+        decoder_error: Type and text of the exception that ``decode=`` raised, for the dead letter; empty = ``decode=``
+            raised this error itself.
     """
 
     unread: bool = False
@@ -88,12 +88,13 @@ class MessageError(LanesError):
 class HandlerProcessError(LanesError):
     """The process of a handler ended during a call, or the handler raised an exception that cannot leave the process.
 
-    Only with ``Settings(sync_handlers="processes")``. The error is a failed attempt of the messages of that call.
+    The error occurs only with ``Settings(sync_handlers="processes")``. The error is a failed attempt of the messages of
+    that call.
     """
 
 
 def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options, None]:
-    """Let the constructor of ``Nak`` name the right call for a delay without a name."""
+    """Make the constructor of ``Nak`` name the right call when a delay has no name."""
 
     @functools.wraps(initialize)
     def checked(*values: _Options.args, **options: _Options.kwargs) -> None:
@@ -107,7 +108,7 @@ def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options,
 
 
 class Nak(Exception):
-    """Raised by a handler to fail an attempt, with a reason, and to choose the delay of the next attempt.
+    """Exception that a handler raises to fail an attempt, with a reason, and to choose the delay of the next attempt.
 
     Args:
         reason: Text of the error, for the log and the dead letter. Empty = no reason.
@@ -130,7 +131,7 @@ class Nak(Exception):
 
 
 class Term(Exception):
-    """Raised by a handler for a message that can never succeed. The message is not retried.
+    """Exception that a handler raises for a message that can never succeed. The consumer does not retry the message.
 
     Args:
         reason: Text of the error, for the log and the dead letter. Empty = no reason.

@@ -18,7 +18,7 @@ class GroupEvent:
             and handed over. ``"lost"`` = the process lost the partition without a release. ``"generation"`` = the group
             has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
             ``"assigned"``. ``"under_provisioned"`` = a process of the group owns more partitions than its target under
-            the plan. ``"provisioned"`` = no process does so any more.
+            the plan. ``"provisioned"`` = every process is within its target again.
         partition: The partition.
         epoch: Fencing token of the partition, as in ``Message.epoch``.
         generation: Number of the plan.

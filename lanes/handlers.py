@@ -105,7 +105,7 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
 
 
 def _check_decodes_messages(decode: object) -> None:
-    """Raise ``ConfigError`` for a known function of bytes, such as ``json.loads``, which would read no message."""
+    """Raise ``ConfigError`` for a known function of bytes, such as ``json.loads``, which does not accept a message."""
     if isinstance(decode, type):
         takes_value = decode.__module__ == "builtins"
     else:
@@ -156,7 +156,7 @@ def check_plain_function(name: str, function: object, wanted: str) -> None:
 
 
 def check_function(name: str, function: object, wanted: str) -> None:
-    """Raise ``ConfigError`` for an object that cannot be called with one argument, or whose call would do nothing.
+    """Raise ``ConfigError`` for an object that does not accept one argument, or whose call would do nothing.
 
     Args:
         name: Name of the argument.
@@ -205,13 +205,13 @@ def check_function(name: str, function: object, wanted: str) -> None:
 
 
 def _places(signature: inspect.Signature | None) -> bool:
-    """Return whether a function takes an argument by its place."""
+    """Return whether a function takes a positional argument."""
     kinds = (*_BY_POSITION, inspect.Parameter.VAR_POSITIONAL)
     return signature is not None and any(parameter.kind in kinds for parameter in signature.parameters.values())
 
 
 def _method_without_instance(function: Callable[..., object], signature: inspect.Signature) -> str:
-    """Return the call by which users get the method of an instance; "" = the function is no method of a class."""
+    """Return the user's expression for the method of an instance; "" = the function is no method of a class."""
     owner, _, name = handler_name(function).rpartition(".")
     if not inspect.isfunction(function) or not owner or next(iter(signature.parameters), "") != "self":
         return ""
@@ -219,7 +219,7 @@ def _method_without_instance(function: Callable[..., object], signature: inspect
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the signature of a function itself, not of a function that it wraps; None = unknown to Python."""
+    """Return the signature of a function, not of the function that it wraps; None = Python knows no signature."""
     try:
         return inspect.signature(function, follow_wrapped=False, **_ANNOTATIONS_AS_TEXT)
     except (TypeError, ValueError):
@@ -262,7 +262,7 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
 
 
 def _excludes_message(annotation: object) -> bool:
-    """Return whether an annotation is a class, such as ``bytes`` or a model, of which no ``Message`` is an instance."""
+    """Return whether an annotation is a class without ``Message`` instances, such as ``bytes`` or a model."""
     origin = get_origin(annotation)
     kind = annotation if origin is None else origin
     if not isinstance(kind, type) or kind is Any or kind is inspect.Parameter.empty:
@@ -293,7 +293,7 @@ def _name(function: object) -> str:
 
 
 def fill_data(message: Message, decode: Decode) -> None:
-    """Fill ``message.data``. A failure is a ``MessageError``, because another attempt would fail as well."""
+    """Fill ``message.data``. A failure is a ``MessageError``, because another attempt would fail too."""
     try:
         message.data = decode(message)
     except MessageError as error:
@@ -325,14 +325,17 @@ def _expects_a_value(error: Exception) -> bool:
 
 
 def _remedy_of_value(decode: object) -> str:
-    """Return what to write for a decoder that takes bytes."""
+    """Return the argument ``decode=…`` to write for a decoder that takes bytes."""
     if _name(decode).endswith("<lambda>"):
         return "pass message.value on in the lambda, in place of the message"
     return f"write decode=lambda message: {_call_of(decode)}(message.value)"
 
 
 def _call_of(function: object) -> str:
-    """Return the name by which users call a function; that of a class method has the class, as in ``Order.parse``."""
+    """Return the name by which users call a function.
+
+    The name of a class method includes the class, as in ``Order.parse``.
+    """
     owner = getattr(function, "__self__", None)
     if isinstance(owner, type):
         return f"{owner.__qualname__}.{getattr(function, '__name__', _name(function))}"
@@ -381,7 +384,7 @@ def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncH
 def check_returned(handler: object, returned: object, message: Message) -> None:
     """Raise ``ConfigError`` if a handler of one message returned an exception, or an awaitable.
 
-    The exception was meant to be raised, and nothing would await the awaitable. Any other result has no meaning.
+    The handler should raise the exception, and no code would await the awaitable. Any other result has no meaning.
     """
     if isinstance(returned, BaseException) or (isinstance(returned, type) and issubclass(returned, BaseException)):
         kind = returned if isinstance(returned, type) else type(returned)

@@ -1,4 +1,4 @@
-"""The limit on repeated log lines: the first line of a kind appears at once, and further lines are counted.
+"""The limit on repeated log lines: the log shows the first line of a kind at once, and counts further lines.
 
 ``LineLimit`` decides for any lines, such as the lines about failed attempts. ``FoldedLog`` writes the lines of a
 broker's client to a logger.
@@ -37,7 +37,7 @@ class _Window(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Counted(Generic[T]):
-    """Lines that were counted instead of logged.
+    """Lines of one kind that the limit counted and did not log.
 
     Attributes:
         kind: Kind of the lines.
@@ -53,10 +53,10 @@ class Counted(Generic[T]):
 
 
 class LineLimit(Generic[T]):
-    """Counts the repeated lines of each kind. Times are seconds of one clock. Nothing blocks.
+    """Counts the repeated lines of each kind. Times are seconds of one clock. No method blocks.
 
     Args:
-        others: Name of the kind under which lines are counted while many kinds are counted already.
+        others: Name of the common kind for lines of new kinds when too many kinds have counted lines.
     """
 
     def __init__(self, others: str) -> None:
@@ -67,7 +67,7 @@ class LineLimit(Generic[T]):
         return len(self._windows)
 
     def logs(self, kind: str, line: T, now: float) -> bool:
-        """Return whether to log a line now. Otherwise the line is counted."""
+        """Return whether to log a line now. A line that must not be logged now is counted."""
         window = self._windows.get(kind)
         if window is None and len(self._windows) >= _KINDS_LIMIT:
             self._forget(now)
@@ -145,7 +145,7 @@ class FoldedLog:
             self._log.log(level, "%s: %s", self._name, text)
 
     def due(self) -> None:
-        """Log the counted lines whose time has come."""
+        """Log the counted lines that are due."""
         self._tell(self._limit.due(self._clock()))
 
     def end(self) -> None:

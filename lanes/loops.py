@@ -18,12 +18,12 @@ BACKENDS: Final = ("asyncio", "auto", "trio", "uvloop")
 
 
 def has_uvloop() -> bool:
-    """Return whether uvloop is installed. Does not import it."""
+    """Return whether uvloop is installed, without an import."""
     return find_spec("uvloop") is not None
 
 
 def has_trio() -> bool:
-    """Return whether trio is installed. Does not import it."""
+    """Return whether trio is installed, without an import."""
     return find_spec("trio") is not None
 
 

@@ -76,7 +76,7 @@ class SignalCounter:
             now: Time of the signal on ``time.monotonic``, in seconds.
 
         Returns:
-            The number of requests so far, or 0 if the signal belongs to the last request.
+            Number of requests including this request, or 0 if the signal belongs to the last request.
         """
         if self._requests and now < self._ignored_until:
             return 0
@@ -90,7 +90,7 @@ _T = TypeVar("_T")
 
 
 def _explains_wrong_calls(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
-    """Let a function of this module refuse a call with the wrong arguments by an error with the right call."""
+    """Make a function of this module refuse wrong arguments by an error that shows the right call."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -105,7 +105,7 @@ def _explains_wrong_calls(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Ca
 
 
 def _ends_wrong_calls(function: Callable[_P, NoReturn]) -> Callable[_P, NoReturn]:
-    """Let ``main`` end the process by one line for a call with the wrong arguments."""
+    """Make ``main`` end the process with one line after a call with wrong arguments."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -160,12 +160,12 @@ async def serve(consumer: Consumer, *, grace: float = GRACE, gc: Literal["tuned"
     consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
     ``EXIT_AT_ONCE``.
 
-    An error of ``lanes`` is printed as one line on stderr. The log has the traceback of a handler whose exception
-    ended the run. Any other exception propagates.
+    The function prints an error of ``lanes`` as one line on stderr. The log has the traceback of a handler whose
+    exception ended the run. Any other exception propagates.
 
     Args:
         consumer: The consumer to run.
-        grace: Seconds that cancelled handlers get after the second signal, before the process ends.
+        grace: Seconds for cancelled handlers to end after the second signal, before the process ends.
         gc: ``tuned`` = Python collects garbage less often until the call ends; see ``tune_gc``. ``default`` = leave the
             garbage collector alone.
 
@@ -191,7 +191,8 @@ def _collector(gc: str) -> AbstractContextManager[None]:
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
     """Run a consumer under SIGINT and SIGTERM.
 
-    ``ends_process``: whether the process has no other job, so that a second signal also bounds the end of the process.
+    ``ends_process``: whether the process has no other job. A second signal then also bounds the time until the process
+    ends.
     """
     check_import()
     failure: BaseException | None = None
@@ -268,7 +269,7 @@ def _status(failure: BaseException | None, *, at_once: bool) -> int:
 
 
 def _exit_status(leaving: SystemExit) -> int:
-    """Return the status with which Python ends for this error, and print its text if it has one."""
+    """Return the status with which Python ends for this error, and print the error's text, if any."""
     if leaving.code is None:
         return EXIT_DRAINED
     if isinstance(leaving.code, int):
@@ -296,7 +297,7 @@ class _StopSignals:
 
     Args:
         caller: Name of the function that the user has called, for the error.
-        drain: Function that the thread calls after the first signal, and that returns the answer to the signal.
+        drain: Function that the thread calls after the first signal, and that returns the text to print.
         cancel: Function that is called on the event loop after the second signal.
         grace: Maximum number of seconds from the second signal to the end of the process.
 
@@ -349,7 +350,7 @@ class _StopSignals:
             self._writing.close()
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal on the main thread, as soon as the main thread runs Python code again."""
+        """Handle a signal on the main thread when that thread runs Python code again."""
         writing = self._writing.fileno()
         other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if other != writing:
@@ -406,7 +407,7 @@ def main(
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, then exit.
 
-    Blocks, and never returns. See ``serve`` for the signals.
+    The call blocks and never returns. See ``serve`` for the signals.
 
     Args:
         source: Source of the messages.

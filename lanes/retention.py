@@ -21,7 +21,7 @@ _LEAST: Final = 1e-3
 
 
 class Pace:
-    """The pace of a number that grows, such as the end of a log, over the last minute."""
+    """The growth rate of a number, such as the end of a log, over the last minute."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque()
@@ -30,7 +30,7 @@ class Pace:
         return f"<Pace {self.per_second():g} a second, from {len(self._samples)} samples>"
 
     def note(self, value: float, now: float) -> None:
-        """Record the number at a time. A lower number than the last one forgets the former numbers.
+        """Record the number at a time. A number below the last number discards the former numbers.
 
         Args:
             value: The number.
@@ -70,17 +70,17 @@ def by_age(written: float, span: float, now: float, rule: str) -> Retention:
 
 
 def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float = 0.0) -> Retention | None:
-    """Estimate the retention of a message that the broker deletes once ``limit`` newer messages exist.
+    """Estimate the retention of a message that the broker deletes when ``limit`` newer messages exist.
 
     Args:
         newer: Number of newer messages.
         limit: Number of newer messages that the broker keeps, 0 or more.
-        pace: Number of messages that are written in a second, 0 or more.
+        pace: Number of messages written in a second, 0 or more.
         rule: The rule.
-        age: Seconds since ``newer`` was counted. More messages were written in this time.
+        age: Seconds since ``newer`` was counted. The estimate adds the messages that producers wrote in this time.
 
     Returns:
-        The retention; None while no message is written.
+        The retention; None while producers write no message.
     """
     if pace <= 0.0:
         return None
@@ -88,7 +88,7 @@ def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float =
 
 
 def soonest(found: Iterable[Retention | None]) -> Retention | None:
-    """Choose the rule that leaves the smallest share of its span.
+    """Choose the retention whose remaining share of its span is smallest.
 
     Args:
         found: Retentions of one message, by several rules.

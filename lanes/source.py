@@ -1,9 +1,9 @@
 """The contract between ``lanes`` and a backend.
 
-A source delivers messages, settles them and gives up partitions. A source decides nothing about order, retries or
+A source delivers messages, settles messages and gives up partitions. A source decides nothing about order, retries or
 bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
 
-This file is longer than most, because it holds the whole contract of a backend.
+This file is longer than most, because it contains the whole contract of a backend.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ class SourceTraits:
         settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
             partition, which settles every message below it. A partition with a committed position has a ``floor``.
         hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
-        extend_interval: Seconds after which an unsettled message must be kept alive by ``extend``. ``None`` = the
-            broker has no such timer.
+        extend_interval: Seconds after which ``extend`` must keep an unsettled message alive. ``None`` = the broker has
+            no such timer.
         max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
-        remembers: Whether the source never redelivers, within one assignment, a position that was passed to
-            ``settle``. The engine then does not track settled positions. Only for ``"individual"``.
+        remembers: Whether the source never redelivers, within one assignment, a position that was passed to ``settle``.
+            The engine then does not track settled positions. True only with ``"individual"``.
         revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
         revoke_limit_from: The broker's or client's setting that makes ``revoke_limit``, for errors. Empty = unnamed.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
-        plans: Whether the source sends a ``Generation`` for each plan of the group, and the first one as soon as the
-            source knows its assignment.
+        plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first one when
+            it knows its assignment.
         ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
-        exclusive: False where several processes own one partition at once, each of them for its own keys.
-        consumer_target: Number of partitions that this process prefers to own at most. ``None`` = no preference.
+        exclusive: False if several processes own one partition at once, each for separate keys.
+        consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
         queues: Partitioned queues that the source reads. The source of a partition is the name of a physical queue.
     """
 
@@ -108,12 +108,12 @@ class SourceTraits:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """This process owns the partition from now on.
+    """Event: this process has acquired the partition.
 
     Attributes:
         partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. After
-            the deadline no handler starts and no message is settled. If a source has no lease, and its broker takes
-            the partitions of a silent process away, the source is ``Confirming``.
+            the deadline no handler starts and no message is settled. A source without leases is ``Confirming`` if its
+            broker takes partitions away from a silent process.
     """
 
     partition: Partition
@@ -124,7 +124,7 @@ class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
     A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Only this
-    message fails. The handler is not called for the message, and the poison policy decides. The runtime raises
+    message fails. The runtime calls no handler for the message, and the poison policy decides. The runtime raises
     ``ContractError`` for any other exception in ``broken``.
 
     Attributes:
@@ -160,10 +160,10 @@ class Revoking:
 
     Attributes:
         partition: The assignment to give up.
-        timeout: Seconds that running handlers get, at most ``Settings.drain_timeout``. The cancellation of
+        timeout: Maximum number of seconds for running handlers, at most ``Settings.drain_timeout``. The cancellation of
             handlers, the last settlement and ``release`` follow after this time, within ``Settings.longest_drain``.
-            State a broker's limit on the whole drain in ``SourceTraits.revoke_limit``. Infinity = the next owner
-            waits for the release, so handlers are not cancelled, however long they take.
+            ``SourceTraits.revoke_limit`` states the broker's limit on the whole drain. Infinity = the next owner waits
+            for the release, so the runtime never cancels the handlers.
     """
 
     partition: Partition
@@ -172,7 +172,9 @@ class Revoking:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The partition is no longer owned. The runtime neither settles its messages nor releases the partition.
+    """Event: this process no longer owns the partition.
+
+    The runtime neither settles its messages nor releases the partition.
 
     Attributes:
         partition: The assignment that was lost.
@@ -213,7 +215,7 @@ class Source(Protocol):
     """A backend.
 
     The runtime makes all calls on one event loop, and calls ``receive`` concurrently with the other methods. The first
-    call is ``open``, unless the target of dead letters cannot be opened. The last call is ``aclose``, even if ``open``
+    call is ``open``, unless the open of the dead-letter target fails. The last call is ``aclose``, even if ``open``
     failed or was never called. No method may block the event loop; a blocking call belongs in a thread. An anyio scope
     may cancel each call.
     """
@@ -232,29 +234,29 @@ class Source(Protocol):
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for the next events. Cancel-safe: a cancelled call loses no event.
 
-        With room for messages and bytes, the call returns as soon as a message is available. Without room for messages
-        or for bytes, the call waits for events of ownership only. If the source settles each message individually, it
-        may deliver a message for the first time after later positions of the partition. While the connection is lost,
-        the call waits for a new connection, because any exception stops the consumer after a drain.
+        With room for messages and bytes, the call returns when a message is available. Without room for messages or for
+        bytes, the call waits for events of ownership only. If the source settles each message individually, it may
+        deliver a message for the first time after later positions of the partition. While the connection is lost, the
+        call waits for a new connection, because any exception stops the consumer after a drain.
 
         Args:
             room: Bounds of this call. The call returns at most ``room.messages`` new messages. Only the batch that
                 crosses ``room.bytes``, or a single message, may exceed ``room.bytes``. Partitions in ``room.paused``
-                deliver no message. A client that prefetches pauses exactly these partitions, even right after an
+                deliver no message. A client that prefetches pauses exactly these partitions, even immediately after an
                 assignment.
 
         Returns:
             Events in the order of the source.
 
         Raises:
-            SourceError: The connection cannot be restored.
+            SourceError: The source cannot restore the connection.
         """
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Tell the broker that these messages are finished. Idempotent.
 
-        When the call returns, every settlement was sent to the broker. If the source commits, the broker has also
-        confirmed each ``floor``, and each ``completed`` set that the source hands over.
+        Before the call returns, the source has sent every settlement to the broker. If the source commits, the broker
+        has also confirmed each ``floor``, and each ``completed`` set that the source hands over.
 
         If the source commits, the runtime cancels the call when a partition of the settlements is lost, or is released
         before the commit is confirmed. After the cancellation the source must send no commit of the call, because it
@@ -267,32 +269,34 @@ class Source(Protocol):
                 partitions.
 
         Raises:
-            SourceError: With ``retryable=True``, a settlement was perhaps not sent. The caller then repeats the
+            SourceError: With ``retryable=True``, the source may not have sent a settlement. The caller then repeats the
                 settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer stops
                 after a drain.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Keep these unsettled messages alive at the broker. Idempotent; best effort while disconnected.
+        """Keep these unsettled messages alive at the broker.
 
-        Called only if ``SourceTraits.extend_interval`` is set. The source skips messages that the broker has already
-        delivered to another process. ``extend`` must not raise an exception for a transient failure, because any
-        exception stops the consumer after a drain.
+        The call is idempotent, and best effort while disconnected.
+
+        The runtime calls ``extend`` only if ``SourceTraits.extend_interval`` is set. The source skips messages that the
+        broker has already delivered to another process. ``extend`` must not raise an exception for a transient failure,
+        because any exception stops the consumer after a drain.
 
         Args:
             messages: The messages to keep alive.
         """
 
     async def release(self, partition: Partition) -> None:
-        """Hand a drained partition back. When the call returns, all earlier settlements have reached the broker.
+        """Release a drained partition. Before the call returns, all earlier settlements have reached the broker.
 
-        Idempotent, even while the same call runs, because the source may revoke a partition during its release. The
-        broker may deliver the unsettled messages to the next owner at once. A handler that did not end within
-        ``drain_timeout`` and ``grace`` may still run. Any exception but ``SourceError`` stops the consumer after a
-        drain.
+        The call is idempotent, even while another call for the partition runs, because the source may revoke a
+        partition during its release. The broker may deliver the unsettled messages to the next owner at once. A handler
+        that did not end within ``drain_timeout`` and ``grace`` may still run. Any exception but ``SourceError`` stops
+        the consumer after a drain.
 
         Args:
-            partition: The assignment to hand back.
+            partition: The assignment to release.
 
         Raises:
             SourceError: The release failed. The runtime logs the error, and the run continues without the partition.
@@ -301,8 +305,8 @@ class Source(Protocol):
     async def aclose(self) -> None:
         """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
 
-        After a cancellation, the owned partitions are not released. The broker redelivers their unsettled messages
-        after its own timeout. The runtime logs an exception of the call.
+        A cancelled call releases no owned partitions. The broker then redelivers their unsettled messages after its own
+        timeout. The runtime logs an exception of the call.
         """
 
 
@@ -317,8 +321,8 @@ class Lagging(Protocol):
             partition: An assignment of this source.
 
         Returns:
-            The last known lag, in messages, or in positions if the source commits positions. The broker's own tools
-            count the lag in the same way. ``None`` = unknown.
+            The last known lag, in messages, or in positions if the source commits positions. The tools of the broker
+            count the lag by the same rule. ``None`` = unknown.
         """
 
 
@@ -330,7 +334,7 @@ class Backlog(NamedTuple):
             if the source commits positions. ``None`` = unknown.
         error: Text of the last error that the client reported, without secrets; "" = no error.
         age: Seconds since that error. ``None`` = unknown.
-        cause: Why the broker delivers no message at present, such as a limit that is reached; "" = unknown. The health
+        cause: Reason why the broker delivers no message at present, such as a reached limit; "" = unknown. The health
             shows a known cause in place of the error.
     """
 
@@ -342,7 +346,7 @@ class Backlog(NamedTuple):
 
 @runtime_checkable
 class Backlogged(Protocol):
-    """An optional part of a source that knows which messages wait at the broker for their delivery.
+    """An optional part of a source that knows the number of messages that wait at the broker for delivery.
 
     A partition with such messages, with room, and without a delivery for ``Settings.unhealthy_after`` makes the
     consumer unhealthy.
@@ -352,8 +356,8 @@ class Backlogged(Protocol):
         """Return the backlog of a partition. Sends nothing, raises nothing and does not block.
 
         Messages that the broker must not deliver yet, for example because an operator paused its consumer, do not
-        count. The runtime calls the method once a second, or every quarter of ``Settings.unhealthy_after`` if that is
-        shorter, but at most every 0.75 s.
+        count. The runtime calls the method once a second, or every quarter of a shorter ``Settings.unhealthy_after``,
+        but at most every 0.75 s.
 
         Args:
             partition: An assignment of this source.
@@ -377,15 +381,15 @@ class Outage(NamedTuple):
 
 @runtime_checkable
 class Connected(Protocol):
-    """An optional part of a source that notices when no broker answers, also while no message waits.
+    """An optional part of a source that detects when no broker answers, even while no message waits.
 
-    An outage of 30 s, or of ``Settings.unhealthy_after`` if that is shorter, makes the consumer unhealthy.
+    An outage of 30 s, or of a shorter ``Settings.unhealthy_after``, makes the consumer unhealthy.
     """
 
     def outage(self) -> Outage | None:
         """Return the present outage. Called from any thread; sends nothing, raises nothing and does not block.
 
-        The source asks its broker something at least every 10 s. Neither a single request without an answer nor the
+        The source sends its broker a request at least every 10 s. Neither a single request without an answer nor the
         end of an idle connection is an outage.
 
         Returns:
@@ -397,17 +401,17 @@ class Connected(Protocol):
 class Rejoining(Protocol):
     """An optional part of a source whose group may take long to answer a new member, or a member after an outage.
 
-    A consumer that waits since its start is not ready. An answer may assign no partition.
+    A consumer becomes ready only after the first answer since its start. An answer may assign no partition.
     """
 
     def rejoining(self) -> bool:
-        """Return whether the group has not answered since the start, or since an outage.
+        """Return whether the source waits for its group's first answer after the start, or after an outage.
 
         Called from any thread; sends nothing, raises nothing and does not block.
 
         Returns:
             Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
-            start, False during the outage.
+            start, the result is False during the outage.
         """
 
 
@@ -415,20 +419,20 @@ class Rejoining(Protocol):
 class Stranding(Protocol):
     """An optional part of a source of partitioned queues that finds messages which no consumer of its group reads.
 
-    Such messages are written by producers that use another number of partitions than the consumers.
+    Producers write such messages if they use another number of partitions than the consumers.
     """
 
     def stranded(self) -> Sequence[Stranded]:
         """Return the physical queues with such messages. Called from any thread; sends and raises nothing.
 
         Returns:
-            The physical queues at the last look, which is at most 10 s old. Empty = none is known.
+            The physical queues at the last check, which is at most 10 s old. Empty = no such physical queue is known.
         """
 
 
 @runtime_checkable
 class Reporting(Protocol):
-    """An optional part of a source that reports findings which a person mends, and a restart does not."""
+    """An optional part of a source that reports findings that need an operator instead of a restart."""
 
     def findings(self) -> Sequence[str]:
         """Return the findings for ``Health.findings``. Called from any thread; sends nothing and does not block.
@@ -444,9 +448,9 @@ class KeptLog(NamedTuple):
     Attributes:
         log: Name of the log.
         subscription: Name of the slowest subscription, which has the most unfinished messages.
-        messages: Number of messages that it has not finished.
+        messages: Number of messages that this subscription has not finished.
         bytes: Estimated size of these messages at the broker.
-        limit: Number of bytes above which the source raises an alarm.
+        limit: Size in bytes above which the source raises an alarm.
     """
 
     log: str
@@ -461,20 +465,21 @@ class Keeping(Protocol):
     """An optional part of a source whose broker keeps messages until every subscription has finished them."""
 
     def kept_log(self) -> KeptLog | None:
-        """Return the messages that the log keeps for its slowest subscription, which may be another one.
+        """Return the messages that the log keeps for its slowest subscription, this source's or another.
 
         Called from any thread; sends nothing, raises nothing and does not block.
 
         Returns:
-            The result of the last look, which is at most 15 s old while the broker answers. ``None`` = unknown.
+            The result of the last check, which is at most 15 s old while the broker answers. ``None`` = unknown.
         """
 
 
 class BrokerContact:
     """Answers and failures of the requests of a source, from which ``Connected.outage`` follows. Blocks nowhere.
 
-    After a freeze of the process, earlier requests may fail although the broker answers. An outage therefore needs a
-    failed request that was sent after the failure of another request. One thread reports all answers and failures.
+    After a freeze of the process, earlier requests may fail although the broker answers. An outage therefore requires
+    two failed requests, the second of which was sent after the failure of the first. One thread reports all answers and
+    failures.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -510,10 +515,11 @@ class BrokerContact:
 
         Args:
             error: Text of the last error of the client, without secrets; "" = no error.
-            age: Seconds since that error; None = unknown. An error from before the outage does not count.
+            age: Seconds since that error; None = unknown. An error before the outage does not count.
 
         Returns:
-            The outage; None = a broker answers. Without an error of the client, its text is that of the last request.
+            The outage; None = a broker answers. Without an error of the client, the outage has the text of the last
+            failed request.
         """
         if (outage := self._outage) is None:
             return None
@@ -523,10 +529,10 @@ class BrokerContact:
 
 
 class Retention(NamedTuple):
-    """The time until the broker may delete a message by one of its rules.
+    """The time until the broker may delete a message by one rule.
 
     Attributes:
-        left: Seconds until the broker may delete the message, at the earliest. 0 = the broker may have deleted it.
+        left: Minimum number of seconds until the broker may delete the message. 0 = the broker may have deleted it.
         span: Seconds for which the broker keeps a message by the same rule, from its write, above 0.
         rule: The rule, such as ``retention.ms=60000``.
     """
@@ -538,7 +544,7 @@ class Retention(NamedTuple):
 
 @runtime_checkable
 class Retaining(Protocol):
-    """An optional part of a source that knows when its broker deletes messages, whether they are finished or not.
+    """An optional part of a source that knows when its broker deletes finished and unfinished messages.
 
     The consumer raises an alarm before the broker deletes an unfinished message; see ``Status.partitions``.
     """
@@ -547,15 +553,15 @@ class Retaining(Protocol):
         """Return the time until the broker may delete a message. Sends nothing, raises nothing and does not block.
 
         The runtime calls the method once a second for at most one message of each partition. This message has the
-        lowest position among those that have been unfinished for a second. The source may read the facts for its next
-        answer from the broker after such a call.
+        lowest position of all messages that have been unfinished for a second. After the call, the source may read the
+        facts for its next answer from the broker.
 
         Args:
             message: An unfinished message of this source.
 
         Returns:
-            The rule that leaves the smallest share of its span. ``None`` = no rule applies, or the rules are not known
-            yet.
+            The retention whose remaining share of its span is smallest. ``None`` = no rule applies, or the source does
+            not know the rules yet.
         """
 
 
@@ -563,8 +569,8 @@ class Retaining(Protocol):
 class Declaring(Protocol):
     """An optional part of a source that knows some of its traits before ``open``.
 
-    The constructor of a consumer then refuses settings that contradict these traits, so that no connection is opened
-    for them. ``open`` returns the complete traits, which the consumer checks too.
+    The constructor of a consumer then refuses settings that contradict these traits, before any connection. ``open``
+    returns the complete traits, which the consumer checks too.
     """
 
     def declared(self) -> SourceTraits:
@@ -579,15 +585,15 @@ class Declaring(Protocol):
 
 @runtime_checkable
 class Checkpointing(Protocol):
-    """An optional part of a source that itself stores which messages above the settled position are finished.
+    """An optional part of a source that stores the finished messages above the settled position itself.
 
     A crash repeats the finished messages that the source has not stored.
     """
 
     def checkpoint_within(self, seconds: float) -> None:
-        """Set the time within which a finished message is stored. Does not block.
+        """Set the time within which the source stores a finished message. Does not block.
 
-        Called at most once, before ``open``. While writes are few, the source stores sooner.
+        Called at most once, before ``open``. While writes are few, the source stores the message sooner.
 
         Args:
             seconds: ``Settings.commit_interval``, 0 or more.
@@ -598,24 +604,26 @@ class Checkpointing(Protocol):
 class Confirming(Protocol):
     """An optional part of a source whose broker takes the partitions of a silent process away.
 
-    A process is silent while none of its threads runs, for example after SIGSTOP. After such a freeze of more than
-    ``freeze_limit`` seconds, the runtime starts no handler and writes no dead letter until every partition is confirmed
-    or reported lost. The runtime does not read the clock for each message. If more than 5,000 handlers start a second,
-    up to 15 of them may start before the freeze is noticed.
+    A process is silent while none of its threads runs, for example after SIGSTOP. After a freeze of more than
+    ``freeze_limit`` seconds, the runtime starts handlers and writes dead letters only when every partition is confirmed
+    or reported lost. The runtime does not read the clock for each message. At more than 5,000 handler starts a second,
+    up to 15 handlers may start before the runtime detects the freeze.
     """
 
     def freeze_limit(self) -> float:
-        """Return the seconds of silence after which the broker may have taken partitions away.
+        """Return the seconds of silence after which the broker may take partitions away.
 
         Called after ``open``, from any thread. Sends nothing and does not block.
 
         Returns:
-            The seconds. A value below 1 counts as 1. Infinity = the broker takes nothing away; if the first call
-            after ``open`` returns infinity, the runtime never looks for a freeze.
+            The seconds. A value below 1 counts as 1. Infinity = the broker takes no partition away. If the first call
+            after ``open`` returns infinity, the runtime never checks for a freeze.
         """
 
     async def confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
-        """Ask the broker whether this process still owns partitions, in a request made after this call. Cancel-safe.
+        """Ask the broker whether this process still owns partitions, in a request sent after the start of this call.
+
+        Cancel-safe.
 
         While the broker does not answer, the call waits. The runtime calls ``receive`` concurrently. The runtime
         repeats ``confirm`` for partitions that are neither confirmed nor reported lost.
@@ -624,15 +632,15 @@ class Confirming(Protocol):
             partitions: Assignments of this source, perhaps none.
 
         Returns:
-            The confirmed ones of ``partitions``. ``receive`` reports each of the others lost, unless it was released.
+            The confirmed partitions. ``receive`` reports each other partition as lost, unless it was released.
 
         Raises:
-            SourceError: The broker cannot be asked any more.
+            SourceError: No later request to the broker can succeed.
         """
 
 
 class Destination(NamedTuple):
-    """A topic or stream to which dead letters are written.
+    """The topic or stream of dead letters.
 
     Attributes:
         system: Kind of the broker, as in ``SourceTraits.system``.
@@ -654,7 +662,7 @@ class Reading(Protocol):
     """
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the source reads messages that are written to ``destination``.
+        """Return whether the source reads messages of ``destination``.
 
         Sends nothing and does not block.
 
@@ -662,7 +670,8 @@ class Reading(Protocol):
             destination: Topic or stream, possibly of another broker.
 
         Returns:
-            True if the source reads messages of the destination. False if it does not, or if the answer is unknown.
+            True if the source reads messages of the destination. False if the source does not read them, or if the
+            answer is unknown.
         """
 
 
@@ -686,7 +695,7 @@ class DeadLetters(Protocol):
 
         Raises:
             ConfigError: The target does not exist, or a setting contradicts the broker.
-            SourceError: The target cannot be reached.
+            SourceError: The client cannot reach the target.
         """
 
     async def put(self, dead_letter: DeadLetter) -> None:

@@ -1,4 +1,4 @@
-"""The command line ``lanes``. Needs the extra ``cli``.
+"""The command line ``lanes``, which requires the extra ``cli``.
 
 Reading order: ``misuse`` (an error), ``kit`` (tools of every command), ``group`` (groups and commands), ``app`` (the
 console script), ``registered`` (the entry points), ``ring``, ``queue_names`` (options), ``route``, ``brokers`` (options

@@ -21,7 +21,7 @@ from lanes.dead_letters.box import DeadLetterBox
 
 
 class Where(NamedTuple):
-    """The topic, subject or name in PostgreSQL of the dead letters, and the options that reach the server."""
+    """The options that name the dead letters, by topic, subject or PostgreSQL name, and their server."""
 
     topic: Annotated[str, typer.Option(help="Kafka topic of the dead letters.", metavar="NAME", show_default=False)] = (
         ""

@@ -65,7 +65,7 @@ _ORDER: Final = "dead letters are replayed after later messages of their keys, s
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")]
 Queue = Annotated[
     list[str],
-    typer.Option(help="Only of this log, topic, stream, subject or queue.", metavar="NAME", show_default=False),
+    typer.Option(help="Select one log, topic, stream, subject or queue.", metavar="NAME", show_default=False),
 ]
 Partitions = Annotated[int | None, typer.Option(help="Number of partitions of each --queue.", metavar="NUMBER")]
 Id = Annotated[str, typer.Argument(help="Id as `list` shows it.", metavar="ID", show_default=False)]
@@ -87,12 +87,12 @@ def list_dead_letters(
     partitions: Partitions = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters with their origins and reasons. Shows no key and no payload.
+    """List dead letters with their origins and reasons. The list shows no key and no payload.
 
-    A reason is the type and the text of the handler's exception, escaped and cut. The reason of a Nak or Term is its
-    text alone. --queue lists all partitions of a partitioned queue, if the dead letters have the queue that their
-    consumer registered. For other dead letters add --partitions. Without --partitions, a line says how many dead
-    letters of NAME__p1, NAME__p2 and so on are left out.
+    A reason is the type and the escaped, shortened text of the handler's exception. The reason of a Nak or Term is its
+    text alone. --queue lists all partitions of a partitioned queue, if the consumer registered the queue in its dead
+    letters. For other dead letters add --partitions. Without --partitions, a line counts the omitted dead letters of
+    NAME__p1, NAME__p2 and so on are left out.
     """
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_list, where=where, limit=limit, origins=origins, as_json=as_json))
@@ -134,13 +134,14 @@ def replay_dead_letters(
     """Run a handler over dead letters, or publish them again.
 
     Exit status 0 means that no dead letter of the command is still listed. Exit status 3 means that a replay or the
-    broker failed, or that an id is unknown. A dead letter whose replay failed stays listed. Dead letters are replayed
-    one at a time, after later messages of their keys, so the order within a key is not kept. A second replay of a dead
-    letter does nothing. If the first replay was interrupted between the effect and its record, the second replay may
-    repeat the effect. --queue selects as in list. Without --partitions, nothing is replayed if there are dead letters
-    of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin publishes each message to the
-    partition that it came from, and only at the server of the dead letters. A message of another broker, or of a topic,
-    stream or log that was recreated, stays. --new-origin publishes it to the topic, stream or log of the same name.
+    broker failed, or that an id is unknown. A dead letter whose replay failed stays listed. The command replays one
+    dead letter at a time. A replay breaks the order within its key, because later messages of the key ran before. A
+    second replay of a dead letter does nothing. If the first replay was interrupted between the effect and its record,
+    the second replay may repeat the effect. --queue selects as in list. Without --partitions, the command replays
+    nothing if it finds dead letters of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin
+    publishes each message to its origin partition, and only at the server of the dead letters. A message of another
+    broker, or of a topic, stream or log that was recreated, stays listed. --new-origin publishes such a message to the
+    topic, stream or log of the same name.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")
@@ -306,7 +307,7 @@ def _handle(handler: str, decode: str) -> Act:
 
 
 def _check_handler(name: str, handler: Callable[..., object], decode: Callable[..., object] | None) -> None:
-    """End the process for a handler that cannot be called with one message, before the connection to the broker."""
+    """End the process before the connection to the broker if the handler does not accept one message."""
     try:
         check_handler(handler, None, Settings())
     except ConfigError as error:
@@ -399,7 +400,7 @@ async def _each(
 
 
 class _Stays(Exception):
-    """Raised when a dead letter stays listed, with the reason for the user."""
+    """Error with the reason, in words for the user, for which a dead letter stays listed."""
 
 
 async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) -> _Result:

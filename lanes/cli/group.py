@@ -1,4 +1,4 @@
-"""Groups and commands whose help names values by one word, and whose error texts name the command."""
+"""Groups and commands whose help shows a value as one word, and whose error texts name the command."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class WithDefault(TyperGroup):
 
 
 class RingGroup(WithDefault):
-    """The group ``lanes ring``. ``lanes ring KEY…`` shows the places of keys."""
+    """The group ``lanes ring``. ``lanes ring KEY…`` shows the slot, partition and lane of each key."""
 
     default = "slot"
 

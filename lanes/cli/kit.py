@@ -44,7 +44,7 @@ Handlers of the user's code still get the lines."""
 
 
 def queue_fault(error: ConfigError, option: str) -> str:
-    """Return the text of an error of ``PartitionedQueue`` in the words of the command line.
+    """Return the text of an error of ``PartitionedQueue`` with option names instead of argument names.
 
     Args:
         error: The error.
@@ -105,7 +105,7 @@ def _end_at_closed_pipe() -> NoReturn:
 
 
 def _all_of(command: Any, context: Any, unknown: str) -> str:
-    """Return the options of a command that resemble an unknown option; all options and arguments if none does."""
+    """Return the options of a command that resemble an unknown option, or all options and arguments."""
     params = command.get_params(context)
     # The parser keeps the names of the help in a set, whose order differs from process to process.
     names = [name for each in params if each.param_type_name == "option" for name in sorted(each.opts)]

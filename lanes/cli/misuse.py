@@ -6,7 +6,10 @@ from typing import Any
 
 
 class Misuse(Exception):
-    """A missing option, or options that contradict each other; the text follows the name of the command."""
+    """Error for a missing option or for options that contradict each other.
+
+    The text follows the name of the command.
+    """
 
     ctx: Any = None
     """The context of the command, which knows its name."""

@@ -1,8 +1,8 @@
 """The dead letters that ``--queue`` and ``--partitions`` select, and those of further partitions of these queues.
 
 A dead letter names its physical queue, and the logical queue if its consumer registered one. For dead letters without a
-registered queue, the number of partitions is unknown. The physical names then show whether a command leaves dead
-letters of a queue out.
+registered queue, the number of partitions is unknown. The physical names then show whether a command omits dead letters
+of a queue.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _NAMED: Final = 4
 
 
 class Origins:
-    """The physical queues of the options; false without the options, when every dead letter is selected.
+    """The physical queues of the options. Without the options, the object is false, and every dead letter is selected.
 
     Args:
         queues: Values of ``--queue``.
         partitions: Value of ``--partitions``; None = the command has no such option.
 
     Attributes:
-        others: Number of dead letters seen by ``has`` that came from a further partition of a queue, by its name.
+        others: Number of dead letters from each further partition that ``has`` has seen, by the name of the partition.
 
     Raises:
-        Misuse: There is no queue for ``--partitions``. A wrong name or number ends the process.
+        Misuse: ``--partitions`` is given without ``--queue``. A wrong name or number ends the process.
     """
 
     def __init__(self, queues: Sequence[str], partitions: int | None) -> None:
@@ -53,7 +53,7 @@ class Origins:
         return _listed(sorted(self._names))
 
     def has(self, letter: DeadLetter) -> bool:
-        """Return whether a dead letter is selected, and count it in ``others`` if it is of a further partition."""
+        """Return whether a dead letter is selected. Count a dead letter of a further partition in ``others``."""
         if not self._names:
             return True
         if letter.queue in self._queues and letter.queue_partition is not None:

@@ -1,4 +1,4 @@
-"""The commands ``lanes queue …``: the runbook of another number of partitions, and the state of a queue.
+"""The commands ``lanes queue …``: runbooks for a new number of partitions, and the state of a queue.
 
 An adapter registers its broker in the entry-point group ``lanes.queue_brokers``.
 """
@@ -56,8 +56,8 @@ class QueueBroker(Protocol):
     def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
         """Read the facts of physical queues, that of partition 0 first.
 
-        Groups in ``named`` count in each of them, also without a position. Without a name, the groups of partition 0
-        count so.
+        Each physical queue lists the groups in ``named``, even a group without a position. If ``named`` is empty, the
+        groups of partition 0 replace it.
         """
         ...
 
@@ -74,7 +74,10 @@ class QueueBroker(Protocol):
         ...
 
     def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
-        """Remove another stored number of partitions of groups without members. Returns a line for each group."""
+        """Remove the stored number of partitions of each group without members, if it differs from the new number.
+
+        Returns a line for each group.
+        """
         ...
 
     def close(self) -> None:
@@ -142,8 +145,9 @@ def grow(
 
     Exit status: 0 = no fault was found, 3 = a fault was found. Each step shows whether the broker has seen it. With
     --stream, the queue is in a JetStream stream, otherwise on Kafka. Without --group, all groups that read the queue
-    count. With --apply, the missing topics get the partitions, replicas and settings of the first topic, or the stream
-    gets the missing subjects. A cohort without live members forgets its number of partitions.
+    count. With --apply, the command creates the missing topics with the partitions, replicas and settings of the first
+    topic, or adds the missing subjects to the stream. The command also removes the stored number of partitions of a
+    cohort without live members.
     """
     old, new = _queues(name, before, after, names)
     if new.partitions <= old.partitions:
@@ -184,11 +188,11 @@ def shrink(
 ) -> None:
     """Print the runbook of a smaller number of partitions.
 
-    Exit status: 0 = no fault was found, 3 = a fault was found, or a removal was refused. The command waits for 1 s, to
-    see whether messages still arrive. With --stream, the queue is in a JetStream stream, otherwise on Kafka. With
+    Exit status: 0 = no fault was found, 3 = a fault was found, or a removal was refused. The command counts the
+    messages that arrive within 1 s. With --stream, the queue is in a JetStream stream, otherwise on Kafka. With
     --apply, the command removes the topics or subjects that all groups have finished and no member reads. The command
-    refuses every other removal, and names group, physical queue and number of messages. After a removal, a cohort
-    without live members forgets its number of partitions.
+    refuses every other removal, and names group, physical queue and number of messages. After a removal, the command
+    also removes the stored number of partitions of a cohort without live members.
     """
     old, new = _queues(name, before, after, names)
     if new.partitions >= old.partitions:
@@ -231,9 +235,9 @@ def status(
 ) -> None:
     """Show topics or subjects of a queue, with lag and members.
 
-    Exit status: 0 = all of them exist and no message is stranded, 3 = otherwise. A stranded message waits in a physical
-    queue of a larger number that its group does not read. With --partition, the command reads the named physical queues
-    only, because a queue with names of its own has no computed names.
+    Exit status: 0 = all of them exist and no message is stranded, 3 = otherwise. A stranded message is stored in a
+    physical queue of a larger number, and its group does not read that queue. With --partition, the command reads the
+    named physical queues only, because a queue with explicit names has no computed names.
     """
     shown = queue_of(name, partitions, "--partitions", names)
 
@@ -283,9 +287,9 @@ def _queues(name: str, before: int, after: int, names: Sequence[str]) -> tuple[P
 
 
 def _beyond(broker: QueueBroker, queue: PartitionedQueue, names: Sequence[str]) -> Sequence[str]:
-    """Return the physical queues of a larger number; none beside ``names``, the names of ``--partition``.
+    """Return the physical queues of a larger number, or none if ``--partition`` gives explicit ``names``.
 
-    Beside names of its own, a queue has no computed ones: ``orders__p1`` may then belong to another queue.
+    A queue with explicit names has no computed names: ``orders__p1`` may then belong to another queue.
     """
     return () if names else names_beyond(queue, broker.names())
 

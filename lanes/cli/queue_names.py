@@ -33,13 +33,13 @@ def queue_of(
         partitions: Number of partitions; None = that of the physical names.
         option: Name of the option that has the number of partitions.
         physical_names: Names of the physical queues; empty = the default names.
-        part: Whether there may be more names than partitions, because they are those of a larger number.
+        part: Whether the names may outnumber the partitions, because they belong to a larger number.
 
     Returns:
         The queue.
 
     Raises:
-        Misuse: There is neither a number nor a name, or another number of names.
+        Misuse: The number and the names are both missing, or the number of names differs from the number.
     """
     if partitions is None and not physical_names:
         raise Misuse(f"needs {option} NUMBER, or --partition NAME for each partition")

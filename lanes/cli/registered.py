@@ -1,8 +1,8 @@
 """Commands that installed packages register as entry points of the group ``lanes.commands``.
 
 The name of an entry point is the command: ``NAME``, ``doctor.NAME``, ``journal.NAME`` or ``ring.NAME``. The object is a
-``typer.Typer`` or a command function. The extras of the entry point tell the user what to install. The object is
-imported when its command runs, so the start of ``lanes`` loads no client of a broker.
+``typer.Typer`` or a command function. The extras of the entry point tell the user what to install. The command imports
+the object when it runs, so the start of ``lanes`` loads no client of a broker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lanes.errors import ConfigError
 
 
 class _Unparsed(TyperCommand):
-    """A command that passes all words after its name on unchanged."""
+    """A command that passes all words after its name to another command, unchanged."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.args = args

@@ -26,9 +26,9 @@ def ring(
 ) -> None:
     """Show the slot, ring partition and lane of keys.
 
-    A slot is a number below 65,536. The ring is a hash of lanes itself, so no broker places messages by its partitions.
-    The partition of a Kafka topic is shown by `lanes kafka partition`. The partition of a JetStream cohort is a token
-    of the stored subject, which `nats stream subjects STREAM` lists.
+    A slot is a number below 65,536. Only lanes uses the hash of the ring, so no broker assigns messages to the ring's
+    partitions. `lanes kafka partition` shows the partition of a Kafka topic. The partition of a JetStream cohort is a
+    token of the stored subject, which `nats stream subjects STREAM` lists.
     """
     try:
         partition(b"", partitions), lane(b"", lanes)

@@ -24,8 +24,9 @@ def route(
 ) -> None:
     """Show the partition and physical queue of keys.
 
-    The command asks no broker. The names are those of `lanes.PartitionedQueue(QUEUE, partitions=NUMBER)`, or those of
-    --partition, as in `PartitionedQueue.of`. A producer in another language must agree with the routes.
+    The command asks no broker. The command computes the names like `lanes.PartitionedQueue(QUEUE, partitions=NUMBER)`,
+    or takes them from --partition, like `PartitionedQueue.of`. A producer in another language must compute the same
+    routes.
     """
     routed = queue_of(queue, partitions, "--partitions", names)
     table = Table()

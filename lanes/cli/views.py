@@ -16,7 +16,10 @@ ROW_HEADINGS: Final = ("id", "origin", "key", "attempts", "reason", "dead-letter
 
 
 def row(stored: StoredDeadLetter) -> tuple[str, ...]:
-    """Return the row of a list, with the hash of the key and without the content. The reason may contain user data."""
+    """Return the row of a dead letter for a list, with the hash of its key and without its content.
+
+    The reason may contain user data.
+    """
     dead_letter = stored.dead_letter
     return (
         dead_letter.id,

@@ -1,4 +1,4 @@
-"""The actor of one cohort partition, which performs the actions of its lease machine one after the other."""
+"""The actor of one cohort partition, which performs the actions of the partition's lease machine in order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,10 @@ SLOW: Final = 5
 
 
 class Alarm:
-    """The alarm of one task. ``wake`` ends one wait at once; ``hint`` also ends the next waits, at short intervals."""
+    """A wait of one task that other code can end early.
+
+    ``wake`` ends one wait at once; ``hint`` also ends the next waits, at short intervals.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -181,7 +184,7 @@ class LeaseKeeper:
         self._tell()
 
     def checkpoint_soon(self, outstanding: int, ledger: Callable[[], Done | None]) -> None:
-        """Checkpoint at the pace of the member, unless a checkpoint waits or the ownership ends before.
+        """Write a checkpoint at the pace of the member, unless a checkpoint is waiting or the ownership ends earlier.
 
         Args:
             outstanding: Number of outstanding messages of the ledger.
@@ -214,7 +217,10 @@ class LeaseKeeper:
         self._tell()
 
     def hint(self) -> None:
-        """Read the lease soon, because it may have changed. Ignored while this member owns the partition."""
+        """Schedule an early read of the lease, because the lease may have changed.
+
+        Ignored while this member owns the partition.
+        """
         if self.machine.deadline == -math.inf:
             self.alarm.hint()
 
@@ -223,7 +229,8 @@ class LeaseKeeper:
     async def serve(self, over: Callable[[], bool]) -> None:
         """Perform actions until ``over()`` is true and the machine is idle. A cancellation acts like a crash.
 
-        Raises ``SourceError`` when the store is gone for good, or has an entry that no member wrote.
+        Raises ``SourceError`` when no later call to the store can succeed, or the store has an entry that no member
+        wrote.
         """
         machine = self.machine
         while not (over() and machine.idle):
@@ -340,7 +347,7 @@ class LeaseKeeper:
             self._changed()
 
     def _warn(self) -> None:
-        """Log once for each acquisition the overlapping consumer or the awaited lease, and once a slow server."""
+        """Log the overlapping consumer or the awaited lease once for each acquisition, and a slow server once."""
         if self._unanswered == SLOW:
             log.warning(
                 "%s: partition %d makes no progress: %d requests in a row about its durables had no answer within "

@@ -26,15 +26,21 @@ class Entry(NamedTuple):
 
 
 class Conflict(Exception):
-    """The condition of a write did not hold: the key, or the fence, has another revision. Nothing was written."""
+    """Error of a write whose condition was false: the key, or the fence, has another revision.
+
+    The store wrote nothing.
+    """
 
 
 class UnknownResult(Exception):
-    """A request had no answer in time. The server may have executed the request, or may execute the request later."""
+    """Error of a request that had no answer in time.
+
+    The server may have executed the request, or may execute the request later.
+    """
 
 
 class ConsumerExists(Exception):
-    """``EpochConsumers.create`` found another consumer, and created none.
+    """Error of ``EpochConsumers.create``, which found another consumer and created none.
 
     Args:
         message: The server's description of the other consumer.
@@ -96,7 +102,7 @@ class LeaseStore(Protocol):
             The new revision.
 
         Raises:
-            Conflict: The condition does not hold.
+            Conflict: The condition is false.
             UnknownResult: The store did not answer in time.
             SourceError: The store is gone for good.
         """
@@ -126,7 +132,7 @@ class EpochConsumer:
         sub: Number of the durable within the epoch.
         nonce: Nonce of the acquisition that created the durable.
         floor: Ack floor of the durable, a sequence of the stream. Every message of the partition up to the floor is
-            acknowledged, or lies below the durable's first sequence.
+            acknowledged or precedes the durable's first sequence.
         lease: Seconds of the leases of the member that created the durable; 0 = unknown.
     """
 
@@ -176,7 +182,7 @@ class EpochConsumers(Protocol):
         """
 
     async def create(self, partition: int, epoch: int, sub: int, *, nonce: str, start: int | None) -> None:
-        """Create a durable, and never overwrite an existing durable.
+        """Create a durable without overwriting an existing durable.
 
         Args:
             partition: Number of the cohort partition.

@@ -1,9 +1,9 @@
 """A member of a cohort: its heartbeat, the plan, and one lease machine for each cohort partition.
 
 ``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
-nothing about ownership itself. Each cohort partition has a keeper, which performs one action after the other. The
-keeper gives up an action at the lease's deadline, so that a loss is reported in time. A hint about a changed key lets
-the membership read the key sooner. Without hints, the membership reads the keys at regular intervals.
+nothing about ownership itself. Each cohort partition has a keeper, which performs one action at a time. The keeper
+cancels an action at the lease's deadline, and so reports a loss in time. After a hint about a changed key, the
+membership reads the key early. Without hints, the membership reads the keys at regular intervals.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class CohortSettings:
 
 
 def _check_recordable(name: str, value: int) -> None:
-    """Raise ``ConfigError`` for a number that no member could read from the records of the cohort."""
+    """Raise ``ConfigError`` for a number above the highest number that the cohort's records can store."""
     if value > HIGHEST:
         remedy = "use a lower number" if name in ("weight", "lease") else "use a lower number, or None for no limit"
         raise ConfigError(
@@ -111,7 +111,7 @@ class Happened(NamedTuple):
 class Membership:
     """A member of a cohort.
 
-    Call ``run`` once. Call all other methods on the event loop of ``run``, at any time. No method but ``run`` blocks.
+    Call ``run`` once. Call all other methods on the event loop of ``run``, at any time. Only ``run`` blocks.
 
     Args:
         store: Store of the leases.
@@ -128,7 +128,7 @@ class Membership:
         roster: Function that makes the roster. A test of a mixed cohort passes the roster of earlier code.
 
     Raises:
-        ConfigError: The member name or a setting is not valid.
+        ConfigError: The member name or a setting is invalid.
 
     Attributes:
         settings: Settings of this member.
@@ -206,7 +206,7 @@ class Membership:
 
     @property
     def _name(self) -> str:
-        """The name in logs. A member without a name for the cohort learns the name in the set-up."""
+        """The name in logs. A member that was given no name for the cohort reads the name during the set-up."""
         return f"cohort {self._roster.cohort}, member {self.member}"
 
     # --- running
@@ -214,12 +214,12 @@ class Membership:
     async def run(self) -> None:
         """Join, own the partitions that the plan gives, and leave after ``stop``.
 
-        After a cancellation, as after a crash, the leases expire.
+        After a cancellation or a crash, the leases expire.
 
         Raises:
-            ConfigError: The cohort was set up with another configuration, the member name is used twice, or a foreign
-                durable overlaps.
-            SourceError: The store is gone for good, or has an entry that no member wrote.
+            ConfigError: The stored configuration of the cohort differs, another process has the member name, or a
+                foreign durable overlaps.
+            SourceError: No later call to the store can succeed, or the store has an entry that no member wrote.
         """
         try:
             for step in (self._roster.set_up, self._roster.join):
@@ -276,13 +276,13 @@ class Membership:
 
     @property
     def first(self) -> int:
-        """The first sequence that the cohort was set up with; 0 = none."""
+        """First sequence in the stored configuration of the cohort; 0 = none."""
         begun = self._roster.begun
         return int(begun) if begun.isdecimal() and len(begun) <= _DIGITS else 0
 
     @property
     def generation(self) -> int:
-        """The number of the newest plan that was read or written; 0 = no plan yet."""
+        """Number of the newest plan that this member has read or written; 0 = no plan."""
         return 0 if self._roster.plan is None else self._roster.plan.generation
 
     @property
@@ -292,17 +292,17 @@ class Membership:
 
     @property
     def standby(self) -> bool:
-        """Whether there is a plan that gives this member no partition."""
+        """Whether the newest plan gives this member no partition."""
         return self._roster.plan is not None and not self.planned
 
     @property
     def under_provisioned(self) -> bool:
-        """Whether there is a plan that gives a member more partitions than its target."""
+        """Whether the newest plan gives a member more partitions than its target."""
         return self._roster.under_provisioned
 
     @property
     def target_honoured(self) -> bool:
-        """Whether there is a plan whose rules use the targets of the members."""
+        """Whether the rules of the newest plan use the targets of the members."""
         return self._roster.rules >= 1
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
@@ -346,7 +346,7 @@ class Membership:
         self._pace.interval = seconds
 
     def takeover(self, partition: int, done: Done) -> None:
-        """Ask for a new durable, because a delivery is missing or the connection is new.
+        """Request a new durable, because a delivery is missing or the connection is new.
 
         Queued messages may start until the deadline. The source drops every delivery until the next ``LeaseOwned``.
 
@@ -357,7 +357,7 @@ class Membership:
         self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
-        """Give up a partition that this member no longer owns, as its durable or the clock shows.
+        """Give up a partition after its durable or the clock has shown that this member no longer owns it.
 
         Args:
             partition: Number of the cohort partition.
@@ -374,7 +374,9 @@ class Membership:
         self._keepers[partition].ended()
 
     def hint(self, key: str) -> None:
-        """Read a key of the bucket soon, because a member has written it or is about to write it. Hints may be lost.
+        """Schedule an early read of a key of the bucket that a member has written or is about to write.
+
+        Hints may be lost.
 
         Args:
             key: The key.

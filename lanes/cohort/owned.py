@@ -1,8 +1,8 @@
 """The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
 ``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. The object turns the
-events of the membership into source events. The object selects the durable to read, the settlements that may still be
-sent, the ledgers to store, and the partitions to give up. The source itself receives messages and sends
+events of the membership into source events. The object selects four things: the durable to read, the settlements to
+send, the ledgers to store, and the partitions to give up. The source itself receives messages and sends
 acknowledgements.
 """
 
@@ -31,8 +31,8 @@ class OwnedPartition(ABC):
     Args:
         number: Number of the cohort partition.
         partition: The assignment that the consumer receives.
-        done: Messages that earlier owners finished. If the server redelivers a finished message, the source
-            acknowledges the message and does not deliver it.
+        done: Messages that former owners finished. If the server redelivers a finished message, the source acknowledges
+            the message and does not deliver it.
 
     Attributes:
         number: Number of the cohort partition.
@@ -41,7 +41,7 @@ class OwnedPartition(ABC):
         expected: Number of the durable's next delivery.
         announced: Whether the consumer has received the assignment.
         revoked: Whether the member must hand the partition over, because the plan changed or the member stops.
-        releasing: Whether the partition is being given up.
+        releasing: Whether this member is giving up the partition.
         over: Set when the partition is handed over or lost.
     """
 
@@ -60,7 +60,7 @@ class OwnedPartition(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Pull no more messages until ``begin`` is called for the next durable. Does not block. Idempotent."""
+        """Stop pulling messages until ``begin`` is called for the next durable. Does not block. Idempotent."""
 
     def unsaved(self) -> Done | None:
         """Return the ledger for a write, if a finished message above the floor is unsaved.
@@ -192,7 +192,7 @@ class OwnedPartitions(Generic[T]):
         return owned if owned is not None and owned.partition is partition else None
 
     def leased(self, partition: Partition) -> T | None:
-        """Return the ownership of an assignment while its lease holds for certain.
+        """Return the ownership of an assignment whose lease certainly has not expired.
 
         The source must send nothing to the server for an assignment without such a lease.
 
@@ -212,7 +212,7 @@ class OwnedPartitions(Generic[T]):
     def read_up_to(self, highest: int) -> int:
         """Return the highest sequence that was read, from the highest sequence of a ledger.
 
-        Before the first message, the ledger has the sequence below the start of the cohort, which was never read.
+        Before the first message, the ledger contains the unread sequence directly below the start of the cohort.
 
         Args:
             highest: The highest sequence of the ledger.
@@ -284,10 +284,12 @@ class OwnedPartitions(Generic[T]):
     # --- while a source receives
 
     def step(self) -> None:
-        """Report to the membership what the consumer has received. The source calls this method before ``next_events``.
+        """Report the assignments and losses that the consumer has received to the membership.
 
-        A partition whose loss the consumer has received may be acquired again. A partition whose lease was renewed
-        after its deadline had passed for the consumer is lost for the membership too.
+        The source calls this method before ``next_events``.
+
+        The member may acquire a partition again after the consumer has received its loss. If the member renews a lease
+        after the deadline has passed for the consumer, the membership also counts the partition as lost.
         """
         self._end_losses()
         self._lose_late()
@@ -306,7 +308,7 @@ class OwnedPartitions(Generic[T]):
     def next_events(self) -> list[SourceEvent]:
         """Return the new events for the consumer, in order, without the events of partitions that are being released.
 
-        A released partition may be owned again before the consumer has seen the end of its release.
+        The member may own a released partition again before the consumer has received the end of the release.
 
         Returns:
             The events.
@@ -332,7 +334,7 @@ class OwnedPartitions(Generic[T]):
             owned.announced = True
 
     def take_over(self, owned: T) -> None:
-        """Ask for a new durable, because a delivery is missing or the connection is new.
+        """Request a new durable, because a delivery is missing or the connection is new.
 
         The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent. Ignored
         for an ownership that is over, because the member may own the partition again.
@@ -345,7 +347,7 @@ class OwnedPartitions(Generic[T]):
             self.membership.takeover(owned.number, owned.ledger.snapshot())
 
     def lose(self, owned: T, reason: str) -> None:
-        """Give up a partition that this member no longer owns, as its durable or the clock shows. Idempotent.
+        """Give up a partition after its durable or the clock has shown that this member no longer owns it. Idempotent.
 
         Ignored for an ownership that is over, because the member may own the partition again.
 
@@ -363,8 +365,8 @@ class OwnedPartitions(Generic[T]):
             settlement: Messages of one partition.
 
         Returns:
-            The ownership whose messages the source may acknowledge now; None = no lease. Without a lease, nothing is
-            recorded, and the source must acknowledge no message.
+            The ownership whose messages the source may acknowledge now; None = no lease. Without a lease, the call
+            records nothing, and the source must acknowledge no message.
         """
         owned = self.leased(settlement.partition)
         if owned is None:
@@ -382,7 +384,7 @@ class OwnedPartitions(Generic[T]):
     # --- giving up
 
     async def release(self, partition: Partition, flush: Callable[[], Awaitable[None]]) -> None:
-        """Store the ledger of a drained partition and give up its lease; see ``lanes.source.Source.release``.
+        """Store the ledger of a drained partition and release its lease; see ``lanes.source.Source.release``.
 
         The call gives the partition up even when ``flush`` raises or the call is cancelled. While a handler of the
         partition still runs, the call returns early, and the lease expires.

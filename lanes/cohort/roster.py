@@ -1,7 +1,8 @@
 """The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
 
-Every method that uses the store may raise ``UnknownResult`` or ``Conflict``. The caller then repeats the call a little
-later, and the new call reads the result of the former call. This module does not decide about ownership; the leases do.
+Every method that uses the store may raise ``UnknownResult`` or ``Conflict``. The caller then repeats the call after a
+short wait, and the new call reads the result of the former call. This module does not decide about ownership; the
+leases do.
 """
 
 from __future__ import annotations
@@ -69,12 +70,12 @@ def _named(partitions: Sequence[int]) -> str:
 
 
 def margin_of(ttl: float) -> float:
-    """Return the seconds before the end of a lease in which its owner starts no handler."""
+    """Return the length of the last part of a lease, in seconds, in which the owner starts no handler."""
     return max(0.5, ttl / 6)
 
 
 def patience_of(ttl: float) -> float:
-    """Return the maximum seconds to wait for an answer, so that the next renewal or heartbeat is in time."""
+    """Return the maximum seconds to wait for an answer, which still leave time for the next renewal or heartbeat."""
     return min(2.0, margin_of(ttl))
 
 
@@ -105,7 +106,7 @@ class Roster:
         clock: Clock of the times, in seconds.
 
     Attributes:
-        plan: The newest plan that was read or written; None = no plan yet.
+        plan: The newest plan that this member has read or written; None = no plan.
         begun: ``start`` in the configuration of the cohort; before ``set_up``, in the configuration of this member.
         cohort: Name of the cohort; before ``set_up``, the name in the configuration of this member, or the default.
     """
@@ -165,7 +166,7 @@ class Roster:
 
     @property
     def under_provisioned(self) -> bool:
-        """Whether there is a plan that gives a member more partitions than its target."""
+        """Whether the newest plan gives a member more partitions than its target."""
         return self.plan is not None and self.plan.under_provisioned
 
     @property
@@ -282,7 +283,7 @@ class Roster:
         await self.beat()
 
     async def beat(self) -> None:
-        """Write the heartbeat, or read back the last write. Raises ``ConfigError`` like ``join``."""
+        """Write the heartbeat, or read the result of the last write. Raises ``ConfigError`` like ``join``."""
         began = self._clock()
         try:
             self._revision = await self._store.write(
@@ -302,12 +303,12 @@ class Roster:
         self._beaten = began
 
     def _missed(self) -> None:
-        """Note that the own heartbeat is missing; if it cannot have expired, the bucket was lost."""
+        """Record that this member's heartbeat is missing. If the heartbeat cannot have expired, the bucket was lost."""
         if self._clock() < self._beaten + self._ttl - margin_of(self._ttl):
             self._doubt()
 
     def _doubt(self) -> None:
-        """After the loss of the bucket, write no plan until every member had time for a new heartbeat."""
+        """Postpone plans after the loss of the bucket, until every member had time to write a new heartbeat."""
         self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
 
     def _is_mine(self, value: bytes) -> bool:
@@ -320,7 +321,7 @@ class Roster:
         )
 
     async def leave(self) -> None:
-        """Remove the heartbeat and the drain request, and write a plan for the other members, if any. Idempotent."""
+        """Remove the heartbeat and the drain request, and write a plan for the other members. Idempotent."""
         self._leaving = True
         entry = await self._store.read(self._key)
         if entry.value and self._is_mine(entry.value):
@@ -334,7 +335,7 @@ class Roster:
     # --- the plan
 
     async def look(self) -> None:
-        """Read the plan and then the heartbeats, and write a new plan if the plan has to change.
+        """Read the plan, then the heartbeats, and write a changed plan if they require one.
 
         The order matters: a member that replaces a plan has read heartbeats that are newer than that plan.
         """
@@ -472,7 +473,7 @@ class Roster:
     def look_at(self) -> float:
         """Time of the next read of plan and heartbeats, the earliest of three times.
 
-        The times are the own next heartbeat, an overdue heartbeat of another member, and the end of the wait after a
+        The times are this member's next heartbeat, another member's overdue heartbeat, and the end of the wait after a
         lost bucket. A live member writes a heartbeat every third of its time to live. This member reads the heartbeat
         at most another third later.
         """

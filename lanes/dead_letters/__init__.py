@@ -1,4 +1,4 @@
-"""Dead letters on the wire, and the operator's access to them.
+"""The wire format of dead letters, and the operator's access to stored dead letters.
 
 Reading order: ``wire`` (headers that every backend writes), ``box`` (the box that ``lanes dead-letters`` opens).
 """

@@ -26,8 +26,8 @@ class StoredDeadLetter:
     Attributes:
         dead_letter: The dead letter.
         place: Topic, partition and offset, or stream and sequence, of the stored dead letter, as text.
-        whole_size: Number of bytes of the original value, if the dead letter was cut to fit; None = it is complete. A
-            dead letter with a value of this size lost only its headers.
+        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. A
+            shortened dead letter with a value of this size lost only its headers.
     """
 
     dead_letter: DeadLetter
@@ -47,7 +47,7 @@ class DeadLetterBox(Protocol):
 
     Attributes:
         remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id.
-        other_messages: Number of messages seen so far that are not dead letters.
+        other_messages: Number of messages read by this box that are not dead letters.
     """
 
     remembers: bool
@@ -58,7 +58,7 @@ class DeadLetterBox(Protocol):
 
         Raises:
             ConfigError: The topic or subject does not exist.
-            SourceError: The broker cannot be reached.
+            SourceError: The client cannot reach the broker.
         """
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
@@ -112,8 +112,8 @@ class DeadLetterBox(Protocol):
             Topic, partition and offset, or stream and sequence, of the confirmed message, as text.
 
         Raises:
-            SourceError: The origin does not exist, is no valid name or is at another broker, the client cannot send a
-                header, or the broker did not confirm the message.
+            SourceError: The origin is missing, invalid or at another broker, a header is unsendable, or the broker did
+                not confirm the message.
         """
 
     async def aclose(self) -> None:
@@ -122,10 +122,10 @@ class DeadLetterBox(Protocol):
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A box that can say where dead letters are if its own topic or subject has none. Optional for a box."""
+    """A box that can name other locations of dead letters if its own topic or subject has none. Optional for a box."""
 
     async def why_empty(self) -> str:
-        """Describe the surroundings of a topic or subject without dead letters.
+        """Name other locations of dead letters, for a topic or subject without dead letters.
 
         Returns:
             A text that follows the words "no dead letters"; "" = nothing to add.
@@ -136,16 +136,15 @@ class Explaining(Protocol):
 
 
 def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = "", found: str | None = None) -> None:
-    """Raise ``SourceError`` for a dead letter whose origin is at another broker than its box.
+    """Raise ``SourceError`` for a dead letter whose origin is not at the broker of its box.
 
-    A dead letter that lacks a fact passes the check of this fact.
+    A dead letter passes the check of each fact that it lacks.
 
     Args:
         dead_letter: The dead letter.
         systems: Kinds of brokers whose messages the box can publish; the first one is the kind of its own broker.
         what: Name of the compared fact, such as ``id``.
-        found: Incarnation of the topic or stream of this name; "" = unknown, None = it does not exist or is not
-            compared.
+        found: Incarnation of the topic or stream with the origin's name; "" = unknown, None = missing or not compared.
     """
     own, origin = systems[0], f"{dead_letter.source[:80]}/{dead_letter.partition}"
     if dead_letter.system and dead_letter.system not in systems:

@@ -1,7 +1,7 @@
-"""Dead letters on the wire: the ``Lanes-…`` headers that every backend writes and reads.
+"""The wire format of dead letters: the ``Lanes-…`` headers that every backend writes and reads.
 
-This module defines the headers of a dead letter, the parts that are cut from a large dead letter, and the headers of a
-republished message. The ``Wire`` of a backend adds the limits of its broker.
+This module defines the headers of a dead letter, the cut of a large dead letter, and the headers of a republished
+message. The ``Wire`` of a backend adds the limits of its broker.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ReadDeadLetter(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter.
-        whole_size: Number of bytes of the original value, if the dead letter was cut to fit; None = it is complete. A
-            dead letter with a value of this size lost only its headers.
+        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. A
+            shortened dead letter with a value of this size lost only its headers.
     """
 
     dead_letter: DeadLetter
@@ -81,7 +81,7 @@ class Wire:
 
     Attributes:
         writer: Name of the backend's ``DeadLetters``, for error texts.
-        remedy: Advice how to read dead letters alone, for error texts.
+        remedy: Advice on reading only dead letters, for error texts.
         id_field: Header with the id.
         sendable: Whether the client can send a header of this name.
         acted_on: Prefixes, in lower case, of header names that make the broker act.
@@ -229,7 +229,7 @@ def _fields(dead_letter: DeadLetter) -> dict[str, str]:
 def _read_fields(
     fields: Mapping[str, str], refuse: _Refuse, *, id_field: str, value: bytes, headers: Sequence[tuple[str, bytes]]
 ) -> DeadLetter:
-    """Make the dead letter of these describing headers, this value and these original headers.
+    """Make a dead letter from its describing headers, its value and its original headers.
 
     Raises the error that ``refuse`` makes, with the name of the missing or invalid header.
     """

@@ -1,8 +1,8 @@
-"""The bounded buffer between the event loop, which makes rows, and the thread that writes them.
+"""The bounded buffer between the event loop, which makes rows, and the thread, which writes rows.
 
-The loop never waits. The buffer gives up a row that does not fit, and puts a ``dropped`` row in its place. The
-``dropped`` row has the number of the last missing row. The field ``count`` of the ``dropped`` row is the number of
-missing rows, including the last one.
+The event loop never waits for the thread. The buffer gives up a row that does not fit, and puts a ``dropped`` row in
+its place. The ``dropped`` row has the number of the last missing row. The field ``count`` of the ``dropped`` row is the
+number of missing rows, including the last one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class RowBuffer:
     def added(self, size: int, *, whole: bool = False) -> bool:
         """Count appended rows of ``size`` bytes. If the buffer is full, give up the last row and return False.
 
-        With ``whole`` no row is given up, even when the buffer is full.
+        With ``whole`` the buffer keeps every row, even when it is full.
         """
         self._added += size
         rows = self.rows
@@ -87,7 +87,7 @@ class RowBuffer:
         return False
 
     def put(self, lines: Sequence[str], *, whole: bool = False) -> bool:
-        """Add all lines. If the buffer is full and ``whole`` is False, add none and return False."""
+        """Add all lines. If the buffer is full and ``whole`` is False, add no line and return False."""
         if whole or not self._full():
             self.rows.extend(lines)
             self._added += sum(map(len, lines))
@@ -99,7 +99,7 @@ class RowBuffer:
         return False
 
     def take(self) -> list[str]:
-        """Remove and return the oldest rows. The result is empty when the buffer is empty."""
+        """Remove and return the oldest rows. An empty buffer returns an empty result."""
         taken: list[str] = []
         size = 0
         with self._lock:

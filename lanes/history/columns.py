@@ -1,8 +1,8 @@
 """Conversion of history rows to Arrow tables, and of tables back to the same JSON lines, byte for byte.
 
-Each field that SQL queries need has its own column. The column ``detail`` has the text of a row that has any other
-field, or a value that the field's column cannot hold. The JSON lines omit the column ``run``, and the column ``slot``,
-which follows from the key's hash.
+Each field that SQL queries need has its own column. The column ``detail`` has the text of each row with another field,
+or with a value that does not fit its column. The JSON lines omit the column ``run``, and the column ``slot``, which
+follows from the key's hash.
 
 Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues meanwhile.
 """
@@ -135,7 +135,10 @@ class RowTables:
                 yield f"{{{''.join(fields)[1:]}}}\n"
 
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
-        """Yield runs of lines with their parsed tables; a line that the parser cannot read is a run with None."""
+        """Yield consecutive lines with their parsed table.
+
+        The parser's unreadable lines follow singly, each with None.
+        """
         if not lines:
             return
         try:
@@ -202,7 +205,7 @@ class RowTables:
     def _texts(self, values: Sequence[str | None]) -> Any:
         """Make an array of texts from buffers.
 
-        ``pyarrow.array`` and ``pyarrow.scalar`` import pandas where it is installed, which takes a third of a second.
+        ``pyarrow.array`` and ``pyarrow.scalar`` would import an installed pandas, which takes a third of a second.
         """
         encoded = [b"" if value is None else value.encode() for value in values]
         ends = array("i", [0, *itertools.accumulate(map(len, encoded))])

@@ -1,9 +1,8 @@
 """The journal of a run: its history as Parquet files, for SQL and for Spark.
 
-The journal has the same rows as ``lanes.history.recorder``, but no handler and no settlement waits until a row is
-written. A thread writes whole files, so a killed process loses the rows after its last complete file. The
-journal of a killed process has no ``end`` row, so a reader sees that rows are missing. Payloads and keys are never
-written.
+The journal has the rows of ``lanes.history.recorder``, but handlers and settlements never wait for its writes. A thread
+writes whole files, so a killed process loses the rows after its last complete file. The journal of a killed process has
+no ``end`` row, so a reader sees that rows are missing. The journal never contains payloads or keys.
 """
 
 from __future__ import annotations
@@ -44,19 +43,19 @@ class Journal:
     unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves a hidden
     file.
 
-    After the consumer has started, no fault of the disk raises an error, and no handler waits for the disk. The
-    journal drops rows that cannot be written. A ``dropped`` row in their place has the number of dropped rows.
+    After the start of the consumer, a disk fault raises no error, and handlers never wait for the disk. The journal
+    drops rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
 
     Args:
         directory: Folder of the files; created when it does not exist.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Seconds after the first row of a file at which the file is closed, more than 0. With None, files
-            are closed by size only, and at the end of the run.
+        rotate_after: Maximum age of an open file in seconds, from its first row, more than 0. None = a file is closed
+            only by its size or at the end of the run.
         rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
 
     Raises:
-        ConfigError: A name or number is not valid, the directory cannot be created, or pyarrow is missing.
+        ConfigError: A name or number is invalid, the directory cannot be created, or pyarrow is missing.
     """
 
     __slots__ = ("_buffer", "_directory", "_member", "_rotate_after", "_rotate_bytes", "_run", "_tables", "_writer")
@@ -107,7 +106,7 @@ class Journal:
 
     @property
     def files(self) -> int:
-        """The number of files that are complete and have their name."""
+        """Number of complete, renamed files."""
         return 0 if self._writer is None else self._writer.files
 
     def join(self, timeout: float) -> bool:
@@ -190,7 +189,7 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
 
 
 class _NoFile(SegmentFile):
-    """The file of a history that exists only as a journal."""
+    """The in-memory stand-in for a history's file, when a run has only a journal."""
 
     def __init__(self, path: Path, journal: Journal) -> None:
         self.path = path
@@ -246,7 +245,7 @@ class _JournalRecorder(Recorder):
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history that also copies every row into a journal, even rows that the file gives up."""
+    """The file of a history, which copies every row into a journal, even rows that the file gives up."""
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path

@@ -1,11 +1,11 @@
 """The thread of a journal, which takes rows from the buffer and writes whole Parquet files.
 
-A file is written under a hidden name, closed, forced to the disk, and only then renamed. A file is closed when the file
-is large enough, when its first row is old enough, or at the end of the run. If the process dies, a file under a hidden
-name is lost.
+The thread writes a file under a hidden name, closes the file, forces it to the disk, and only then renames it. The
+thread closes a file when its size or the age of its first row reaches a limit, or at the end of the run. The rows of a
+file under a hidden name are lost when the process dies.
 
-A disk that is full, read-only or gone does not stop the consumer. The writer gives up the rows of a failed file. The
-next file has a ``dropped`` row with the number of these rows.
+A full, read-only or missing disk does not stop the consumer. The writer gives up the rows of a failed file. The next
+file has a ``dropped`` row with the number of these rows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ParquetFile:
 
     @property
     def size(self) -> int:
-        """The number of bytes written so far."""
+        """Number of bytes in the open file."""
         return int(self._sink.tell())
 
     def add(self, table: Any) -> None:
@@ -102,7 +102,7 @@ class JournalWriter:
         run: Id of the run.
         tables: Converter of the rows.
         buffer: Buffer of the rows.
-        rotate_after: Seconds after the first row of a file at which the file is closed; None = no limit.
+        rotate_after: Maximum age of an open file in seconds, from its first row; None = no limit.
         rotate_bytes: Size at which a file is closed, in bytes.
 
     Attributes:
@@ -256,8 +256,8 @@ class JournalWriter:
         if not self._failing:
             self._failing = True
             _log.warning(
-                "journal %s in %s: writing failed (%s); check the disk. The run goes on, and rows are dropped and "
-                "counted until the disk accepts rows again",
+                "journal %s in %s: writing failed (%s); check the disk. The run continues, and drops and "
+                "counts rows until the disk accepts rows again",
                 self._name,
                 self._directory,
                 reason_of(error),

@@ -3,21 +3,22 @@
 Each run of a consumer writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment
 ends with an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
 
-Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds
-of the engine's clock. The field ``wall`` has seconds since the epoch, sampled once a millisecond. A row of a message
-adds ``partition``, ``assignment`` (1, 2, 3 … of this segment), ``position``, ``key`` (16 hex digits of blake3, null
-without a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead
-letters, events and status have too. Payloads and keys are never written.
+Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds of
+the engine's clock. The field ``wall`` has seconds since the epoch, sampled once a millisecond. A row of a message adds
+``partition``, ``assignment`` (1, 2, 3 … of this segment), ``position``, ``key`` (16 hex digits of blake3, null without
+a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
+events and status also show. The history never contains payloads or keys.
 
-Rows are buffered. ``flush`` hands all buffered rows to the kernel by one ``write(2)`` without an fsync. The rows
-survive the death of the process, but not the death of the machine. The runtime flushes before it calls the handlers
-of a time slice and before it sends a settlement. While the disk accepts rows, a file therefore holds a prefix of the
-run, and a segment without an ``end`` row means a crash.
+The recorder buffers rows. ``flush`` hands all buffered rows to the kernel by one ``write(2)`` without an fsync. The
+rows survive the death of the process, but not the death of the machine. The runtime flushes before it calls the
+handlers of a time slice and before it sends a settlement. While the disk accepts rows, a file therefore contains a
+prefix of the run. A segment without an ``end`` row means a crash.
 
-A full disk must not stop a consumer. Rows that cannot be written are given up and counted. The numbers of these
-rows are missing, and a ``dropped`` row has the number of missing rows when writing works again. Until then
-``incomplete``, the last field of the ``begin`` row, is 1. The field is overwritten in place, which needs no space on
-most file systems. A reader therefore sees that rows are missing, even when the process dies before it can write.
+A full disk must not stop a consumer. The recorder gives up and counts rows that it cannot write. The numbers of these
+rows are missing. When writes succeed again, a ``dropped`` row has the number of missing rows. Until then
+``incomplete``, the last field of the ``begin`` row, is 1. The recorder overwrites the field in the file, which needs no
+space on most file systems. A reader therefore sees that rows are missing, even when the process dies before it can
+write.
 
 One event loop owns a history, which is not thread-safe. After ``fork`` the child process must not use the history,
 because both processes would write rows with the same numbers.
@@ -47,8 +48,8 @@ ERROR_NAME_LIMIT: Final = 200
 class History:
     """The history of one run: a file in ``directory``. Pass the object to one consumer.
 
-    The file is created when the consumer's source opens. From then on no fault of the disk raises an error: rows
-    that cannot be written are given up and counted.
+    The consumer creates the file when its source opens. After that, a fault of the disk raises no error: the history
+    gives up and counts rows that it cannot write.
 
     Args:
         directory: Folder of the file; created when it does not exist.
@@ -56,7 +57,7 @@ class History:
             has 1 to 64 of ``A-Z a-z 0-9 . _ -`` and begins with a letter or digit.
 
     Raises:
-        ConfigError: The name is not valid, or the directory cannot be created.
+        ConfigError: The name is invalid, or the directory cannot be created.
     """
 
     __slots__ = ("_recorder",)
@@ -96,13 +97,13 @@ def history_of(recorder: Recorder) -> History:
 
 
 class Recorder(RowWriter):
-    """The runtime's side of ``History``, which makes the rows of one segment.
+    """The part of ``History`` that the runtime calls to make the rows of one segment.
 
     After ``open`` no method raises for a fault of the disk, or waits for more than one ``write(2)``. ``now`` is always
-    the time of the engine's clock: seconds, 0 or more. Rows before ``open`` and after ``close`` are given up.
+    a time of the engine's clock in seconds, 0 or more. The recorder gives up rows before ``open`` and after ``close``.
 
-    ``written`` is the highest row number that is in the file or was given up. A handler may start when ``written`` has
-    reached the number that ``started`` returned. ``dropped`` counts the rows that were given up.
+    ``written`` is the highest number of a written or given-up row. A handler may start when ``written`` has reached the
+    number that ``started`` returned. ``dropped`` counts the rows that were given up.
     """
 
     __slots__ = ()
@@ -115,7 +116,7 @@ class Recorder(RowWriter):
         self._row("produced", f'{origin},"key":{self._hashes.get(key) or self._hash(key)}', now)
 
     def delivered(self, run: Sequence[Message], now: float) -> None:
-        """Record a run of received messages, by one row for each message, new or redelivered."""
+        """Record consecutive received messages, new or redelivered, with one row for each message."""
         head = f',"event":"delivered"{self._stamp(now)}'
         hashes, begin, partition, origin = self._hashes, 0, None, ""
         while begin < len(run):
@@ -133,7 +134,7 @@ class Recorder(RowWriter):
             begin += len(piece)
 
     def redelivered(self, message: Message, cause: str, now: float) -> None:
-        """Record a message of the last delivered run that is in flight, settled or late.
+        """Record that a message of the last delivered run is in flight, settled or late.
 
         Call this method before the next run.
 
@@ -198,7 +199,7 @@ class Recorder(RowWriter):
         self._message("retry", message, self._stamp(now), f',"delay":{delay:.6f}' + (',"asked":1' if asked else ""))
 
     def blocked(self, message: Message, now: float) -> None:
-        """Record that a message gets no further attempt, and its lane is blocked."""
+        """Record that a message has no further attempt, and its lane is blocked."""
         self._message("blocked", message, self._stamp(now))
 
     def unblocked(self, key: bytes | None, count: int, now: float) -> None:
@@ -237,7 +238,7 @@ class Recorder(RowWriter):
             begin += len(piece)
 
     def abandoned(self, messages: Sequence[Message], now: float) -> None:
-        """Record that messages were given up without a settlement, and run again elsewhere or later."""
+        """Record that this process gave up messages without a settlement, which run again elsewhere or later."""
         stamp = self._stamp(now)
         for message in messages:
             self._message("abandoned", message, stamp)
@@ -251,7 +252,7 @@ class Recorder(RowWriter):
             self._row("extended", f'{self._owned(partition)},"runs":{json.dumps(runs_of(positions))}', now)
 
     def zombie(self, message: Message, now: float) -> None:
-        """Record a result that arrived after the fence of its assignment and does not count."""
+        """Record an ignored result, which arrived after the fence of its assignment."""
         self._message("zombie", message, self._stamp(now))
 
     # Ownership and flow
@@ -263,9 +264,9 @@ class Recorder(RowWriter):
         return self._origin(partition, partition.deadline)
 
     def assigned(self, partition: Partition, now: float) -> None:
-        """Record that this process owns the partition from now on.
+        """Record that this process has acquired the partition.
 
-        The row has a floor if the source commits, and the queue of a partition of a partitioned queue.
+        The row has a floor if the source commits, and the queue's name if the partition belongs to a partitioned queue.
         """
         more = f'{self._owned(partition)},"epoch":{partition.epoch},"incarnation":{json.dumps(partition.incarnation)}'
         if partition.floor is not None:
@@ -286,7 +287,7 @@ class Recorder(RowWriter):
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """Record that a drain has fenced the partition: its handlers have ended, or their time is over."""
+        """Record that a drain has fenced the partition, after the end of its handlers or of their time."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:

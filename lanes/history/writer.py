@@ -1,7 +1,7 @@
 """The file of a history: numbered rows with a member and a time, buffered, and handed to the kernel together.
 
 ``RowWriter`` numbers and buffers the rows. ``SegmentFile`` writes the rows to a disk that may be full.
-``lanes.history.recorder`` explains the rows, and which failures they survive.
+``lanes.history.recorder`` explains the rows, and the failures that they survive.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
 class GivenUp(NamedTuple):
-    """The rows that one ``append`` gave up.
+    """The result of one ``append``: the rows that it gave up.
 
     Attributes:
         rows: Number of rows that were given up.
@@ -74,9 +74,9 @@ NOTHING_LOST: Final = GivenUp(0, False)
 class SegmentFile:
     """An append-only file of ASCII lines that begins with ``head``.
 
-    A line is *torn* when only a part of it is in the file. The next write begins with the remaining part, so a
-    failed write damages no other line. The head starts as torn, and is never given up. The digit at the end of the head
-    is 1 while a line is torn, or while rows were given up without a ``dropped`` row.
+    A line is *torn* when only a part of it is in the file. The next write begins with the remaining part, so a failed
+    write damages no other line. At first the head counts as torn, and the file never gives up the head. The last digit
+    of the head is 1 while a line is torn, or while no ``dropped`` row counts the given-up rows.
 
     Raises ``OSError`` when the file exists or cannot be created. No other method raises an error or waits for more
     than one ``write(2)``.
@@ -122,7 +122,7 @@ class SegmentFile:
             self._failing = True
             reason = "short write" if error is None else error.strerror
             _log.warning(
-                "history %s: writing failed (%s); check the disk. The run goes on, and rows are dropped and counted "
+                "history %s: writing failed (%s); check the disk. The run continues, and drops and counts rows "
                 "until the disk accepts rows again",
                 self.path,
                 reason,
@@ -283,7 +283,7 @@ class RowWriter:
         self.flush()
 
     def wrap(self, wrapper: Callable[[SegmentFile, str], SegmentFile]) -> None:
-        """Let ``open`` use the result of ``wrapper`` for the file and its head. Call this method before ``open``."""
+        """Make ``open`` use the result of ``wrapper`` for the file and its head. Call this method before ``open``."""
         self._wrapper = wrapper
 
     def close(self, reason: str, now: float) -> None:
@@ -327,7 +327,7 @@ class RowWriter:
         self._append(f'{{"n":{self._n},"event":"{event}"{self._stamp(now)}{more}}}\n')
 
     def _piece(self) -> int:
-        """Return the number of rows that may be added by one call of ``_extend``."""
+        """Return the number of rows that one call of ``_extend`` may add."""
         if self._size >= BUFFER_BYTES:
             return 1
         return max(1, min(_PIECE, BUFFER_ROWS - len(self._rows)))
@@ -396,7 +396,7 @@ class RowWriter:
     def flush(self) -> None:
         """Hand every buffered row to the kernel by one ``write(2)``. Never raises.
 
-        Rows that cannot be written are given up. The next write begins with the missing part of a torn line and a
+        The writer gives up rows that it cannot write. The next write begins with the missing part of a torn line and a
         ``dropped`` row.
         """
         rows, file = self._rows, self._file
@@ -439,7 +439,7 @@ def made_directory(directory: str | os.PathLike[str], kind: str) -> Path:
 
 
 def member_name(member: str) -> str:
-    """Return the name of a process. Raises ``ConfigError`` for a name that is not valid for rows and files."""
+    """Return the name of a process. Raises ``ConfigError`` for a name that is invalid in rows or file names."""
     if not isinstance(member, str) or not MEMBER.fullmatch(member):
         raise ConfigError(
             f"member={shown_value(member)}: must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter or digit; "

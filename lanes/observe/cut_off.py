@@ -1,6 +1,6 @@
-"""The log lines about handlers that the limit of a drain has cut off, so that their messages run again.
+"""The log lines about handlers that a drain's limit has cut off, and whose messages run again.
 
-A handler that ends within the grace after its cancellation is counted apart from a handler that still runs then.
+Handlers that end within the grace after their cancellation, and handlers that still run then, are counted separately.
 Partitions that drain together share one line of each kind. ``named`` lists positions for these and other lines.
 """
 
@@ -35,7 +35,7 @@ def named(messages: Sequence[Message]) -> str:
     """Return the partitions and positions of messages for a log line, such as ``orders/0: 3, 5; orders/1: 8``.
 
     Args:
-        messages: The messages. The text has at most 10 positions, and the number of the further ones.
+        messages: The messages. The text has at most 10 positions, and the number of further positions.
 
     Returns:
         The text.
@@ -68,7 +68,7 @@ class CutOffLog:
         self._unended: dict[float, list[Message]] = {}
 
     def note(self, late: Iterable[Message], unended: Iterable[Message], timeout: float) -> None:
-        """Note the handlers of a drain for ``tell``, after their grace.
+        """Record the cut-off handlers of a drain for ``tell``, after their grace.
 
         Args:
             late: The messages whose handlers ran at the limit of the drain.
@@ -79,7 +79,7 @@ class CutOffLog:
         self._unended.setdefault(timeout, []).extend(unended)
 
     def tell(self) -> None:
-        """Log the noted handlers, with one line for each limit and kind of end."""
+        """Log the recorded handlers, with one line for each limit and kind of end."""
         ended, self._ended = self._ended, {}
         unended, self._unended = self._unended, {}
         for timeout, messages in ended.items():

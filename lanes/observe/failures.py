@@ -1,10 +1,10 @@
 """The log lines about failed attempts and given-up messages, limited in number for each type of exception.
 
-The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure
-of a message is an error line. After a warning, the next 10 s give one line with the number of further messages that
-failed with the same type. Every failed attempt after which the message runs again is also a debug line with its
-traceback. The first message that is given up is an error line with the traceback. Further messages are counted in the
-same way, and each is a debug line with its traceback.
+The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure of
+a message is an error line. At 10 s after a warning, one line has the number of further messages that failed with the
+same exception type. Every failed attempt after which the message runs again is also a debug line with its traceback.
+The first message that is given up is an error line with the traceback. The log counts further messages in the same way,
+and shows each as a debug line with its traceback.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class FailedAttempts:
 def shown(error: BaseException) -> str:
     """Return the type of an exception for a line of the log, with the reason of a ``Nak`` or ``Term``.
 
-    The type of a group is followed by those of its members.
+    The types of its members follow the type of an exception group.
     """
     kind = error_type(error)
     if isinstance(error, BaseExceptionGroup):
@@ -147,7 +147,7 @@ def shown(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> BaseException | None:
-    """Return an exception whose traceback a line needs; None = the handler decided by ``Nak`` or ``Term``."""
+    """Return the exception whose traceback the log line needs; None = the handler decided by ``Nak`` or ``Term``."""
     return None if isinstance(error, Nak | Term) else error
 
 
@@ -183,7 +183,7 @@ def user_traceback(error: BaseException) -> ExcInfo | None:
 
 
 def users_part(frames: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame outside ``lanes`` on; None = every frame belongs to ``lanes``."""
+    """Return a traceback without its first frames in ``lanes``; None = every frame belongs to ``lanes``."""
     while frames is not None and str(frames.tb_frame.f_globals.get("__name__")).partition(".")[0] == "lanes":
         frames = frames.tb_next
     return frames

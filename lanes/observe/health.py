@@ -1,7 +1,7 @@
 """The health of a consumer, and the log lines about partitions that make no progress.
 
-``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` records since when the settlements of a partition
-fail. ``Stalls`` records since when ``max_ahead`` stops a partition. All times are seconds of the engine's clock. No
+``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` records when the settlements of a partition began
+to fail. ``Stalls`` records when ``max_ahead`` stopped a partition. All times are seconds of the engine's clock. No
 function blocks.
 """
 
@@ -56,12 +56,12 @@ class Health:
         no_broker: Whether no broker answers at present, also for less than 30 s. A lost broker may cause the other
             reasons. A restart of the process does not bring the broker back. False for a source that does not notice an
             outage.
-        rejoining: Whether the group has not answered since the consumer joined it, or since an outage in which the
-            consumer lost its partitions. Such a consumer is healthy, and handles nothing. A restart of the process does
-            not shorten the wait. An answer of the group may assign no partition. False for a source that does not
-            notice the wait.
-        findings: Findings of the source that a person mends, one line each, such as messages that no consumer of the
-            group reads. The consumer is healthy, because a restart of the process mends none of them.
+        rejoining: Whether the consumer waits for the group's first answer after it joined, or after an outage in which
+            it lost its partitions. Such a consumer is healthy, and handles nothing. A restart of the process does not
+            shorten the wait. An answer of the group may assign no partition. False for a source that does not notice
+            the wait.
+        findings: Findings of the source that need an operator, one line each, such as messages that no consumer of the
+            group reads. The consumer counts as healthy, because a restart of the process removes no finding.
     """
 
     reasons: Sequence[str]
@@ -100,10 +100,10 @@ def examine(
         stuck: Messages whose handlers have run in threads for ``Settings.timeout`` or longer.
         unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
         unsettled: Partitions whose settlements fail, with the failure of each.
-        intake: The watch over the intake; None = the source does not report a backlog.
+        intake: The check of the intake; None = the source does not report a backlog.
         outage: The present outage; None = a broker answers, or the source does not notice an outage.
         rejoining: Whether the source waits for its group, at the start or after an outage.
-        findings: Findings of the source that a restart does not mend.
+        findings: Findings of the source that a restart does not remove.
 
     Returns:
         The health.
@@ -238,7 +238,7 @@ class Stalls:
         return f"<Stalls {len(self._waits)} partitions at max_ahead>"
 
     def reached(self, partition: Partition, now: float) -> None:
-        """Record that ``max_ahead`` stops the partition from now on."""
+        """Record that ``max_ahead`` has stopped the partition."""
         self._forget()
         self._waits[partition] = self._awaited(partition), now + STALLED_AFTER
 
@@ -326,10 +326,10 @@ def report_blocked(name: str, effect: fx.Blocked) -> None:
 
 @runtime_checkable
 class SettledReader(Protocol):
-    """An optional method of a ``Reader`` that tells whether the handler has settled a message itself."""
+    """An optional method of a ``Reader`` that returns whether the handler has settled a message itself."""
 
     def settled(self, raw: object) -> bool:
-        """Return whether a method of the client's message has settled it. Does not block, and changes nothing.
+        """Return whether a method of the client's message has settled the message. Does not block, and changes nothing.
 
         Args:
             raw: The message as the client library delivered it.

@@ -49,7 +49,7 @@ class Gauge(NamedTuple):
 
 
 def partition_labels(partition: PartitionId, place: QueuePartition | None = None) -> dict[str, str]:
-    """Return the labels of a partition; ``place`` = its physical queue, if it belongs to a partitioned queue."""
+    """Return the labels of a partition; ``place`` = the partition's physical queue, if it has one."""
     labels = {DESTINATION: partition.source, PARTITION: str(partition.number)}
     return labels if place is None else labels | queue_labels(place)
 
@@ -221,7 +221,7 @@ class Reading:
         return status
 
     def close(self) -> None:
-        """Return no values from now on, and drop the reference to the consumer. Idempotent."""
+        """Stop returning values, and drop the reference to the consumer. Idempotent."""
         self._status = None
         self._snapshot = None
 

@@ -1,7 +1,7 @@
-"""The watch over the intake: a partition with messages at the broker, with room and without deliveries.
+"""The check of the intake, which finds partitions that have room and messages at the broker but no deliveries.
 
 A broker may accept requests and never answer them. Handlers then have no work, no call fails, and no message grows old.
-The runtime checks the partitions at regular times. All times are seconds of the engine's clock. Nothing blocks.
+The runtime checks the partitions at regular intervals. All times are seconds of the engine's clock. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NAMED_LIMIT: Final = 5
 
 
 class Silence(NamedTuple):
-    """A partition that delivers nothing, although messages wait and there is room.
+    """A partition that delivers nothing, although it has waiting messages and room.
 
     Attributes:
         since: Time of the first check that found the silence.
@@ -52,7 +52,7 @@ class Silence(NamedTuple):
 
 
 class IntakeWatch:
-    """The watch over the intake of one consumer. Only for a source that is ``Backlogged``.
+    """The check of the intake of one consumer, for a source that is ``Backlogged``.
 
     Args:
         name: Name of the source, for the log.
@@ -79,11 +79,11 @@ class IntakeWatch:
         self._delivered.add(partition)
 
     def look(self, partitions: Iterable[Partition], room: Room, now: float) -> None:
-        """Check the partitions, and log those that are silent for too long or deliver again.
+        """Check the partitions, and log each partition that is silent for too long or delivers again.
 
         Args:
             partitions: Partitions that the consumer owns; none once the consumer stops.
-            room: Room of the call of ``Source.receive`` that waits.
+            room: Room that the waiting call of ``Source.receive`` received.
             now: Time now.
         """
         before, delivered = self._silent, self._delivered

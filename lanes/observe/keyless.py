@@ -1,4 +1,4 @@
-"""A warning when the messages of a source with ``order="key"`` have no key, so that nothing keeps them in order."""
+"""The warning that the messages of a source with ``order="key"`` have no key, and therefore no order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMED: Final = 5
 
 
 class KeylessWatch:
-    """The watch over the first messages of a run, until one of them has a key. Does not block.
+    """The check of the first messages of a run, until a message has a key. Does not block.
 
     Args:
         name: Name of the source, for the log.
@@ -29,15 +29,15 @@ class KeylessWatch:
         self._sources: set[str] = set()
 
     def delivered(self, event: Delivered) -> bool:
-        """Count the messages of a run, and log the warning when it is due.
+        """Count received messages, and log the warning when it is due.
 
-        A message whose key could not be read is no message without a key.
+        A message with an unreadable key counts as a message with a key.
 
         Args:
             event: The run.
 
         Returns:
-            Whether the watch has ended, because a message has a key or because the warning is logged.
+            Whether the check has ended, because a message had a key or the warning was logged.
         """
         if any(message.key is not None for message in event.run):
             return True

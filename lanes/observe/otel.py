@@ -1,4 +1,4 @@
-"""Spans and metrics through the OpenTelemetry API. Without an SDK in the process, no span and no metric is sent.
+"""Spans and metrics through the OpenTelemetry API. A process without an SDK sends neither spans nor metrics.
 
 Names follow the messaging conventions of OpenTelemetry; all other names begin with ``lanes.``. A handler call has one
 span, which is a child of the context in the message's headers. A batch has one span with a link to the context of
@@ -7,7 +7,7 @@ each message.
 Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject may contain
 a key. A span of one message contains the hash of its key, like a row of the history. A metric contains no hash.
 
-An error of the SDK, an exporter or a propagator never reaches the handler. The first error is logged.
+An error of the SDK, an exporter or a propagator never reaches the handler. The log shows the first error.
 """
 
 from __future__ import annotations
@@ -170,11 +170,11 @@ class Telemetry:
         self._add(self._instruments.dead_letters, 1, self.labels(message.partition))
 
     def zombie(self, message: Message) -> None:
-        """Count a result that arrived after the fence of its assignment and does not count."""
+        """Count an ignored result, which arrived after the fence of its assignment."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))
 
     def loop_held(self, seconds: float) -> None:
-        """Count the seconds for which a call held the event loop."""
+        """Count the seconds for which a call blocked the event loop."""
         self._add(self._instruments.loop_held, seconds, self._labels)
 
     def redelivered(self, message: Message, cause: str) -> None:
@@ -309,8 +309,8 @@ class Handling:
     def end(self, result: Result, error: BaseException | None = None) -> None:
         """End the span with the result, and with the type of the handler's ``error``.
 
-        The result of a batch is the result of its first message that was not acknowledged; ``ack`` = all messages were
-        acknowledged. Idempotent. Does nothing when the block was never entered.
+        The result of a batch is the first result other than ``ack``, or ``ack`` if all messages were acknowledged.
+        Idempotent. Does nothing when the block was never entered.
         """
         if self._ended or self._began is None:
             return
@@ -391,7 +391,7 @@ def carrier() -> dict[str, str]:
 
 @contextmanager
 def carried(carrier: Mapping[str, str]) -> Iterator[None]:
-    """Make the context of ``carrier`` the current one in a block, so that spans of a handler continue its trace."""
+    """Make the context of ``carrier`` current in a block, so that spans of a handler continue the context's trace."""
     if not carrier:
         yield
         return

@@ -33,7 +33,7 @@ class DrainCost:
 
     Attributes:
         unstarted: Number of delivered messages that were abandoned before their handlers were called.
-        unsettled: Number of finished messages that could not be settled.
+        unsettled: Number of finished messages whose settlement failed.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -60,7 +60,7 @@ class DrainCost:
 
 
 def _has_run(message: Message) -> bool:
-    """Return whether the handler of a message that does not run was called in this assignment."""
+    """Return whether this assignment called the handler of a message that is not running."""
     if message.state == RUNNING:
         return False
     return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
@@ -75,7 +75,7 @@ class OwnershipLog:
         handler: Name of the handler.
 
     Attributes:
-        noted: Whether ``tell`` has something to log.
+        noted: Whether ``tell`` has recorded events to log.
     """
 
     def __init__(self, name: str, *, plans: bool, handler: str) -> None:
@@ -119,7 +119,7 @@ class OwnershipLog:
         log.info("%s: the group has plan %d%s", self._name, number, note)
 
     def provisioned(self, number: int, *, under: bool) -> None:
-        """Log that a process of the group owns more partitions than its target, or that no process does any more."""
+        """Log that a process of the group exceeds its target, or that all processes meet their targets."""
         if under:
             log.warning(
                 "%s: under plan %d of the group, a process owns more partitions than its consumer_target; start more "
@@ -131,16 +131,16 @@ class OwnershipLog:
             log.info("%s: under plan %d of the group, no process exceeds its consumer_target", self._name, number)
 
     def assigned(self, partition: Partition) -> None:
-        """Note a new assignment for ``tell``."""
+        """Record a new assignment for ``tell``."""
         self.noted = True
         self._assigned.append(partition.id)
 
     def revoked(self, partition: Partition, timeout: float, now: float, *, first: bool) -> None:
-        """Note a drain that has begun for ``tell``.
+        """Record the start of a drain for ``tell``.
 
         Args:
             partition: The assignment.
-            timeout: Seconds that running handlers get to end.
+            timeout: Maximum number of seconds for running handlers to end.
             now: Time now.
             first: Whether no other partition drains.
         """
@@ -152,7 +152,7 @@ class OwnershipLog:
         self._timeout = max(self._timeout, timeout)
 
     def tell(self, owned: int, *, stopping: bool) -> None:
-        """Log the noted assignments and drains.
+        """Log the recorded assignments and drains.
 
         Args:
             owned: Number of partitions that this process owns, including draining partitions.
@@ -184,7 +184,7 @@ class OwnershipLog:
             self._running, self._timeout = 0, 0.0
 
     def lost(self, partition: Partition, reason: str, running: list[Message]) -> None:
-        """Note a lost partition for ``tell_lost``.
+        """Record a lost partition for ``tell_lost``.
 
         Args:
             partition: The assignment.
@@ -199,7 +199,7 @@ class OwnershipLog:
         messages += running
 
     def tell_lost(self) -> None:
-        """Log the noted losses, with one line for each reason."""
+        """Log the recorded losses, with one line for each reason."""
         if not self._lost:
             return
         lost, self._lost = self._lost, {}
@@ -222,12 +222,12 @@ class OwnershipLog:
                 log.warning("%s: %s lost (%s) while no handler ran%s", self._name, places, reason, names)
 
     def unreleased(self, partition: Partition, why: str) -> None:
-        """Note a partition whose release the source did not confirm, for ``tell_unreleased``."""
+        """Record a partition for ``tell_unreleased``, because the source did not confirm its release."""
         self._unreleased.append(partition.id)
         self._unreleased_why = why
 
     def tell_unreleased(self) -> None:
-        """Log the noted releases without a confirmation in one line."""
+        """Log the recorded, unconfirmed releases in one line."""
         if not self._unreleased:
             return
         partitions, self._unreleased = sorted(self._unreleased), []
@@ -250,13 +250,13 @@ class OwnershipLog:
             )
 
     def drained(self, partition: Partition, cost: DrainCost) -> None:
-        """Note a partition that was drained and handed over, for ``tell_drained``."""
+        """Record a drained and released partition for ``tell_drained``."""
         self._drained.append(partition.id)
         self._again += cost.again
         self._unstarted += cost.unstarted
 
     def tell_drained(self, now: float) -> None:
-        """Log the noted hand-overs, because the last drain has ended."""
+        """Log the recorded releases, because the last drain has ended."""
         if not self._drained:
             return
         log.info(

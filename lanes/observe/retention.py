@@ -1,8 +1,8 @@
-"""The watch over unfinished messages that the broker is about to delete.
+"""The check for unfinished messages that the broker will soon delete.
 
-A held, blocked or slow message holds back the position of its partition. A broker that deletes by age or size deletes
-such a message all the same. If the process ends after the deletion, the message is lost. The runtime looks once a
-second. All times are seconds of the engine's clock. Nothing blocks.
+A message that waits for a retry, blocks its lane or has a slow handler stops the committed position of its partition. A
+broker that deletes by age or size also deletes such a message. If the process ends after the deletion, the message is
+lost. The runtime checks once a second. All times are seconds of the engine's clock. Nothing blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMED_LIMIT: Final = 5
 
 @dataclass(slots=True)
 class _Danger:
-    """An unfinished message that the broker may delete soon, at the time ``seen`` of the last look."""
+    """An unfinished message that the broker may delete soon, as of the last check at ``seen``."""
 
     message: Message
     retention: Retention
@@ -61,7 +61,7 @@ class _Told:
 
 
 class RetentionWatch:
-    """The watch over the retention of one consumer. Only for a source that is ``Retaining``.
+    """The check of the retention of one consumer, for a source that is ``Retaining``.
 
     Args:
         name: Name of the source, for the log.
@@ -77,9 +77,9 @@ class RetentionWatch:
         self._counted = False
 
     def look(self, partitions: Iterable[Partition], now: float) -> None:
-        """Look at the oldest unfinished message of each partition, and log those that the broker may delete soon.
+        """Check the oldest unfinished message of each partition, and log each message that the broker may delete soon.
 
-        A look names at most five messages, first those of partitions without a line. The next looks name the further
+        A check logs at most five messages, first from partitions without a log line. The next checks log the further
         messages. O(in flight).
 
         Args:

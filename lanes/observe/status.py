@@ -43,10 +43,10 @@ class Oldest:
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """The bounds in force of one partition, or of all assigned partitions together.
+    """The effective bounds of one partition, or of all assigned partitions together.
 
     Attributes:
-        concurrency: Maximum number of running handlers; of calls, with batches.
+        concurrency: Maximum number of running handlers; with batches, of running calls.
         max_in_flight: Maximum number of messages in flight.
     """
 
@@ -56,13 +56,13 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True)
 class Expiring:
-    """An unfinished message that the broker may delete soon: about a tenth of its retention is left.
+    """An unfinished message that the broker may delete soon, because about a tenth of its retention remains.
 
     Attributes:
         partition: Source and number of the message's partition, as in ``Status.partitions``.
         position: Position of the message.
         attempt: Number of the current attempt, from 1.
-        left: Seconds until the broker may delete the message, at the earliest. 0 = the broker may have deleted it.
+        left: Minimum number of seconds until the broker may delete the message. 0 = the broker may have deleted it.
         rule: Rule by which the broker deletes, such as ``retention.ms=60000``.
         key: Key of the message; None = no key. A key is user data, so no ``repr`` shows the key.
     """
@@ -96,8 +96,8 @@ class PartitionStatus:
             unknown.
         oldest: Unfinished message that was delivered first; None = every message is finished.
         expiring: Unfinished message that the broker may delete soon; None = no such message is known.
-        queue: Name of the partitioned queue that the partition belongs to; None = it belongs to none.
-        queue_partition: Number of its physical queue in that queue; None = it belongs to no partitioned queue.
+        queue: Name of the partition's partitioned queue; None = the partition belongs to no partitioned queue.
+        queue_partition: Number of the partition's physical queue; None = the partition belongs to no partitioned queue.
     """
 
     in_flight: int
@@ -123,16 +123,18 @@ class QueueStatus:
     """The status of a partitioned queue in this process: its physical queues together.
 
     Attributes:
-        partitions: Number of physical queues of the queue, also of those that other processes read.
+        partitions: Number of physical queues of the queue, including the physical queues that other processes read.
         assigned: Numbers of the physical queues that this process reads, in ascending order.
         capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
             ``max_in_flight`` of the consumer.
         in_flight: Number of messages that were delivered and are not settled.
         running: Number of messages whose handlers run.
-        lag: Sum of the lags of the assigned partitions; None = unknown for one of them, or none is assigned.
+        lag: Sum of the lags of the assigned partitions; None = an assigned partition has an unknown lag, or no
+            partition is assigned.
         oldest: Unfinished message that was delivered first; None = every message is finished.
         stranded: Physical queues outside the ``partitions`` that have messages of the queue. No consumer of the group
-            reads them, because producers use another number of partitions. Empty = none is known.
+            reads these physical queues, because producers use another number of partitions. Empty = no such physical
+            queue is known.
     """
 
     partitions: int
@@ -168,30 +170,31 @@ class Status:
         concurrency: Bound of ``running``.
         capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
             ``max_in_flight``.
-        ready: Number of lanes that wait for a worker. ``Consumer.ready`` tells whether the consumer is ready.
+        ready: Number of lanes that wait for a worker. ``Consumer.ready`` shows whether the consumer is ready.
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
-        taking: Whether intake runs: False from the high water mark until the low water mark, or until there is room for
-            an idle handler.
+        taking: Whether intake runs: False from the high water mark until the low water mark, or until an idle handler
+            has room.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of failed attempts since the start after which the lane waited for a retry.
         dead_lettered: Number of confirmed dead letters since the start.
         zombies: Number of results since the start that arrived after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
-        consumer_target: Number of partitions that this process prefers to own at most; None = no own target.
-        target_honoured: Whether the assignment of the partitions uses the target; None = no own target. False for a
-            source whose broker assigns the partitions, and while a member of a cohort runs a version of ``lanes`` that
-            knows no targets.
+        consumer_target: Largest number of partitions that this process prefers to own; None = this process has no
+            target.
+        target_honoured: Whether the assignment of the partitions uses the target; None = this process has no target.
+            False for a source whose broker assigns the partitions, and while a member of a cohort runs a version of
+            ``lanes`` that knows no targets.
         under_provisioned: Whether a process of the group owns more partitions than its target under the plan. Without a
             plan of the group: whether this process does.
-        loop_held: Seconds since the start for which a call held the event loop, in pieces of 0.1 s or longer.
+        loop_held: Sum of the seconds since the start for which calls of at least 0.1 s blocked the event loop.
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
         oldest: The oldest unfinished message of all partitions; None = every message is finished.
-        outage: Seconds since the last answer of a broker, once requests stay unanswered; 0.0 = a broker answers; None =
-            unknown. The outage is unknown if the source does not report it, or is not open.
+        outage: Seconds since the last answer of a broker while requests have no answer; 0.0 = a broker answers; None =
+            unknown. The value is unknown if the source reports no outages or is not open.
         queues: Status of each partitioned queue that the source reads, by its logical name.
         kept: Messages that the log keeps for its slowest subscription; None = unknown, or the broker does not keep
             messages for subscriptions.
@@ -235,7 +238,7 @@ ExpiringMessage = Callable[[Partition, float], Expiring | None]
 
 
 def undisturbed(read: Callable[[], T]) -> T:
-    """Call ``read`` on any thread, and again if the event loop's thread has changed a collection meanwhile."""
+    """Call ``read`` on any thread, and repeat the call if the loop's thread changed a collection during the call."""
     for _ in range(_TRIES - 1):
         try:
             return read()
@@ -323,7 +326,7 @@ def _queue(
 
 
 def _capacity(engine: Engine, width: int) -> Capacity:
-    """Return the bounds in force of ``width`` budgets together."""
+    """Return the effective bounds of ``width`` budgets together."""
     policy = engine.policy
     calls, messages = policy.concurrency_per_partition, policy.max_in_flight_per_partition
     return Capacity(

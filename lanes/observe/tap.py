@@ -34,21 +34,21 @@ class Tap:
         self.telemetry = telemetry
 
     def loop_held(self, seconds: float) -> None:
-        """Count the seconds for which a call held the event loop. Any thread may call the method."""
+        """Count the seconds for which a call blocked the event loop. Any thread may call the method."""
         if self.telemetry is not None:
             self.telemetry.loop_held(seconds)
 
     # --- messages
 
     def delivered(self, partition: Partition, run: Sequence[Message], now: float) -> None:
-        """Record a run of messages that a partition received."""
+        """Record consecutive messages that a partition received."""
         if self.history is not None:
             self.history.delivered(run, now)
         if self.telemetry is not None:
             self.telemetry.consumed(partition, len(run))
 
     def redelivered(self, effect: Redelivered) -> None:
-        """Record a message of the last delivered run that is in flight, settled or late."""
+        """Record that a message of the last delivered run is in flight, settled or late."""
         # A run that arrived while its partition was draining has no rows.
         if self.history is not None and not effect.message.partition.draining:
             self.history.redelivered(effect.message, effect.cause, self._clock())
@@ -97,7 +97,7 @@ class Tap:
             self.history.extended(messages, self._clock())
 
     def abandoned(self, messages: Sequence[Message]) -> None:
-        """Record that messages were given up without a settlement."""
+        """Record that this process gave up messages without a settlement."""
         if self.history is not None:
             self.history.abandoned(messages, self._clock())
 
@@ -111,7 +111,10 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """Record settlements that are about to be sent. The rows are flushed before the settlements are sent."""
+        """Record settlements that are about to be sent.
+
+        The call flushes the rows before the runtime sends the settlements.
+        """
         history = self.history
         if history is None:
             return
@@ -123,7 +126,7 @@ class Tap:
         history.flush()
 
     def settled(self, settlements: Sequence[Settlement]) -> None:
-        """Record settlements that were sent, and commits that the broker has confirmed."""
+        """Record sent settlements, and commits that the broker has confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 if self.history is not None:
@@ -146,7 +149,7 @@ class Tap:
     # --- ownership and flow
 
     def assigned(self, partition: Partition) -> None:
-        """Record that this process owns the partition from now on."""
+        """Record that this process has acquired the partition."""
         if self.history is not None:
             self.history.assigned(partition, self._clock())
         if self._on_event is not None:
@@ -163,7 +166,7 @@ class Tap:
             self.history.hastened(partition, self._clock(), timeout)
 
     def drained(self, partition: Partition) -> None:
-        """Record that a drain has fenced the partition: its handlers have ended, or their time is over."""
+        """Record that a drain has fenced the partition, after the end of its handlers or of their time."""
         if self.history is not None:
             self.history.drained(partition, self._clock())
 
@@ -189,7 +192,7 @@ class Tap:
                 self._on_event(GroupEvent(name="standby", generation=generation))
 
     def provisioned(self, generation: int, *, under: bool) -> None:
-        """Record that a process of the group owns more partitions than its target, or that no process does."""
+        """Record that a process of the group exceeds its target, or that all processes meet their targets."""
         if self._on_event is not None:
             name: Literal["under_provisioned", "provisioned"] = "under_provisioned" if under else "provisioned"
             self._on_event(GroupEvent(name=name, generation=generation))
@@ -201,7 +204,7 @@ class Tap:
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = the oldest unfinished message of it."""
+        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = its oldest unfinished message."""
         if self.history is None:
             return
         if reached:

@@ -1,8 +1,8 @@
-"""Ownership of partitions on a store without owners of its own: two small contracts, and the step that joins them.
+"""Ownership of partitions on a store that assigns no owners: two small contracts, and the step that joins them.
 
-A ``Locks`` says which process may handle a partition. A ``StateStore`` keeps the position of the partition, and refuses
-a former owner. Reading order: ``state``, ``locks``, ``acquisition``,
-``held_lock``, ``local``, ``lease_locks``.
+A ``Locks`` decides which process may handle a partition. A ``StateStore`` stores the position of the partition, and
+refuses writes of a former owner. Reading order: ``state``, ``locks``, ``acquisition``, ``held_lock``, ``local``,
+``lease_locks``.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ class Acquired(NamedTuple):
 
     Attributes:
         held: The lock of the partition.
-        state: The state at the acquisition. Its epoch is above the epoch of every former owner.
+        state: The state at the acquisition. The state's epoch is above the epoch of every former owner.
     """
 
     held: Held
@@ -34,13 +34,14 @@ async def acquire(
     changed: Callable[[], None],
     clock: Clock = monotonic,
 ) -> Acquired | None:
-    """Acquire a partition if no one holds it. Never waits for another holder.
+    """Acquire a partition whose lock is free. The call never waits for another holder.
 
-    The lock comes first. The claim is cancelled when the lock is lost or its deadline passes, for example while the
-    claim waits for a connection. So the call raises the epoch of a living owner only if the store performs a claim
-    that was sent before. That owner claims again after its store is refused.
+    The call acquires the lock first. The call cancels the claim when the lock is lost or its deadline passes, for
+    example while the claim waits for a connection. The call therefore raises the epoch of a living owner only if the
+    store performs an earlier sent claim. That owner claims again after the store has refused its write.
 
-    If the claim fails, or the lock is lost meanwhile, the call releases the lock. A cancelled call holds nothing.
+    If the claim fails, or the lock is lost during the claim, the call releases the lock. A cancelled call releases its
+    lock.
 
     Args:
         locks: The locks, opened and running.
@@ -56,7 +57,7 @@ async def acquire(
 
     Raises:
         StateLocked: A transaction of the former owner is still open. Acquire the partition later.
-        ConfigError: The set-up must be changed.
+        ConfigError: The set-up of the locks or of the store is invalid.
         SourceError: The locks or the states do not answer.
     """
     claim = _Claim(changed, clock)
@@ -75,7 +76,7 @@ async def acquire(
 
 
 class _Claim:
-    """A claim that lasts no longer than its lock."""
+    """A claim that ends at the latest with its lock."""
 
     def __init__(self, changed: Callable[[], None], clock: Clock) -> None:
         self._changed = changed
@@ -84,7 +85,7 @@ class _Claim:
         self._held: Held | None = None
 
     def changed(self) -> None:
-        """Follow the deadline of the lock, and tell the caller."""
+        """Move the deadline of the claim to the deadline of the lock, and call the caller's function."""
         self._bound()
         self._changed()
 

@@ -1,4 +1,4 @@
-"""The state of one acquisition, for the locks of this package and for your own: deadline, loss and release."""
+"""The state of one acquisition of a lock: deadline, loss and release. Your own locks can use it too."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class HeldLock:
     Args:
         name: Name of the lock.
         changed: See ``Locks.try_acquire``.
-        free: Async function that gives the lock up at its service. Called by each ``release``, so it is idempotent. It
-            frees only this acquisition, and it raises nothing for a lost connection.
+        free: Async function that releases the lock at its service. Each ``release`` calls the function, so the function
+            is idempotent. The function frees only this acquisition, and raises nothing for a lost connection.
         deadline: The first deadline; infinity = the lock needs no renewal.
         clock: Clock of the deadline.
     """
@@ -55,7 +55,7 @@ class HeldLock:
 
     @property
     def deadline(self) -> float:
-        """The time up to which no other process can acquire the lock, in seconds of the clock."""
+        """Time until which no other process can acquire the lock, in seconds of the clock."""
         return self._deadline
 
     @property
@@ -65,17 +65,17 @@ class HeldLock:
 
     @property
     def active(self) -> bool:
-        """Whether the lock is neither lost nor given up. An active lock is renewed."""
+        """Whether the lock is neither lost nor released. The locks renew an active lock."""
         return not self._lost and not self._given_up
 
     def renewed(self, deadline: float) -> bool:
         """Record a confirmed renewal.
 
-        A renewal that is confirmed after the deadline has passed loses the lock, because its consumer may have given
-        the partition up. Ignored for a lock that is not active.
+        If the service confirms a renewal after the deadline, the lock is lost, because its consumer may have given the
+        partition up. Ignored for a lock that is not active.
 
         Args:
-            deadline: The new deadline, counted from the moment at which the renewal was sent.
+            deadline: The new deadline, counted from the time at which the renewal was sent.
 
         Returns:
             Whether the lock is still active.
@@ -88,7 +88,7 @@ class HeldLock:
         return True
 
     def expired(self) -> bool:
-        """Lose the lock if its deadline has passed.
+        """Record the loss of a lock whose deadline has passed.
 
         Returns:
             Whether the deadline has passed.
@@ -109,13 +109,13 @@ class HeldLock:
             self._changed()
 
     async def release(self) -> None:
-        """Give the lock up; see ``Held.release``."""
+        """Release the lock; see ``Held.release``."""
         self._given_up = True
         await self._free(self)
 
 
 def check_lock_name(name: object) -> None:
-    """Refuse an invalid name of a lock.
+    """Raise ``ConfigError`` for an invalid name of a lock.
 
     Args:
         name: The name.

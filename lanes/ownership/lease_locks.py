@@ -1,4 +1,4 @@
-"""Locks over a lease store: a key with a time to live for each lock, as of the leases of a cohort."""
+"""Locks over a lease store, with one expiring key for each lock, like the leases of a cohort."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ _PREFIX: Final = "k."
 
 
 def key_of(name: str) -> str:
-    """Return the key of a lock in the store. A hash has only the characters that every store accepts."""
+    """Return the key of a lock in the store. The key is a hash, because every store accepts its characters."""
     return _PREFIX + blake3(name.encode(), derive_key_context="lanes-runtime v1: key of a lock").hexdigest(32)
 
 
 class LeaseLocks:
-    """Locks over any ``lanes.cohort.LeaseStore``; see ``lanes.ownership.Locks``. For asyncio and trio.
+    """Locks over any ``lanes.cohort.LeaseStore``; see ``lanes.ownership.Locks``. The locks run on asyncio and trio.
 
     Each lock is a key with a time to live, which its holder renews. The locks of a frozen process expire. All processes
-    use stores of one bucket. A bucket of a cohort has room for the locks too.
+    use stores of one bucket. The bucket of a cohort can also store the locks.
 
     Args:
-        store: The store. The caller opens and closes it.
+        store: The store. The caller opens and closes the store.
         lease: Seconds until a lock ends without a renewal, a whole number of 3 or more.
         clock: Clock of the deadlines.
         nonce: Function that returns a value that was never used before.
@@ -80,7 +80,7 @@ class LeaseLocks:
         """See ``Locks.open``.
 
         Raises:
-            SourceError: The store does not answer, or is gone.
+            SourceError: The store does not answer or no longer exists.
         """
         try:
             await self._store.read(key_of("open"))
@@ -88,10 +88,10 @@ class LeaseLocks:
             raise SourceError(f"locks: {error}", retryable=True) from error
 
     async def run(self) -> None:
-        """Renew the held locks, each in a task of its own; see ``Locks.run``.
+        """Renew each held lock in a separate task; see ``Locks.run``.
 
         Raises:
-            SourceError: The store is gone for good.
+            SourceError: No later call to the store can succeed.
         """
         try:
             async with anyio.create_task_group() as tasks:
@@ -105,7 +105,7 @@ class LeaseLocks:
             raise _first(group) from group
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
-        """Acquire a lock if no one holds it; see ``Locks.try_acquire``.
+        """Acquire a lock that is free; see ``Locks.try_acquire``.
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
@@ -178,7 +178,7 @@ class LeaseLocks:
             self._forget(held)
 
     async def _renew(self, held: HeldLock, lease: HeldLease) -> bool:
-        """Make the next request of a renewal. Return whether an answer came."""
+        """Make the next request of a renewal. Return whether the store answered."""
         key = key_of(held.name)
         try:
             if lease.step != WRITE:

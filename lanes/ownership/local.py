@@ -23,11 +23,11 @@ class LocalLocks:
     """Locks between the consumers of one process; see ``lanes.ownership.Locks``.
 
     All objects of a process share their locks, also on event loops of several threads. A lock is held until its release
-    or ``aclose``, and never lost. Two processes do not see each other's locks. The state store then refuses the writes
-    of one of them, so messages are repeated, and handlers of one key overlap. Use ``LocalLocks`` only where no second
+    or ``aclose``, and never lost. Two processes cannot read each other's locks. The state store then refuses the writes
+    of one process, so messages run again, and handlers of one key overlap. Use ``LocalLocks`` only where no second
     process can start.
 
-    For asyncio and trio.
+    The locks run on asyncio and trio.
 
     Args:
         domain: Text that separates locks of the same name, such as the name of a database.
@@ -49,7 +49,7 @@ class LocalLocks:
         """See ``Locks.open``. Does nothing."""
 
     async def run(self) -> None:
-        """See ``Locks.run``. Waits until it is cancelled."""
+        """See ``Locks.run``. Wait for a cancellation."""
         await anyio.sleep_forever()
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
@@ -57,7 +57,7 @@ class LocalLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Never called, because the lock is never lost.
+            changed: The locks never call this function, because the lock is never lost.
 
         Returns:
             The lock; None = a consumer of this process holds it.

@@ -1,8 +1,9 @@
 """The contract of locks: at most one process handles a partition at a time.
 
-A lock is exclusive until its *deadline*, the time up to which this process certainly holds it. The holder renews its
-locks, which raises the deadlines. A process that is frozen, or cut off, reads a deadline in the past when it wakes, and
-starts no handler. The epoch of a state, and not the lock, is what refuses a late write: see ``lanes.ownership.state``.
+A lock is exclusive until its *deadline*, the time until which this process certainly holds the lock. The holder renews
+its locks, which raises the deadlines. When a frozen or disconnected process continues, it reads a deadline in the past
+and starts no handler. The store refuses a late write because of the epoch of the state, not because of the lock: see
+``lanes.ownership.state``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Protocol
 
 
 class Held(Protocol):
-    """One acquisition of a lock. The properties are read on the event loop, and neither block nor raise."""
+    """One acquisition of a lock. The consumer reads the properties on the event loop; they neither block nor raise."""
 
     @property
     def name(self) -> str:
@@ -20,40 +21,40 @@ class Held(Protocol):
 
     @property
     def deadline(self) -> float:
-        """The time up to which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
+        """Time until which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
 
-        A renewal raises the deadline, and counts from the moment at which it was sent. The deadline never falls, and
-        never rises after it has passed. Infinity = the lock is held until the process ends.
+        A renewal raises the deadline, counted from the time at which the renewal was sent. The deadline never falls,
+        and never rises after it has passed. Infinity = the lock is held until the process ends.
         """
 
     @property
     def lost(self) -> str:
         """The reason why the lock is lost, for logs; "" = the lock is not lost. A lost lock stays lost.
 
-        A lock is lost when its service says so, when the connection that holds it ends, or when its deadline passes
-        without a confirmed renewal. ``Locks.run`` notices each of them, and gives a lock with a passed deadline up at
-        its service too. A released lock is not lost.
+        A lock is lost when its service reports the loss, its connection ends, or its deadline passes without a
+        confirmed renewal. ``Locks.run`` detects each loss, and also releases a lock with a passed deadline at its
+        service. A released lock is not lost.
         """
 
     async def release(self) -> None:
-        """Give the lock up. When the call returns, another process can acquire the lock. Idempotent.
+        """Release the lock. After the call, another process can acquire the lock. Idempotent.
 
         The call never frees a later acquisition, of this or another process. If the service does not answer, the lock
-        ends by itself after its time, and the call raises nothing. After a cancellation, this process no longer holds
-        the lock, which ends at the service at once or after its time.
+        expires, and the call raises nothing. After a cancellation, this process no longer holds the lock, which the
+        service frees at once or at its expiry.
         """
 
 
 class Locks(Protocol):
     """Locks of one process, by name.
 
-    Each consumer has its own object, and makes all calls on one event loop. It calls ``open`` first, then ``run`` in a
-    task of its own. It calls ``aclose`` last, even if ``open`` failed. ``HeldLock`` is a ready ``Held`` for your own
-    locks.
+    Each consumer has its own object, and makes all calls on one event loop. The consumer calls ``open`` first, and then
+    ``run`` in a separate task. The consumer calls ``aclose`` last, even if ``open`` failed. ``HeldLock`` implements
+    ``Held`` for your own locks.
     """
 
     async def open(self) -> None:
-        """Connect, and check that the service can keep the promises of this contract.
+        """Connect, and check that the service can fulfil this contract.
 
         Raises:
             ConfigError: The service cannot hold locks, for example because a proxy shares its connections.
@@ -61,20 +62,21 @@ class Locks(Protocol):
         """
 
     async def run(self) -> None:
-        """Renew the held locks and notice lost ones, until the task is cancelled. Called once.
+        """Renew the held locks and detect lost locks, until the task is cancelled. Called once.
 
-        In an outage the call reports the locks lost and waits for the service, because any exception ends the consumer.
+        In an outage the call reports the locks as lost and waits for the service, because an exception would end the
+        consumer.
 
         Raises:
-            ConfigError: A check that ``open`` could not make has failed, or the set-up has changed since.
-            SourceError: The service cannot be used any more.
+            ConfigError: A check that ``open`` could not make has failed, or the set-up has changed since ``open``.
+            SourceError: No later call to the service can succeed.
         """
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
-        """Acquire a lock if no one holds it. Never waits for another holder.
+        """Acquire a lock that is free. The call never waits for another holder.
 
-        Not re-entrant: a lock that this object holds already is not acquired. A cancelled call leaves no lock behind:
-        what it may have acquired ends at the service at once or after its time.
+        Locks are not re-entrant: the call does not acquire a lock that this object already holds. After a cancellation,
+        the service frees a lock that the call may have acquired, at once or at its expiry.
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
@@ -85,7 +87,7 @@ class Locks(Protocol):
             The lock; None = this or another process holds it.
 
         Raises:
-            ConfigError: The name is invalid, or the set-up must be changed.
+            ConfigError: The name or the set-up is invalid.
             SourceError: The service does not answer; ``retryable`` in an outage.
         """
 

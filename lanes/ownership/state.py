@@ -1,8 +1,10 @@
-"""The contract of a store of partition states: the position of a subscription in each partition, and its fence.
+"""The contract of a store of partition states.
+
+A state has the position of a subscription in a partition, and the epoch.
 
 The *epoch* of a state is the number of its last acquisition. Each new owner of a partition raises the epoch before it
-reads the position. The store then refuses every write of a former owner. A lock that is lost unnoticed therefore
-repeats messages at most, and never moves a position.
+reads the position. The store then refuses every write of a former owner. An undetected loss of a lock therefore at most
+repeats messages, and never moves a position.
 """
 
 from __future__ import annotations
@@ -55,11 +57,16 @@ class StateChange(NamedTuple):
 
 
 class Fenced(SourceError):
-    """Another process has acquired the partition, so the state of this owner was not written. Not retryable."""
+    """Error of a write by a former owner: another process has acquired the partition, and the store wrote nothing.
+
+    Not retryable.
+    """
 
 
 class StateLocked(SourceError):
-    """An open transaction holds the state, so a claim has changed nothing. A later claim may succeed. Retryable.
+    """Error of a claim: an open transaction locks the state, and the claim changed nothing.
+
+    A later claim may succeed. Retryable.
 
     Args:
         message: The text of the error.
@@ -72,11 +79,12 @@ class StateLocked(SourceError):
 class StateStore(Protocol):
     """The states of partitions, in any store with an atomic compare-and-set.
 
-    One event loop makes all calls. Several calls may run at once. Every read returns the last write that was confirmed,
-    to any process. A cancelled call takes effect completely or not at all. A call sends nothing after it has ended.
+    One event loop makes all calls. Several calls may run at once. Every read returns the last write that the store
+    confirmed to any process. A cancelled call takes effect completely or not at all. A call sends no request after it
+    has ended.
 
     Every method raises ``SourceError`` if the store does not answer or refuses the call, with ``retryable=True`` if the
-    same call may succeed later. Every method raises ``ConfigError`` for a fault that a person must correct.
+    same call may succeed later. Every method raises ``ConfigError`` for a fault that an operator must correct.
     """
 
     async def read(self, keys: Sequence[StateKey]) -> Mapping[StateKey, State]:
@@ -86,16 +94,16 @@ class StateStore(Protocol):
             keys: Names of the states.
 
         Returns:
-            The states by name. A state that was never claimed is missing.
+            The states by name. The result omits states that were never claimed.
         """
 
     async def claim(self, key: StateKey, start: int) -> State:
         """Raise the epoch of a state in one atomic step, and return the state. Durable when the call returns.
 
-        From then on, the store refuses every change of a former owner. Call this method only while the lock of the
-        partition is held. A repeated call raises the epoch again. Epochs of a key never repeat, even after an operator
-        has deleted the state. A claim does not wait for a transaction that a former owner has open and that may never
-        end: it raises ``StateLocked`` within a moment.
+        After the call, the store refuses every change of a former owner. Call this method only while this process holds
+        the lock of the partition. A repeated call raises the epoch again. Epochs of a key never repeat, even after an
+        operator has deleted the state. If a former owner has an open transaction, which may never end, the claim raises
+        ``StateLocked`` without a long wait.
 
         Args:
             key: Name of the state.
@@ -111,15 +119,15 @@ class StateStore(Protocol):
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
         """Write states if their epochs are unchanged. Durable when the call returns. Idempotent.
 
-        The epoch of each change is compared with the stored epoch, and never replaces it. The positions of a state
-        never fall: a change with a lower floor than the stored floor changes nothing, and is no error, because a later
-        call of the same owner was faster.
+        The store compares the epoch of each change with the stored epoch, and never replaces the stored epoch. The
+        positions of a state never fall. A change with a lower floor than the stored floor changes nothing and is no
+        error, because a later call was faster.
 
         Args:
-            changes: At most one change for each key. The changes are independent of each other.
+            changes: The new states, at most one for each key. The changes are independent of each other.
 
         Returns:
-            One answer for each change, in order. False = the state is missing or has another epoch, so another process
+            A result for each change, in order. False = the state is missing or has another epoch, so another process
             owns the partition, and nothing was written.
         """
 
@@ -135,15 +143,15 @@ class StoresInTransaction(Protocol):
         The transaction of a former owner therefore ends before the next ``claim`` returns, or is refused.
 
         Args:
-            connection: The caller's connection. Its type is that of the store's driver.
+            connection: The caller's connection. The connection belongs to the driver of the store.
             change: The change.
 
         Returns:
             Nothing; awaitable for an asynchronous connection.
 
         Raises:
-            Fenced: The state is missing or has another epoch. Let the exception leave the transaction block, which
-                rolls the effects back.
+            Fenced: The state is missing or has another epoch. Let the exception leave the transaction block, so that
+                the database rolls the effects back.
             ConfigError: The connection is in no transaction, or a table or permission is missing.
             SourceError: The store did not answer or refused the write.
         """

@@ -1,4 +1,4 @@
-"""A logical queue over several physical ones: their names, and the route of a message.
+"""A logical queue over several physical queues: their names, and the routes of messages.
 
 A physical queue is a topic, a subject or the rows of a table with one name. Routes are plain data: ``lanes`` sends no
 message, and any producer can use them. docs/reference/routing.md specifies names and hash for other languages.
@@ -95,7 +95,7 @@ class PartitionedQueue:
 
     @classmethod
     def of(cls, logical: str, physical_names: Iterable[str]) -> PartitionedQueue:
-        """Make a queue over physical queues that have names of their own.
+        """Make a queue over physical queues with explicit names.
 
         Args:
             logical: Name of the logical queue, not empty. No message goes to this name unless it is a physical name.
@@ -154,7 +154,7 @@ class PartitionedQueue:
         return Route(self.names[partition], partition, data)
 
     def route_by_index(self, i: int) -> Route:
-        """Return the route of a message without a key, in turn: index 0 goes to partition 0, index 1 to partition 1.
+        """Return the route of a message without a key. Index 0 has the route to partition 0, index 1 to partition 1.
 
         Args:
             i: Number of the message, 0 or more, such as a counter of the producer. The partition is this number modulo
@@ -178,7 +178,7 @@ class PartitionedQueue:
 def is_partition_name(queue: str, name: str) -> bool:
     """Whether a physical queue has a default name of a partition above 0 of the queue, such as ``orders__p1``.
 
-    A queue of the user may have such a name too, so the answer decides about texts for the operator alone.
+    A queue of the user may have such a name too, so the answer only affects texts for the operator.
     """
     return name.startswith(queue + _INFIX) and _NUMBER.fullmatch(name, len(queue) + len(_INFIX)) is not None
 

@@ -1,6 +1,6 @@
 """The physical queues of the partitioned queues that a source reads.
 
-Labels with the name of a logical queue come from here. No name is parsed, so a queue of the user that is called
+Labels with the name of a logical queue use this register. The register parses no name, so a user's queue with the name
 ``orders__p1`` belongs to no logical queue.
 """
 

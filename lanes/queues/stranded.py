@@ -1,4 +1,4 @@
-"""Stranded messages: those of a physical queue without a reader in a group, because producers use another width.
+"""Stranded messages, whose physical queue has no reader in a group because producers use another width.
 
 The functions are pure. A backend reads the facts from its broker, and logs the lines.
 """
@@ -30,8 +30,8 @@ class QueueFacts(NamedTuple):
         size: Number of partitions that the broker gives the queue; 0 = the queue does not exist.
         messages: Number of messages in the queue.
         unfinished: Number of messages that each group has not finished, by the name of the group.
-        readers: Number of members of each group that read the queue, by the name of the group; 0 = the group does not
-            read all partitions that the broker gives the queue.
+        readers: Number of members that read the queue, by the name of the group. 0 = the group does not read all broker
+            partitions of the queue.
     """
 
     size: int = 0
@@ -55,10 +55,10 @@ class Stranded(NamedTuple):
 
 
 def names_beyond(queue: PartitionedQueue, known: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the names in which messages of a queue may be stranded.
+    """Return the names of physical queues that may have stranded messages of a queue.
 
-    These are the computed names up to twice the width, and those of a former, larger width. Names of the queue itself
-    are left out.
+    The result has the computed names up to twice the width, and the names of a former, larger width. The result omits
+    the names of the queue itself.
 
     Args:
         queue: The queue as its consumers know it.
@@ -82,7 +82,7 @@ def stranded_in(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], group:
         group: The group.
 
     Returns:
-        The physical queues that are not in ``queue``, have unfinished messages, and are not read by the group.
+        The physical queues outside ``queue`` that have unfinished messages and no reader in the group.
     """
     own = set(queue.names)
     return tuple(
@@ -111,7 +111,7 @@ def stranded_text(stranded: Sequence[Stranded], group: str) -> str:
 
 
 class StrandedLog:
-    """Decides when a physical queue with stranded messages is due for a log line: at once, then every 30 s."""
+    """Decides when a physical queue with stranded messages is due for a log line: at once, and then every 30 s."""
 
     def __init__(self) -> None:
         self._told: dict[str, float] = {}
@@ -120,7 +120,7 @@ class StrandedLog:
         """Return the entries of ``found`` to log now, and count them as logged.
 
         Args:
-            found: All physical queues with stranded messages. A queue that is missing here is forgotten.
+            found: All physical queues with stranded messages. The call forgets a queue that is missing in ``found``.
             now: Time now, in seconds.
 
         Returns:
@@ -135,12 +135,12 @@ class StrandedLog:
 
 
 class Look(NamedTuple):
-    """The result of a look.
+    """The result of a check.
 
     Attributes:
-        again: Whether the next look is due after ``CONFIRMED_AFTER``.
+        again: Whether the next check is due after ``CONFIRMED_AFTER``.
         due: Findings to log now, by the name of the logical queue.
-        ended: Findings of the last look whose messages do not wait any more.
+        ended: Findings of the last check whose messages no longer wait.
     """
 
     again: bool
@@ -149,15 +149,15 @@ class Look(NamedTuple):
 
 
 class StrandedWatch:
-    """Decides about the findings of a watch over partitioned queues. Does no I/O.
+    """Decides about the findings of repeated checks of partitioned queues. Does no I/O.
 
     Args:
         queues: The queues that a source reads.
         group: Name of the group, by which the facts name its messages and readers.
-        portion: Maximum number of physical queues of one look.
+        portion: Maximum number of physical queues of one check.
 
     Attributes:
-        found: Findings of the last looks. Any thread may read this tuple, because each look replaces it.
+        found: Findings of the last checks. Any thread may read this tuple, because each check replaces the tuple.
     """
 
     def __init__(self, queues: Sequence[PartitionedQueue], group: str, portion: int) -> None:
@@ -172,14 +172,14 @@ class StrandedWatch:
 
     @property
     def suspected(self) -> frozenset[str]:
-        """Names in ``found``, and those that the last look found for the first time."""
+        """Names in ``found``, and names that the last check found for the first time."""
         return frozenset(self._doubted.union(each.name for each in self.found))
 
     def next_names(self, names: Callable[[], Iterable[str]]) -> list[str]:
-        """Return the names of the next look: all of them, or a portion of many.
+        """Return the names for the next check: all names, or a portion of many names.
 
         Args:
-            names: Called for the names of a new round. Names of ``queues`` are left out.
+            names: Function that returns the names of a new round. The call omits names of ``queues``.
 
         Returns:
             The names, each once.
@@ -191,12 +191,13 @@ class StrandedWatch:
         return asked
 
     def conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts], now: float) -> Look:
-        """Update ``found`` from the facts that one look at the broker has read.
+        """Update ``found`` from the facts that one check has read from the broker.
 
-        A physical queue counts from the second look on, because a rebalance takes partitions away for a moment.
+        A physical queue counts from its second check on, because a rebalance briefly leaves partitions without a
+        reader.
 
         Args:
-            asked: Names of the look.
+            asked: Names of the check.
             facts: Facts by the name of the physical queue. A name without facts holds no message.
             now: Time now, in seconds.
 
@@ -217,9 +218,9 @@ class StrandedWatch:
 
 
 def partition_number(logical: str, name: str) -> int:
-    """Return the number of the partition whose computed name is ``name``; 0 = there is none, or it is partition 0.
+    """Return the number of the partition with the computed name ``name``; 0 = partition 0, or no such partition.
 
-    Look up only names that the group has read, because a queue of another user may have a name like ``orders__p7``.
+    Pass only names that the group has read, because a queue of another user may have a name like ``orders__p7``.
     """
     text = name.removeprefix(f"{logical}__p")
     if text == name or not (text.isascii() and text.isdecimal()) or text.startswith("0"):

@@ -1,4 +1,4 @@
-"""The runbook of another number of partitions, by the facts of the broker.
+"""The runbook of a new number of partitions, computed from the facts of the broker.
 
 A larger number begins with the workers, and a smaller number with the producers. In this order every
 message goes to a physical queue with a reader. docs/model/widths.pml is a model of both orders. The functions are pure.
@@ -22,14 +22,14 @@ _NAMED_LIMIT: Final = 5
 
 
 class Survey(NamedTuple):
-    """The facts of physical queues at one moment.
+    """The facts of physical queues at one time.
 
     Attributes:
-        facts: Facts by the name of the physical queue; a missing one has the size 0.
-        groups: Groups that read the queue, or have a position in it, in alphabetical order.
+        facts: Facts by the name of the physical queue. A missing physical queue has the size 0.
+        groups: Groups with a member or a position in the queue, in alphabetical order.
         ends: Position after the last message of each physical queue, or the sum of its partitions' positions.
-        stored: Number of partitions that a group has stored for itself, by the name of the group. Other groups have the
-            number of their members.
+        stored: Stored number of partitions of each group, by the name of the group. A group that is missing here uses
+            the number that its members are configured with.
     """
 
     facts: Mapping[str, QueueFacts]
@@ -57,10 +57,10 @@ class Runbook(NamedTuple):
 
     Attributes:
         steps: The steps.
-        create: Physical queues to create, with the number of the broker's partitions of each. Empty as long as the
-            existing ones contradict each other.
+        create: Physical queues to create, each with its number of broker partitions. Empty while the existing physical
+            queues contradict each other.
         remove: Physical queues that may be removed, because no member reads them and every group has finished them.
-        faults: Faults that strand messages, or refuse the change; empty = the change may go on.
+        faults: Faults that strand messages, or refuse the change; empty = the change may continue.
     """
 
     steps: tuple[Step, ...]
@@ -151,7 +151,7 @@ def shrink_steps(
         before: The queue with its present number.
         after: The queue with its new number.
         facts: Facts by the name of the physical queue.
-        groups: Groups of the workers. Other groups in ``facts`` must have finished the removed queues too.
+        groups: Groups of the workers. Every other group in ``facts`` must have finished the removed queues too.
         arrived: Number of messages that arrived between two readings, by the name of the physical queue.
         stored: Number of partitions that a group has stored; see ``Survey``.
 
@@ -217,7 +217,7 @@ def shrink_steps(
 
 
 def wider_readers(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], groups: Iterable[str]) -> list[str]:
-    """Return a fault for each group that reads more physical queues than a change of the number knows.
+    """Return a fault for each group that reads physical queues beyond the larger number of a change.
 
     Args:
         queue: The queue with the larger number of the change.
@@ -240,7 +240,7 @@ def wider_readers(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], grou
 
 
 def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[str, QueueFacts]) -> list[str]:
-    """Return the reasons why physical queues of a shrink may not be removed: group, physical queue and messages.
+    """Return the reasons against the removal of physical queues by a shrink: group, physical queue and messages.
 
     Args:
         runbook: The runbook of the shrink.
@@ -248,7 +248,7 @@ def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[st
         facts: Facts by the name of the physical queue.
 
     Returns:
-        A text for each reason; empty = all existing ones may be removed.
+        A text for each reason; empty = all existing physical queues may be removed.
     """
     reasons = []
     for name in removed:
@@ -274,7 +274,7 @@ def _with(queue: PartitionedQueue) -> str:
 
 
 def _former(stored: Mapping[str, int], groups: Sequence[str], partitions: int) -> str:
-    """Return the finding about groups that have stored another number of partitions; "" = there is none."""
+    """Return the finding about groups that have stored another number of partitions; "" = no finding."""
     found = [f"group {name!r} ({number})" for name, number in stored.items() if name in groups and number != partitions]
     return (
         f"a number of partitions is stored by {_some(found)}; stop all its members, and run the command with --apply"

@@ -2,5 +2,5 @@
 
 Reading order: ``consumer_arguments``, ``lifecycle`` (the life of a consumer around its run), ``run``, ``cancellation``,
 ``settle``, ``handover``, ``survivors``, ``deliveries``, ``dead_lettering``, ``attempts``, ``confirmation``,
-``contract_checks``; and ``garbage`` (the collector of the process during a run).
+``contract_checks``; and ``garbage`` (the garbage collector during a run).
 """

@@ -1,22 +1,21 @@
 """The attempts of messages in a store, loaded before a partition starts, and stored while a lane waits.
 
-Operation
----------
-A new partition is *loading* until the store has returned the attempts of its former owners. The runtime puts aside
-messages that arrive before the answer. These messages count against the bounds, and enter the engine in their order
-after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a former owner
-gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane reaches the
-message, no handler is called, and the poison policy decides.
+Operation --------- A new partition is *loading* until the store has returned the attempts of its former owners. The
+runtime defers messages that arrive before the answer. These messages count against the bounds, and enter the engine in
+their order after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a
+former owner gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane
+reaches the message, no handler is called, and the poison policy decides.
 
-A failure is written while its lane waits. A lane that waits for a retry waits at least until the write has ended. A
-drain hands the partition over after the write, or when the drain's time has passed. A message therefore gets one extra
-attempt for each process that died during an attempt or its write, and none for a hand-over whose writes ended in time.
-Writes for one message follow each other. Entries of settled messages are dropped up to 500 in one call, and no lane
-waits for these calls. After a long freeze no call begins before the source has confirmed the partition, because another
-process may own the partition.
+The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
+has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore
+has one extra attempt for each process that died during an attempt or its write. A hand-over whose writes ended in time
+adds no attempt. Writes for one message follow each other. One call drops up to 500 entries of settled messages, and no
+lane waits for the call. After a long freeze no call begins before the source has confirmed the partition, because
+another process may own the partition.
 
-A call that fails is repeated until it succeeds or its partition is given up, unless the error is permanent. Only lanes
-with a failure, loading partitions and drains wait for a repeated call. A message that never fails causes no call.
+The keeper repeats a failed call until the call succeeds or its partition is given up, unless the error is permanent.
+Only lanes with a failure, loading partitions and drains wait for a repeated call. A message that never fails causes no
+call.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ _DROPS: Final = 500
 
 
 class _Loading:
-    """The loading of one partition: the time of the start, the events put aside, and the cancel scope of the task."""
+    """The loading of one partition: start time, deferred events, and cancel scope of the task."""
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -76,7 +75,7 @@ class _Entry:
     """The entry of one message, as the keeper must write it to the store.
 
     Attributes:
-        message: The message that failed; None = no failure to write.
+        message: The failed message; None = no failure to write.
         wanted: The attempt to write next. ``None`` = nothing to write.
         drop: Whether to delete the entry.
         busy: Whether a task writes the entry now.
@@ -94,7 +93,7 @@ class _Entries:
     Attributes:
         given_up: Attempts of messages that must not be handled again, by position.
         by_position: All entries by position.
-        urgent: Failures to write. A lane or a drain waits for each write.
+        urgent: Failures that a task must write. A lane or a drain waits for each write.
         waiting: Entries to drop, and entries whose last write failed.
         writers: Scopes of the tasks that write.
         written: Set when a task has written its entries.
@@ -160,13 +159,13 @@ class AttemptKeeper:
         self._context.start_soon(self._load, partition)
 
     def put_aside(self, event: SourceEvent) -> bool:
-        """Put an event aside if its partition is loading; if not, set the stored attempts of its messages.
+        """Defer an event whose partition is loading. For any other event, set the stored attempts of its messages.
 
         Args:
             event: An event of the source.
 
         Returns:
-            Whether the event was put aside.
+            Whether the call deferred the event.
         """
         if not isinstance(event, Delivered | Progressed):
             return False
@@ -180,10 +179,10 @@ class AttemptKeeper:
         return False
 
     def room(self, room: Room) -> Room:
-        """Reduce the room for the source by the messages that were put aside.
+        """Reduce the room for the source by the deferred messages.
 
-        Messages that were put aside use the bounds of the consumer. A bound per partition that makes ``room`` smaller
-        belongs to other partitions, because the partitions of these messages are paused.
+        Deferred messages use the bounds of the consumer. The partitions of deferred messages are paused, so a bound per
+        partition in ``room`` belongs to other partitions.
         """
         if not self._loading:
             return room
@@ -306,7 +305,10 @@ class AttemptKeeper:
                 self._context.start_soon(self._write, partition, scope)
 
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
-        """Write queued entries. One task at a time writes an entry, so the newest state of an entry is written last."""
+        """Write queued entries.
+
+        Only one task at a time writes an entry, so the last write has the entry's newest state.
+        """
         entries = self._entries.get(partition)
         if entries is None:
             return
@@ -363,7 +365,7 @@ class AttemptKeeper:
         return True
 
     def _repeats(self, error: Exception, what: str, pause: float) -> bool:
-        """Log a failed call that is repeated. If no repetition can succeed, stop the run and return False."""
+        """Log a failed call that the caller repeats. If no repetition can succeed, stop the run and return False."""
         if not is_retryable(error, unknown=True):
             self._context.stop_because(error)
             return False
@@ -374,14 +376,14 @@ class AttemptKeeper:
     # --- drains, and the end of the run
 
     def leave(self, partition: Partition) -> None:
-        """Stop loading a partition that drains. The next owner receives the messages put aside. Idempotent."""
+        """Stop loading a partition that drains. The next owner receives the deferred messages. Idempotent."""
         loading = self._loading.pop(partition, None)
         if loading is not None:
             partition.aside = 0
             loading.scope.cancel()
 
     async def flush(self, partition: Partition) -> None:
-        """Wait until all queued entries of a partition are written, for its next owner. Cancel-safe."""
+        """Wait until the writes of a partition's queued entries end, for its next owner. Cancel-safe."""
         entries = self._entries.get(partition)
         while entries is not None and entries.writers and partition in self._entries:
             if entries.written.is_set():

@@ -1,4 +1,4 @@
-"""The cancellation of a run, which drains the run first, and calls that a cancellation does not interrupt."""
+"""The cancellation of a run after a drain, and calls that a cancellation does not interrupt."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ async def stop_on_second_cancel(
     Args:
         ended: Event that is set at the end of the drain.
         stop_at_once: Function that ends the drain. Does not block.
-        cancels: Number of cancellations so far.
+        cancels: Number of cancellations that have reached the caller.
 
     Returns:
-        The exception that is no cancellation; None = no such exception reached the caller.
+        The exception other than a cancellation; None = no such exception reached the caller.
     """
     interruption: BaseException | None = None
     while not ended.is_set():
@@ -117,7 +117,7 @@ async def drain_on_cancel(run: Run, within: float) -> None:
 
 
 async def _drain(run: Run, ended: anyio.Event, within: float) -> None:
-    """Drain a run. The caller's task group waits for the end of the run, also after a stop at once."""
+    """Drain a run. The caller's task group waits for the end of the run, even after a stop without a drain."""
     if ended.is_set() or run.at_once:
         return
     log.info("%s: the run is cancelled; it drains for at most %g s", run.name, within)

@@ -1,4 +1,4 @@
-"""The confirmation of the partitions after a freeze: no handler starts before each of them is confirmed or lost."""
+"""The confirmation of the partitions after a freeze. Handlers start only after each partition is confirmed or lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Confirmation:
         workers: Returns the workers of the run.
 
     Attributes:
-        watch: The watch that notices a freeze.
+        watch: The check that detects a freeze.
     """
 
     def __init__(self, context: RunContext, source: Confirming, workers: Callable[[], Workers]) -> None:
@@ -45,13 +45,16 @@ class Confirmation:
         self._told.serve()
 
     async def look(self) -> None:
-        """Look for freezes until cancelled, for a run without a thread that watches the event loop."""
+        """Check for freezes until cancelled, in a run without a thread that watches the event loop."""
         while True:
             self.watch.look(self._context.clock())
             await anyio.sleep(PULSE)
 
     def _noticed(self) -> None:
-        """Hold the handlers back, and have the partitions confirmed. Runs in the thread that has noticed a freeze."""
+        """Stop new handlers, and request a confirmation of the partitions.
+
+        Runs in the thread that has noticed a freeze.
+        """
         self._workers().hold()
         self._told()
 

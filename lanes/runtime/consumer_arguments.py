@@ -30,12 +30,12 @@ _imports: Final[list[str]] = []
 
 
 class StartedByImport(ConfigError):
-    """The module that a command imports for a function has started a consumer."""
+    """Error of a command: the module that it imports for a function has started a consumer."""
 
 
 @contextmanager
 def import_for_a_function(module: str) -> Iterator[None]:
-    """Let no consumer start in the block, in any thread.
+    """Refuse the start of any consumer in the block, in any thread.
 
     Args:
         module: Name of the module that the block imports, for the error.
@@ -81,7 +81,7 @@ def use_source(source: object) -> None:
 
 
 def check_settings(settings: object) -> None:
-    """Raise ``ConfigError`` for settings that are no ``Settings``."""
+    """Raise ``ConfigError`` unless the settings are a ``Settings`` object."""
     if settings is not None and not isinstance(settings, Settings):
         raise ConfigError(f"settings is {kind_of(settings)}: pass lanes.Settings(…), such as Settings(concurrency=10)")
 

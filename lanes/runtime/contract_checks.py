@@ -1,7 +1,7 @@
 """Checks of the events of a source, and of the entries of a store of attempts.
 
-A broken rule of ``lanes.source`` is reported as a bug of the adapter. An entry of a store may also have been damaged or
-changed by another program.
+The checks report a broken rule of ``lanes.source`` as a bug of the adapter. An entry of a store may also have been
+damaged or changed by another program.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def check_loaded(name: str, partition: Partition, known: object) -> Mapping[int,
 
 
 def _fault(attempt: object) -> str:
-    """Describe the fault of an entry; "" = none."""
+    """Describe the fault of an entry; "" = no fault."""
     if not isinstance(attempt, Attempt):
         return f"{kind_of(attempt)} in place of an Attempt"
     count: object = attempt.attempts

@@ -1,4 +1,4 @@
-"""The writer of dead letters. An unconfirmed write is repeated, and only the lane of the message waits."""
+"""The writer of dead letters. The writer repeats an unconfirmed write, and only the lane of the message waits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DeadLetterWriter:
         self.confirmed = 0
 
     async def write(self, due: DeadLetterDue) -> None:
-        """Write the dead letter of a message until it is confirmed.
+        """Repeat the write of a dead letter until the broker confirms it.
 
         The call ends early if the message is abandoned, the lease of its partition expires, or the error of a write is
         permanent.

@@ -1,4 +1,4 @@
-"""Long runs of messages in pieces, so that the event loop gets a turn between two pieces."""
+"""The division of long runs of messages, so that the event loop has a turn between two parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PIECE: Final = 1_000
 
 
 def pieces(events: Sequence[SourceEvent]) -> deque[SourceEvent]:
-    """Return the events in their order, with longer runs cut into pieces of ``PIECE`` messages."""
+    """Return the events in order, with longer runs divided into runs of ``PIECE`` messages."""
     cut: deque[SourceEvent] = deque()
     for event in events:
         if not isinstance(event, Delivered) or len(event.run) <= PIECE:

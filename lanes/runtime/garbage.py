@@ -1,8 +1,8 @@
 """The garbage collector of the process while a consumer runs.
 
-Python's collector visits all young objects whenever the number of objects has grown by some hundreds. The messages in
-flight and the tasks of their handlers are such objects: they survive many visits, and hardly any of them is part of a
-cycle. So a consumer with thousands of messages in flight pays for visits that find nothing.
+Python's collector visits all young objects after the number of objects has grown by some hundreds. The messages in
+flight and their handlers' tasks are such objects. These objects survive many visits, and very few belong to a cycle. A
+consumer with thousands of messages in flight therefore pays for visits that find no garbage.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _frozen = 0
 
 
 def tune_gc() -> None:
-    """Collect garbage less often in this process from now on, and never visit the objects that exist now.
+    """Collect garbage less often in this process, and exempt all existing objects from collections.
 
-    For a program that runs a consumer by ``lanes.run`` or ``Consumer``; ``lanes.main`` and ``lanes.serve`` do the same
-    while they run. Call it once, after the imports. The call collects all garbage, which takes longer the more objects
-    the process has. Idempotent. Any thread may call this function.
+    The function is for programs that use ``lanes.run`` or ``Consumer``. ``lanes.main`` and ``lanes.serve`` have the
+    same effect while they run. Call the function once, after the imports. The call collects all garbage, which takes
+    longer the more objects the process has. Idempotent. Any thread may call this function.
 
     The thresholds of the collector become 100,000, 20 and 100 (``gc.set_threshold``), and ``gc.freeze`` exempts all
-    existing objects from later collections. Cycles of objects are still collected, but up to 100,000 objects in cycles
-    wait for a collection, which is some 10 MB for small objects. A process whose collector is disabled or whose first
-    threshold is higher keeps its thresholds. A process that has frozen objects itself gets no further frozen objects.
+    existing objects from later collections. Python still collects cycles, but up to 100,000 objects in cycles, some 10
+    MB of small objects, wait for a collection. A process whose collector is disabled or whose first threshold is higher
+    keeps its thresholds. If the program has called ``gc.freeze``, the function freezes no further objects.
     """
     global _before, _frozen
     with _lock:
@@ -53,7 +53,7 @@ def tune_gc() -> None:
 def tuned_gc(*, freeze: bool) -> Iterator[None]:
     """Collect garbage less often in this process, until the last of these blocks ends. Thread-safe.
 
-    The last block restores the former thresholds, unless other code has changed the thresholds meanwhile.
+    The last block restores the former thresholds, unless other code changed the thresholds during the blocks.
 
     Args:
         freeze: Whether to exempt the existing objects from collections, like ``tune_gc``, until the last block ends.
@@ -79,7 +79,10 @@ def tuned_gc(*, freeze: bool) -> Iterator[None]:
 
 
 def _raise_thresholds() -> _Thresholds | None:
-    """Raise the thresholds, and return the former ones; None = the process collects as seldom already, or never."""
+    """Raise the thresholds, and return the former thresholds.
+
+    None = the process already collects at most that often.
+    """
     global _tuned
     found = gc.get_threshold()
     if not 0 < found[0] < YOUNG_OBJECTS:

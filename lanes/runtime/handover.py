@@ -39,7 +39,7 @@ class _Begun:
         ended: Event that is set when the last handler has ended, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
         cost: The cost of the drain in messages, for the log.
-        timeout: The shortest limit of the handlers so far, in seconds.
+        timeout: The shortest limit that the drain has set for its handlers, in seconds.
     """
 
     drain: PartitionDrain
@@ -60,9 +60,9 @@ class Handover:
         attempts: Attempts to store before a release.
         ownership: The log lines about partitions.
         cut_off: The log lines about handlers that a drain cuts off.
-        grace: Seconds that cancelled handlers get to end.
-        close_prefix: See ``Ownership.drain``. A drain that begins while a freeze holds the handlers back does not
-            close the prefix, because the messages of the prefix may not start.
+        grace: Maximum number of seconds for cancelled handlers to end.
+        close_prefix: See ``Ownership.drain``. A drain that begins during the confirmation after a freeze does not close
+            the prefix, because messages of the prefix may not start.
     """
 
     def __init__(
@@ -114,10 +114,11 @@ class Handover:
 
         Args:
             partition: The assignment.
-            timeout: Seconds that running handlers get to end.
+            timeout: Maximum number of seconds for running handlers to end.
 
         Returns:
-            Whether the drain has begun, so that the caller must call ``drain``. False = the partition drains already.
+            Whether the drain has begun, so that the caller must call ``drain``. False = the partition was already
+            draining.
         """
         if partition in self._drains:
             return False
@@ -159,7 +160,7 @@ class Handover:
             begun.ended.set()
 
     def hasten(self, partition: Partition, timeout: float) -> None:
-        """Shorten the time of a drain's handlers to ``timeout`` seconds, if they have more time left."""
+        """Reduce the remaining time of a drain's handlers to at most ``timeout`` seconds."""
         self._tap.hastened(partition, timeout)
         begun = self._drains[partition]
         if begun.drain.phase == phases.ENDING:
@@ -170,9 +171,9 @@ class Handover:
     async def drain(self, partition: Partition) -> None:
         """Wait for the handlers of a partition after ``begin``, settle its messages, and release the partition.
 
-        Handlers get the timeout to end. After their cancellation the handlers get the grace. The last settlement gets
-        ``SETTLE_WITHIN``, or the unused part of the timeout if that is longer; without a timeout, 30 s. The release
-        gets ``RELEASE_WITHIN``, or the remaining time of the lease if that is longer. ``Settings.longest_drain`` is the
+        The drain waits for handlers for the timeout. The drain then cancels the handlers, and waits for the grace. The
+        last settlement may take ``SETTLE_WITHIN`` or a longer unused part of the timeout; without a timeout, 30 s. The
+        release may take ``RELEASE_WITHIN`` or a longer remaining time of the lease. ``Settings.longest_drain`` is the
         maximum for a finite timeout and a partition without a lease.
 
         The drain ends early, without a release, when the partition is lost. Only the end of the run cancels the drain.
@@ -254,7 +255,7 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def release(self, partition: Partition) -> None:
-        """Release a partition that is unknown to the engine to the source; see ``drain``.
+        """Release a partition that the engine does not know; see ``drain``.
 
         Args:
             partition: The assignment.
@@ -265,7 +266,7 @@ class Handover:
     async def _release(self, partition: Partition) -> bool:
         """Release a partition to the source. The partition must be fenced, or unknown to the engine.
 
-        The source gets ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
+        The source may take ``RELEASE_WITHIN`` seconds or a longer remaining time of the lease.
 
         Args:
             partition: The assignment.

@@ -38,14 +38,14 @@ class Lifecycle:
         name: Name of the source, until the source is open.
         settings: Settings of the consumer.
         clock: Monotonic clock in seconds.
-        connected: The source, if it notices outages; else None.
-        rejoining: The source, if it tells that it waits for its group; else None.
+        connected: The source, if it reports outages; else None.
+        rejoining: The source, if it reports a wait for its group; else None.
         reporting: The source, if it reports findings; else None.
 
     Attributes:
         name: Name of the source in logs and errors.
         state: State of the consumer. ``"running"`` = its source is open.
-        thread: The thread that runs the consumer or waits for its start; None = no call has named the thread yet.
+        thread: The thread that runs the consumer or waits for its start; None = unknown before the first such call.
         run: The run; None until the source is open. The run stays after its end, for the status.
         failure: The error that has ended the run; None = no error.
         opened: Event that is set when the source is open, or the consumer has stopped.
@@ -107,7 +107,7 @@ class Lifecycle:
         self.state = "stopped"
 
     def end(self) -> None:
-        """Record that everything is closed, and let all waiting tasks continue."""
+        """Record that all resources are closed, and let all waiting tasks continue."""
         self.opened.set()
         self.ended.set()
         if self.run is not None:
@@ -164,7 +164,7 @@ class Lifecycle:
             )
 
     def check_not_in_handler(self, call: str) -> None:
-        """Raise ``LanesError`` if a handler of this consumer awaits a call that waits for the end of all handlers."""
+        """Raise ``LanesError`` in a handler of this consumer, because the call waits for the end of all handlers."""
         run = self.active_run
         frame: FrameType | None = sys._getframe() if run is not None else None
         while run is not None and frame is not None:

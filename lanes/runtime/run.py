@@ -91,7 +91,7 @@ class Run:
         settings: Settings of the consumer.
         clock: Monotonic clock in seconds.
         tap: The observers of the run.
-        outlived: Called when the run has to end, with the messages whose handlers go on after their cancellation.
+        outlived: Called at the end of the run, with the messages whose handlers continue after their cancellation.
 
     Attributes:
         engine: The engine.
@@ -104,10 +104,10 @@ class Run:
         planned: Whether the group has a plan; True for a source without plans.
         fatal: The error that stops the run; None = no error.
         redelivered: Number of redelivered positions by cause.
-        loop_watch: The watch over the event loop.
-        intake: The watch over the intake; None = the source does not report a backlog.
-        retention: The watch over the retention of the broker; None = the source does not report it.
-        freezes: The watch for freezes; None = the broker takes no partitions of a silent process away.
+        loop_watch: The check for calls that block the event loop.
+        intake: The check of the intake; None = the source does not report a backlog.
+        retention: The check of the broker's retention; None = the source does not report retentions.
+        freezes: The check for freezes; None = the broker takes no partitions away from a silent process.
         workers: The workers that call the handler.
         attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
@@ -296,7 +296,7 @@ class Run:
         return "drained" if drained else "stopped"
 
     def stop(self) -> None:
-        """Receive no more messages, and drain. Does not block. Idempotent. Other threads may call this method."""
+        """Stop receiving messages, and drain. Does not block. Idempotent. Other threads may call this method."""
         self._told_to_stop()
 
     def stop_at_once(self) -> None:
@@ -321,9 +321,9 @@ class Run:
     # --- callbacks of the components
 
     def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake each component that has something to do.
+        """Perform the engine's effects and wake each component that has work.
 
-        ``taking``: number of ready lanes that the caller takes itself, without being woken.
+        ``taking``: number of ready lanes that the caller takes itself.
         """
         # This method is called after every message, so it reads the engine's own lists. The engine never replaces these
         # lists.
@@ -353,7 +353,10 @@ class Run:
         return True
 
     def interrupting(self, partition: Partition) -> None:
-        """Count the unfinished messages of a partition for its next drain; the caller abandons one of them after it."""
+        """Count the unfinished messages of a partition for its next drain.
+
+        The caller then abandons one of these messages.
+        """
         self._handover.interrupting(partition)
 
     def stop_because(self, error: BaseException, *, message: Message | None = None, function: str = "") -> None:
@@ -362,7 +365,7 @@ class Run:
         Args:
             error: The error.
             message: Message whose handler raised the error; None = another function raised it.
-            function: The argument of the consumer whose function raised the error; "" = no such function did.
+            function: The consumer's argument whose function raised the error; "" = other code raised the error.
         """
         if self.fatal is None:
             self.fatal = error
@@ -466,7 +469,7 @@ class Run:
             self._ownership.tell(len(self.engine.partitions), stopping=self.stopping)
 
     def enter(self, event: SourceEvent) -> None:
-        """Process an event of the source that has just arrived or was put aside."""
+        """Process a new or deferred event of the source."""
         engine, now = self.engine, self.clock()
         if isinstance(event, Delivered):
             check_delivered(self.name, event, stopping=self.stopping)
@@ -557,7 +560,7 @@ class Run:
         self._start_drain(partition, timeout)
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""
+        """Give up a lost partition. After this call, no result of the partition counts. Idempotent."""
         if not self.engine.owns(partition):
             return
         held = self.loop_watch.held_before(self.clock())
@@ -581,7 +584,7 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
-        """Serve the deadlines until the end of the run, then look after handlers that ignore the end."""
+        """Serve the deadlines until the end of the run, and then check handlers that ignore their cancellation."""
         try:
             await self._serve_deadlines()
         except anyio.get_cancelled_exc_class():
@@ -694,7 +697,10 @@ class Run:
         self._receiving.cancel()
 
     def room_changed_elsewhere(self) -> None:
-        """Call ``room_changed`` in the next turn of the loop. For other threads; does nothing after the loop's end."""
+        """Call ``room_changed`` in the next turn of the loop.
+
+        Other threads call this method. After the loop's end the call has no effect.
+        """
         with suppress(RuntimeError):
             self._enter_loop(lambda: self.room_changed())
 

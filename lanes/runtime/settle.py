@@ -1,4 +1,4 @@
-"""The settler: it tells the broker which messages are finished, and keeps unfinished messages alive."""
+"""The settler, which reports finished messages to the broker, and keeps unfinished messages alive."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 class Settler:
     """The settlements of one consumer. At most one settlement of a partition is under way.
 
-    A source that settles each message individually gets the next settlement only after the previous call has ended. For
-    a source that commits, finished messages enter the ledger at once, and due commits are sent concurrently.
+    For a source that settles each message individually, the settler makes the next call only after the previous call
+    has ended. For a source that commits, finished messages enter the ledger at once, and due commits are sent
+    concurrently.
 
     Args:
         context: The run.
@@ -32,7 +33,7 @@ class Settler:
         commits: Whether the source commits positions.
 
     Attributes:
-        idle: Whether ``wake`` must be called for a finished message.
+        idle: Whether a finished message requires a call of ``wake``.
         unsettled: The partitions whose settlements fail.
     """
 
@@ -54,7 +55,7 @@ class Settler:
         self._lock = anyio.Lock(fast_acquire=True)
 
     async def run(self) -> None:
-        """Settle finished messages in batches, until cancelled or the source has failed for good."""
+        """Settle finished messages in batches, until a cancellation or a permanent failure of the source."""
         async with anyio.create_task_group() as tasks:
             while not self._failed:
                 await self._wait()
@@ -77,7 +78,7 @@ class Settler:
         self.idle = False
 
     def wake(self) -> None:
-        """Settle a finished message soon. The call is cheap while the settler is not idle."""
+        """Schedule the settlement of a finished message. The call is cheap while the settler is not idle."""
         if self.idle:
             self.idle = False
             self._bell.ring()
@@ -85,7 +86,7 @@ class Settler:
     async def settle_all(self, partition: Partition | None = None) -> None:
         """Settle every finished message, and wait for concurrent commits.
 
-        Failed settlements are repeated until the source has failed for good.
+        The call repeats failed settlements until a permanent failure of the source.
 
         Args:
             partition: The assignment whose commits to wait for. ``None`` = all assignments.
@@ -140,9 +141,9 @@ class Settler:
             self._left.set()
 
     def give_up(self, partition: Partition) -> None:
-        """Cancel a commit under way of a partition, because the commit could undo a commit of the next owner.
+        """Cancel a running commit of a partition, because the commit could undo a commit of the next owner.
 
-        Commits of other partitions in the same call are repeated. Does not block. Idempotent.
+        The settler repeats the commits of other partitions in the same call. Does not block. Idempotent.
         """
         for scope, settlements in self._sends.items():
             if any(settlement.partition is partition for settlement in settlements):

@@ -1,4 +1,4 @@
-"""Handlers on the event loop that ignore their cancellation, and so keep a run from its end."""
+"""Handlers on the event loop that ignore their cancellation and so delay the end of a run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def survivors(workers: Workers, within: float) -> list[Message]:
 
 
 def report_survivors(name: str, handler: str, messages: list[Message], *, ends_process: bool) -> None:
-    """Log the handlers that keep a run from its end.
+    """Log the handlers that delay the end of a run.
 
     Args:
         name: Name of the source.

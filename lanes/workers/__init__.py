@@ -1,4 +1,4 @@
-"""The workers of a run: they call the handler and report its outcome.
+"""The workers of a run, which call the handler and report its outcome.
 
 Reading order: ``context``, ``outcomes``, ``wake_limit``, ``tasks``, ``pool``, ``threads``, ``crossing``, ``processes``,
 ``child``, ``batches``, ``loop_watch``, ``freezes``, ``overtime``.

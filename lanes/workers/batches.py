@@ -1,10 +1,10 @@
-"""Workers for a batch handler. One call handles the heads of several lanes, each with its successors after it.
+"""Workers for a batch handler. One call handles the heads of several lanes, each followed by its successors.
 
 A worker takes a batch when the batch can be full, or ``linger`` seconds after the worker has found a ready message.
 
-The history shows the messages of a lane one after the other. The first message of a lane has its ``started`` row before
-the call. The other messages of the lane get their rows when the call has ended, each after the end of its
-predecessor. A message whose outcome is ignored, because a predecessor failed, has no rows of this call.
+The history shows the messages of a lane in sequence. The first message of a lane has its ``started`` row before the
+call. After the call, the workers write the rows of the lane's other messages, each after the end of its predecessor. A
+message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
 A plain handler runs in threads, unless ``inline`` is set. A thread makes one call at a time, and a task of the event
 loop waits for the end of each call. A call that has begun keeps its lanes and its thread until it ends, even after its
@@ -59,7 +59,7 @@ class _Worker:
 class _TimedCall:
     """A call of an async handler with a timeout, in a scope ``gate`` whose shield bounds the rate of cancellations.
 
-    ``since`` is the time at which a look first found the call cancelled; None = the call is not cancelled.
+    ``since`` is the time of the first check that found the call cancelled; None = the call is not cancelled.
     """
 
     batch: list[Message]
@@ -72,7 +72,7 @@ class BatchWorkers:
     """The workers of one consumer whose handler takes up to ``size`` messages.
 
     The cancellation of a partition cancels every call with a message of the partition. Messages of other partitions in
-    a cancelled call go back to their lanes. Calls in threads continue.
+    a cancelled call return to their lanes. Calls in threads continue.
 
     Args:
         context: The run.
@@ -80,7 +80,7 @@ class BatchWorkers:
         size: Maximum number of messages of a batch.
         linger: Maximum number of seconds that a batch waits for more messages.
         timeout: Seconds after which a call is cancelled, or a call in a thread is reported. ``None`` = no limit.
-        grace: Seconds that running calls in threads get to end at the end of the run.
+        grace: Seconds for running calls in threads to end, at the end of the run.
         inline: Whether a plain function runs on the event loop instead of in threads.
         decode: Function for ``Message.data``.
         processes: The processes of a plain function. ``None`` = the function runs in this process.
@@ -141,7 +141,7 @@ class BatchWorkers:
         self._wake.set()
 
     def hold(self) -> None:
-        """Do nothing: each call looks for a freeze before it begins."""
+        """Do nothing, because each call checks for a freeze before it begins."""
 
     def cancel(self, partition: Partition) -> None:
         """Cancel the calls with messages of a partition."""
@@ -177,7 +177,7 @@ class BatchWorkers:
             await self._yield_to_loop()
 
     async def _yield_to_loop(self) -> None:
-        """Give the loop a turn, or a rest after a call that has held the loop for long."""
+        """Give the loop a turn, or a pause after a call that has blocked the loop for long."""
         before = self._round
         await anyio.sleep(self._rest)
         if self._round == before:
@@ -279,7 +279,10 @@ class BatchWorkers:
                 self._context.overdue(partition)
 
     def _read(self, batch: list[Message]) -> tuple[list[Message], dict[Message, Outcome]]:
-        """Return the readable messages, and the outcomes of the others. An unreadable message stops its lane."""
+        """Return the readable messages, and the outcomes of the unreadable messages.
+
+        An unreadable message stops its lane.
+        """
         sound, outcomes = readable(batch, self._decode)
         now = self._clock()
         if _overdue(batch, now) or (self._freezes is not None and self._freezes.look(now)):
@@ -287,7 +290,7 @@ class BatchWorkers:
         return sound, outcomes
 
     async def _watch(self, timeout: float) -> None:
-        """Cancel each call again that goes on after its cancellation by the timeout, and report it once."""
+        """Cancel each call that continues after its cancellation by the timeout again, and report the call once."""
         try:
             while True:
                 now = self._clock()
@@ -410,7 +413,7 @@ class _BatchThreads:
             function runs in the threads.
         context: The run.
         timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
-        grace: Seconds that running calls get to end when the task group is cancelled.
+        grace: Seconds for running calls to end when the task group is cancelled.
         processes: The processes in which ``handle`` calls the handler, each through its second argument.
     """
 

@@ -1,4 +1,4 @@
-"""The process of a plain handler: it imports the handler, then handles one call after the other until its parent ends.
+"""The process of a plain handler, which imports the handler and then handles one call at a time until its parent ends.
 
 The process ignores SIGINT and SIGTERM, because a supervisor may signal the whole group, and the consumer drains first.
 The process ends after the last call when the consumer closes the connection. The kernel kills the process when the
@@ -66,7 +66,7 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def end_with_parent(life: int) -> None:
-    """Let the kernel kill this process as soon as no other process holds the other end of a pipe open.
+    """Make the kernel kill this process when every other process has closed the other end of a pipe.
 
     Where the kernel cannot do so, a thread of this process waits for the end of the pipe. While a handler holds the
     interpreter's lock, that thread cannot end the process.

@@ -24,8 +24,8 @@ class RunContext(Protocol):
         engine: The engine.
         clock: Monotonic clock in seconds. Threads may call the clock.
         tap: The observers of the run.
-        loop_watch: The watch over the event loop.
-        freezes: The watch for freezes; None = the broker takes no partitions of a silent process away.
+        loop_watch: The check for calls that block the event loop.
+        freezes: The check for freezes; None = the broker takes no partitions away from a silent process.
         name: Name of the source in log lines.
     """
 
@@ -37,16 +37,19 @@ class RunContext(Protocol):
     name: str
 
     def after(self, *, taking: int = 0) -> None:
-        """Perform the engine's effects and wake each component that has something to do.
+        """Perform the engine's effects and wake each component that has work.
 
-        ``taking``: number of ready lanes that the caller takes itself, without being woken.
+        ``taking``: number of ready lanes for which the caller needs no wake-up.
         """
 
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task. If the task raises an exception, call ``stop_because`` with the exception."""
 
     def interrupting(self, partition: Partition) -> None:
-        """Count the unfinished messages of a partition for its next drain; the caller abandons one of them after it."""
+        """Count the unfinished messages of a partition for its next drain.
+
+        The caller then abandons one of these messages.
+        """
 
     def stop_because(self, error: BaseException, *, message: Message | None = None) -> None:
         """Drain and stop the run; the consumer then raises the first ``error`` that was passed.
@@ -55,13 +58,13 @@ class RunContext(Protocol):
         """
 
     def enter(self, event: SourceEvent) -> None:
-        """Process an event of the source that was put aside."""
+        """Process a deferred event of the source."""
 
     def overdue(self, partition: Partition) -> bool:
         """Lose a partition if its lease has expired, and return whether the lease has expired. Idempotent."""
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Give up a lost partition. From this call on, no result of the partition counts. Idempotent."""
+        """Give up a lost partition. After this call, no result of the partition counts. Idempotent."""
 
     def floors_moved(self) -> None:
         """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
@@ -83,7 +86,7 @@ class Workers(Protocol):
         """Wake workers for the ready lanes. ``taking``: number of ready lanes that the caller takes itself."""
 
     def hold(self) -> None:
-        """Start no handler while the watch for freezes holds handlers back. Any thread may call this method."""
+        """Start no handler while the check for freezes forbids new handlers. Any thread may call this method."""
 
     def cancel(self, partition: Partition) -> None:
         """Cancel the handlers that run for a partition, if they can be cancelled."""

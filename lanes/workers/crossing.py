@@ -1,7 +1,7 @@
 """The bytes that a handler's process and the process of the consumer exchange: calls, messages, results and exceptions.
 
-Both processes run one program on one machine, so the bytes are pickles. Each side sends one frame at a time: 8 bytes of
-length, then the pickle.
+Both processes run one program on one machine, so the bytes are pickles. Each process sends one frame at a time: 8 bytes
+of length, and then the pickle.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _CHUNK: Final = 1 << 20
 
 
 class MainImport:
-    """Whether this process belongs to a handler, and now imports the main module of the consumer's program."""
+    """Return whether this is a handler's process that is importing the main module of the consumer's program."""
 
     running = False
 
 
 def refuse_in_main_import() -> None:
-    """Raise ``ConfigError`` if a process of a handler would start the consumer again by its import."""
+    """Raise ``ConfigError`` if the import by a handler's process would start the consumer again."""
     if MainImport.running:
         raise ConfigError(
             "the consumer starts while a process of its handler imports the main module: start it under "
@@ -61,7 +61,7 @@ class HandlerTraceback(Exception):
 
 
 class Closed(Exception):
-    """The other side has closed the connection, or its process has ended."""
+    """Error: the other process has closed the connection or ended."""
 
 
 def send(connection: socket.socket, frame: bytes, until: float | None = None) -> None:
@@ -133,7 +133,7 @@ def _left(until: float | None) -> float | None:
 
 
 class _Content(NamedTuple):
-    """The raw message of a message that has crossed."""
+    """The raw message of a message in the handler's process."""
 
     value: bytes
     headers: Sequence[tuple[str, bytes]]
@@ -222,7 +222,7 @@ def pack_outcomes(outcomes: Sequence[BaseException | type[Skipped] | None]) -> b
 
 
 class Skipped:
-    """Stands for a message of a batch that was not handled, because a message before it cannot be read."""
+    """Result for an unhandled message of a batch, because an earlier message cannot be read."""
 
 
 def result_of(frame: bytes) -> list[BaseException | type[Skipped] | None] | None:
@@ -236,7 +236,7 @@ def result_of(frame: bytes) -> list[BaseException | type[Skipped] | None] | None
 
 
 class _Raised(NamedTuple):
-    """An exception that crosses: its pickle, the error in its place if this process cannot read it, its traceback."""
+    """An exception for the other process: its pickle and traceback, and a substitute error for an unreadable pickle."""
 
     pickled: bytes | None
     substitute: BaseException
@@ -269,7 +269,7 @@ class _Raised(NamedTuple):
 
 
 def _substitute(error: BaseException, why: str) -> BaseException:
-    """Return the error in place of one that cannot cross, with the same effect on its message."""
+    """Return a substitute for an error that cannot be pickled, with the same effect on its message."""
     text = (
         f"the handler raised {error_type(error)} ({error_text(error)}), which cannot be sent to the process of the "
         f"consumer ({why}): raise an exception of an importable class whose __init__ takes its args"

@@ -1,15 +1,15 @@
-"""The watch for freezes: spans in which no thread of this process ran.
+"""The check for freezes, which are spans in which no thread of this process ran.
 
-The broker of some sources takes the partitions of a silent process away. The thread of a client sends heartbeats while
-a handler holds the event loop, but not while the whole process is frozen. SIGSTOP, ``docker pause`` and a suspended
-machine freeze a process. A process that wakes from a freeze finds its messages as it left them, and would start their
-handlers although another process may own the partitions. After a long freeze the workers therefore start no handler
-until the source has confirmed the partitions.
+Some brokers take partitions away from a silent process. The thread of a client sends heartbeats while a handler blocks
+the event loop, but not while the process is frozen. SIGSTOP, ``docker pause`` and a suspended machine freeze a process.
+After a freeze the process still has its messages, and would start their handlers although another process may own the
+partitions. After a long freeze the workers therefore start no handler until the source has confirmed the partitions.
 
-The watch compares the time at each ``look`` with the time of the last one. The thread that watches the event loop looks
-every ``PULSE`` seconds, so a longer time between two looks is a freeze. A slow handler and a long drain are no freezes.
-The thread may wake later than the workers, so the workers look too, before they start a handler. A woken worker looks
-with the time that it reads anyway. ``StartLooks`` bounds the number of the other looks by time.
+The check compares the time of each ``look`` with the time of the last ``look``. The thread that watches the event loop
+calls ``look`` every ``PULSE`` seconds, so a longer time between two calls is a freeze. A slow handler and a long drain
+are no freezes. The thread may wake later than the workers, so the workers also call ``look`` before they start a
+handler. A woken worker passes the wake-up time, which it has read already, to ``look``. ``StartLooks`` bounds the rate
+of the other calls.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _STRIDE: Final = 16
 
 
 class FreezeWatch:
-    """The watch of one run.
+    """The check for freezes of one run.
 
     Args:
         clock: Clock of the run.
         limit: Returns the seconds of a freeze after which the broker may have taken the partitions away. Any thread
             may call the function.
-        noticed: Called after each freeze above the limit, by the thread that has noticed the freeze.
+        noticed: Called after each freeze above the limit, by the thread that has detected the freeze.
 
     Attributes:
         held: Whether no handler may start.
-        number: Number of noticed freezes.
-        seconds: Length of the last noticed freeze.
+        number: Number of detected freezes.
+        seconds: Length of the last detected freeze, in seconds.
     """
 
     def __init__(self, clock: Clock, limit: Callable[[], float], noticed: Callable[[], None]) -> None:
@@ -62,10 +62,10 @@ class FreezeWatch:
         self._opened = anyio.Event()
 
     def look(self, now: float) -> bool:
-        """Look for a freeze since the last look. Any thread may call this method.
+        """Check for a freeze since the last call. Any thread may call this method.
 
         Args:
-            now: The time of the clock, read by the caller just now.
+            now: The current time of the clock.
 
         Returns:
             Whether no handler may start.
@@ -82,7 +82,9 @@ class FreezeWatch:
         return self.held
 
     def open(self, number: int, now: float) -> bool:
-        """Let handlers start, if no freeze was noticed after freeze ``number``. Return whether they may start.
+        """Let handlers start, if freeze ``number`` is still the last detected freeze.
+
+        Return whether handlers may start.
 
         Must be called on the event loop.
         """
@@ -103,17 +105,17 @@ class FreezeWatch:
 
 
 class StartLooks:
-    """Decides which starts of handlers look for a freeze, so that the clock is not read for each message.
+    """Decides which starts of handlers check for a freeze, to avoid a read of the clock for each message.
 
-    A woken worker looks with the time of its wake-up. Other starts look themselves, because the process may have been
-    frozen since the last look: each of them up to 5,000 a second, and one in 16 above this rate.
+    A woken worker checks with the time of its wake-up. Other starts check too, because the process may have been frozen
+    since the last check. Up to 5,000 starts a second, each start checks; above this rate, one start in 16.
 
     Args:
         watch: The watch.
         clock: Clock of the run.
 
     Attributes:
-        until: Number of starts until the next look. The worker counts this number down, and calls ``look`` at 0.
+        until: Number of starts until the next check. The worker counts this number down, and calls ``look`` at 0.
     """
 
     def __init__(self, watch: FreezeWatch, clock: Clock) -> None:
@@ -124,16 +126,16 @@ class StartLooks:
         self.until = 1
 
     def woken(self, now: float) -> bool:
-        """Look for a freeze with the time of a wake-up, and return whether the handler must wait.
+        """Check for a freeze with the time of a wake-up, and return whether the handler must wait.
 
-        The next start needs no look, so the worker must start its handler before it suspends.
+        The next start makes no check, so the worker must start its handler before it suspends.
         """
         held = self._watch.look(now)
         self.until = max(self.until, 2)
         return held
 
     def look(self) -> bool:
-        """Look for a freeze, and return whether the handler must wait."""
+        """Check for a freeze, and return whether the handler must wait."""
         now = self._clock()
         if now - self._since >= _PERIOD:
             self._since, self._looks = now, 0

@@ -1,17 +1,17 @@
-"""The watch over the event loop of a run, by a thread that asks the loop for a turn up to ten times a second.
+"""The check for calls that block the event loop of a run. A thread asks the loop for a turn up to ten times a second.
 
-A loop that waits for events is not asked, because the question would only wake it. Only the frames of asyncio's own
-loop and of trio show that a loop waits.
+The thread does not ask a loop that waits for events, because the request would only wake the loop. Only the frames of
+asyncio's own loop and of trio show that a loop waits.
 
-A handler holds the loop if it blocks, for example in ``time.sleep`` or in a client without asyncio. Meanwhile nothing
-else on the loop runs: no other handler, no settlement, no renewal of a lease. The thread notices a missing turn, finds
-the handler in the stack of the loop's thread, and names the handler in the log.
+A handler holds the loop while it blocks, for example in ``time.sleep`` or in a client without asyncio. During a hold,
+the loop runs no other handler, no settlement and no renewal of a lease. The thread detects a missing turn, finds the
+handler in the stack of the loop's thread, and names the handler in the log.
 
-A C function that keeps the interpreter's lock stops the thread too. The thread runs again in the moment when the
-function returns, finds its caller in the stack, and names the caller afterwards. A freeze of the process stops the
-thread as well, but then the loop's thread has used no processor, so no function is reported. Many short calls can keep
-the lock from the thread too, because CPython does not hand the lock to the thread that waits longest. Then the workers
-have told of turns of the loop meanwhile, and no function is reported either.
+A C function that keeps the interpreter's lock stops the thread too. When the function returns, the thread runs again,
+finds the function's caller in the stack, and names the caller in the log. A freeze of the process also stops the
+thread. The loop's thread then has used no processor, so the thread reports no function. Many short calls can keep the
+lock from the thread too, because CPython does not hand the lock to the thread that waits longest. The workers then have
+reported turns of the loop, so the thread reports no function.
 """
 
 from __future__ import annotations
@@ -116,13 +116,13 @@ class LoopWatch:
     Args:
         name: Name of the source in log lines.
         handler: Name of the handler.
-        remedy: Text for the log that tells what to do about a handler that holds the loop.
+        remedy: Remedy for a handler that holds the loop, for the log.
         clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
         lost: Called by the thread with the seconds of each hold.
         pulse: Called by the thread with the time, at least every ``PULSE`` seconds; None = not called.
 
     Attributes:
-        seconds: Seconds for which the loop was held since the start, in pieces of 0.1 s or longer.
+        seconds: Sum of the seconds since the start for which calls of at least 0.1 s held the loop.
     """
 
     def __init__(
@@ -208,13 +208,13 @@ class LoopWatch:
             self._thread.join(_JOINED_WITHIN)
 
     def turned(self, now: float) -> None:
-        """Note that the loop has a turn now, or had one since the last call."""
+        """Record that the loop has a turn now, or had a turn since the last call."""
         if now - self._turned > self._longest:
             self._longest = now - self._turned
         self._turned = now
 
     def rest(self, now: float) -> float:
-        """Return the seconds that the workers have to leave to the loop now; 0 = one turn of the loop is enough."""
+        """Return the seconds for which the workers must pause for the loop now; 0 = one turn of the loop is enough."""
         self.turned(now)
         since = self._since
         return min(_REST_LIMIT, (now - since) * _REST_SHARE) if since else 0.0
@@ -268,7 +268,7 @@ class LoopWatch:
             )
 
     def _waits(self, event: threading.Event, within: float) -> bool:
-        """Wait for an event, and find out why this thread could not run meanwhile."""
+        """Wait for an event, and determine why this thread could not run during the wait."""
         before, computed = self._clock(), self._computed()
         found, now = False, before
         self._turned, self._longest = before, 0.0
@@ -332,7 +332,7 @@ class LoopWatch:
             self._untold_seconds += seconds
 
     def _report_locked(self) -> None:
-        """Report a hold in which no thread could run, once."""
+        """Report a hold in which no thread could run once."""
         holder, seconds = self._locked_by, self._locked
         if holder is None:
             return
@@ -360,7 +360,7 @@ class LoopWatch:
         self._lost(seconds)
 
     def _tell(self, holder: _Holder, seconds: float) -> bool:
-        """Log that a hold goes on, unless the last line is too new, and return whether a line was logged."""
+        """Log that a hold continues, unless the last line is too new, and return whether a line was logged."""
         before = self._time_for_a_line()
         if before is None:
             return False
@@ -375,7 +375,7 @@ class LoopWatch:
         return True
 
     def _time_for_a_line(self) -> str | None:
-        """Return the end of a line, about the holds without a line; None = the last line is too new for another."""
+        """Return the last part of a line, which counts the unlogged holds; None = the last line is too new."""
         now = self._clock()
         if now < self._warn_at:
             return None
@@ -392,7 +392,7 @@ class LoopWatch:
         return self._remedy if in_handler else "await the slow call, or run it in a thread"
 
     def _holder(self) -> _Holder | None:
-        """Find the function that holds the loop; None = another consumer reports its handler, or the loop is idle."""
+        """Find the function that holds the loop; None = another consumer reports the function, or the loop is idle."""
         frame = sys._current_frames().get(self._loop_thread)
         innermost = frame
         inside: FrameType | None = None

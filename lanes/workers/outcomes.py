@@ -59,7 +59,7 @@ _PAIRS: Final = "message.headers is a list of pairs of name and bytes; read dict
 
 
 class OwnershipInDoubt(BaseException):
-    """The result of a handler that was not called: its lease had expired, or a freeze put the ownership in doubt."""
+    """The result for an uncalled handler, because its lease had expired or a freeze made the ownership uncertain."""
 
 
 def counts(error: BaseException) -> bool:
@@ -75,8 +75,8 @@ def counts(error: BaseException) -> bool:
 def failure(error: Exception) -> Failure:
     """Return the outcome of a handler that raised an exception for which ``counts`` is True.
 
-    In a group, such as of an ``asyncio.TaskGroup``, one ``Term`` or ``MessageError`` gives the message up. Otherwise
-    the longest delay of a ``Nak`` holds.
+    One ``Term`` or ``MessageError`` in an exception group, such as of an ``asyncio.TaskGroup``, gives the message up.
+    Otherwise the longest delay of a ``Nak`` in the group applies.
     """
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)
@@ -91,7 +91,9 @@ _Lane = tuple[Partition, LaneId]
 
 
 def readable(batch: Sequence[Message], decode: Decode | None) -> tuple[list[Message], dict[Message, Outcome]]:
-    """Divide a batch into readable messages and the outcomes of the others. An unreadable message stops its lane.
+    """Divide a batch into readable messages and the outcomes of the unreadable messages.
+
+    An unreadable message stops its lane.
 
     Args:
         batch: Messages of one call.
@@ -150,7 +152,7 @@ def explain(error: BaseException, *, batch: bool = False) -> None:
 
     Args:
         error: The exception.
-        batch: Whether the handler gets lists of messages.
+        batch: Whether the handler receives lists of messages.
     """
     remedy = ""
     if isinstance(error, AttributeError):
@@ -200,7 +202,10 @@ def stopping(error: BaseException, message: Message) -> BaseException:
 
 
 class OutcomeReporter:
-    """The reporter of ended handlers, for all kinds of workers, to history, engine and telemetry in this order."""
+    """The reporter of ended handlers for all kinds of workers.
+
+    A report reaches history, engine and telemetry, in this order.
+    """
 
     def __init__(self, context: RunContext) -> None:
         self._engine = context.engine
@@ -211,7 +216,7 @@ class OutcomeReporter:
     def give_back(self, messages: Sequence[Message]) -> None:
         """Return taken messages whose lease has expired, and call no handler.
 
-        The run then loses each partition whose lease was not renewed meanwhile.
+        The run then loses each partition whose lease is still expired.
         """
         # Every message is returned before the loss, or it would count as a handler that still runs.
         for message in messages:
@@ -221,7 +226,7 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Return a message whose ownership came into doubt after its ``started`` row. The handler is not called."""
+        """Return a message whose ownership became uncertain after its ``started`` row. The call starts no handler."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 

@@ -1,7 +1,7 @@
-"""Async handlers that go on although their ``timeout`` has cancelled them: the rate of cancellations, and a log line.
+"""Async handlers that continue after their cancellation by ``timeout``: the rate of cancellations, and a log line.
 
-asyncio and trio cancel such a handler again at every await, as long as its scope is cancelled. A handler that swallows
-its cancellation in a loop would then use a whole processor. Each handler therefore runs in a second scope within the
+asyncio and trio cancel such a handler again at every await while its scope is cancelled. A handler that swallows its
+cancellation in a loop would then use a whole processor. Each handler therefore runs in a second scope within the
 cancelled scope. After ``BURST`` the shield of this scope lets one cancellation through every ``AGAIN`` seconds.
 """
 
@@ -30,7 +30,7 @@ AGAIN: Final = 0.1
 
 
 def cancel_once(gate: anyio.CancelScope) -> None:
-    """Deliver one cancellation into a scope whose parent is cancelled, and shield the scope from further ones.
+    """Deliver one cancellation into a scope whose parent is cancelled, and shield the scope from further cancellations.
 
     Args:
         gate: The scope in which the handler runs. A running handler does not notice the call before its next await.

@@ -38,8 +38,8 @@ Result = TypeVar("Result")
 class _Thread(Generic[Call]):
     """One thread.
 
-    ``now`` is the current call with its start in seconds, and None while the thread is idle. Only the thread writes
-    ``now``. ``reported`` is the call that the log has reported, with its start.
+    ``now`` is the current call with its start in seconds; None = the thread is idle. Only the thread writes ``now``.
+    ``reported`` is the call that the log has reported, with its start.
     """
 
     __slots__ = ("ended", "now", "reported", "thread")
@@ -148,7 +148,7 @@ class Pool(Generic[Call, Result]):
         return [self._message_of(one[0]) for one in running if one is not None and now - one[1] >= timeout]
 
     async def watch(self, timeout: float) -> None:
-        """Report each call once that runs for ``timeout`` seconds, until cancelled."""
+        """Until cancelled, report each call that runs for ``timeout`` seconds once."""
         while True:
             now = self._clock()
             due = now + timeout
@@ -167,12 +167,12 @@ class Pool(Generic[Call, Result]):
     async def run(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
         """Call ``turn`` after calls have ended, and after ``wake``, until cancelled.
 
-        After the cancellation no call begins. Running calls whose results count get a grace to end. After the grace,
-        the remaining calls are abandoned.
+        After the cancellation no call begins. The method waits a grace for running calls whose results count. After the
+        grace, the remaining calls are abandoned.
 
         Args:
             turn: Function that reads the results.
-            grace: Seconds that running calls get to end.
+            grace: Seconds for running calls to end.
             counts: Function that returns whether the result of a call still counts.
         """
         try:
@@ -196,7 +196,7 @@ class Pool(Generic[Call, Result]):
         self._waking = False
 
     def _end(self) -> None:
-        """Make each thread end as soon as it has no call."""
+        """Make each thread end when it has no call."""
         self.ending = True
         for _ in self._threads:
             self._queue.put(None)

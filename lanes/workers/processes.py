@@ -1,7 +1,7 @@
 """The long-lived processes of a plain handler, and the calls into them from the threads of the workers.
 
-A call belongs to one process from its start to its end, and a process has at most one call. So the end of a process
-fails this call alone, and a call ends at once when its process is killed.
+A call belongs to one process from its start to its end, and a process has at most one call. The end of a process
+therefore fails only this call, and a call ends at once when its process is killed.
 
 Each process has a thread that starts it, waits for its end and starts its successor. A process ends when its
 connection closes, and the kernel kills it when the process of the consumer ends.
@@ -67,13 +67,14 @@ _REAPED_WITHIN: Final = 5.0
 
 
 class Killed(BaseException):
-    """The result of a call whose process was killed by ``cancel`` or ``end``, or that got no process."""
+    """The result of a call without a process, or whose process was killed by ``cancel`` or ``end``."""
 
 
 class _Process:
     """One process, and the connection to it. ``ended`` is set when the system has reported its end.
 
-    ``life`` is the end of a pipe. Each process has its own pipe, because the kernel signals one process for a pipe.
+    ``life`` is the end of a pipe. Each process has a separate pipe, because the kernel signals only one process for a
+    pipe.
     """
 
     def __init__(self, number: int, process: subprocess.Popen[bytes], connection: socket.socket, life: int) -> None:
@@ -85,12 +86,12 @@ class _Process:
         self.reason = ""
 
     def kill(self, reason: str) -> None:
-        """Kill the process. Does not block. Idempotent. ``reason``: why, for the log."""
+        """Kill the process. Does not block. Idempotent. ``reason``: reason for the log."""
         self.reason = self.reason or reason
         self.process.kill()
 
     def leave(self) -> None:
-        """Let the process end after its call. Does not block. Idempotent."""
+        """Make the process end after its call. Does not block. Idempotent."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -194,11 +195,11 @@ class ProcessPool:
         handler: Plain function of one message, or of a list of messages.
         decode: Function for ``Message.data``, which runs in the processes.
         set_up: Function that each process calls once before its first message; None = no function.
-        batch: Whether the handler gets lists.
+        batch: Whether the handler receives lists.
         count: Number of processes.
         timeout: Seconds after which the process of a call is killed. ``None`` = never.
         grace: Seconds in which idle processes may end at the end of the run.
-        traced: Whether the trace context of the current span crosses.
+        traced: Whether the pool passes the trace context of the current span to the process.
         refuse: Function that is called on the event loop with the error that keeps a process from starting.
 
     Attributes:
@@ -267,7 +268,10 @@ class ProcessPool:
             self._cancel(lambda call: any(message.partition is partition for message in call.messages))
 
     def end(self) -> None:
-        """Begin no call any more, kill the processes that have a call, and let the others end. Does not block."""
+        """Begin no further call, kill the processes that have a call, and let the idle processes end.
+
+        Does not block.
+        """
         with self._changed:
             self._ending = True
             self._cancel(lambda call: True)
@@ -285,7 +289,7 @@ class ProcessPool:
                 process.kill("the run ends")
 
     async def close(self) -> None:
-        """Wait for the end of all processes after ``end``, and kill those that have not ended after the grace."""
+        """Wait for the end of all processes after ``end``. Kill each process that has not ended after the grace."""
         with anyio.move_on_after(self._grace):
             await self._until_ended()
         self.kill()
@@ -311,7 +315,7 @@ class ProcessPool:
     def take(self, messages: Sequence[Message]) -> ProcessCall:
         """Wait for a process, and begin a call in it. Blocks.
 
-        Raises ``Killed`` if the call is cancelled meanwhile, or the error that keeps the processes from starting.
+        Raises ``Killed`` if the call is cancelled during the wait, or the error that keeps the processes from starting.
         """
         call = ProcessCall(self, messages)
         with self._changed:
@@ -348,7 +352,7 @@ class ProcessPool:
     # --- in the thread of one process
 
     def _keep(self, number: int) -> None:
-        """Start a process again and again, until the pool ends or the process cannot start."""
+        """Start a process and each successor, until the pool ends or a process cannot start."""
         unready = 0
         try:
             while not self._is_ending():
@@ -395,7 +399,7 @@ class ProcessPool:
         return self._ending
 
     def _leave(self) -> None:
-        """Record that a thread no longer keeps a process. The last such thread wakes the loop."""
+        """Record that a thread no longer manages a process. The last such thread wakes the loop."""
         with self._changed:
             self._keeping -= 1
             if self._keeping:
@@ -415,7 +419,7 @@ class ProcessPool:
         return process
 
     def _make_ready(self, process: _Process) -> bool:
-        """Wait until a process has imported the handler. Stop the consumer if the process cannot do so."""
+        """Wait until a process has imported the handler. Stop the consumer if the import fails."""
         try:
             send(process.connection, self._first_frame)
             answer = receive(process.connection)
@@ -436,7 +440,7 @@ class ProcessPool:
         return True
 
     def _stop(self, error: BaseException) -> None:
-        """Stop the consumer because there are no processes. All waiting calls are cancelled."""
+        """Stop the consumer because no process can start. The method cancels all waiting calls."""
         with self._changed:
             if self._ending:
                 return
@@ -461,7 +465,7 @@ async def run_threads(
         pool: The threads.
         processes: The processes into which the threads call; None = no processes.
         turn: Function that reads the results.
-        grace: Seconds that running calls get to end.
+        grace: Seconds for running calls to end.
         result_counts: Function that returns whether the result of a call still counts.
     """
     if processes is None:

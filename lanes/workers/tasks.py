@@ -1,15 +1,16 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle
-worker sleeps on a doorbell and is woken only for a ready lane. ``WakeLimit`` decides how many workers are woken in one
-turn of the loop. The task of a worker starts when the worker is woken for the first time.
+A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker sleeps
+on a doorbell and is woken only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one turn of the
+loop. The task of a worker starts when the worker is woken for the first time.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
-message, so heartbeats and settlements continue. A handler that has suspended has yielded already. If a handler held
-the loop for 0.1 s or longer, all workers rest for a moment, so that the answers of the broker can arrive.
+message, so heartbeats and settlements continue. A handler that suspends also yields to the event loop. If a handler
+held the loop for 0.1 s or longer, all workers pause briefly, so that the answers of the broker can arrive.
 
 With a ``History``, every worker yields at least once before each handler. The first worker to resume writes the
-``started`` rows of all workers by one ``write``. So no handler is called before its row is in the file or was given up.
+``started`` rows of all workers by one ``write``. A handler is therefore called only after its row is in the file or was
+given up.
 """
 
 from __future__ import annotations
@@ -131,11 +132,11 @@ class TaskWorkers:
                 self._begin()
 
     def hold(self) -> None:
-        """Start no handler while the watch for freezes holds handlers back. Any thread may call this method."""
+        """Start no handler while the check for freezes forbids new handlers. Any thread may call this method."""
         self._yielding = True
 
     def cancel(self, partition: Partition) -> None:
-        """Cancel the handlers that run for a partition, and no others."""
+        """Cancel only the handlers that run for a partition."""
         for worker in self._workers:
             if worker.message is not None and worker.message.partition is partition:
                 worker.cancelled = True
@@ -143,7 +144,7 @@ class TaskWorkers:
                 worker.scope.cancel()
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
-        """Always empty: a handler that runs too long is cancelled."""
+        """Return no message, because the workers cancel a handler that runs too long."""
         return []
 
     def on_the_loop(self) -> list[Message]:
@@ -183,7 +184,7 @@ class TaskWorkers:
             await anyio.sleep(max(0.001, due - now))
 
     def _cancel_again(self, now: float) -> float:
-        """Cancel each handler once more that goes on after its cancellation. Return the time of the next call."""
+        """Cancel each handler that continues after its cancellation once more. Return the time of the next call."""
         due = NEVER
         for worker in self._workers:
             if worker.again_at == NEVER or worker.message is None:
@@ -195,7 +196,7 @@ class TaskWorkers:
         return due
 
     def _report_ignored(self, now: float, timeout: float) -> float:
-        """Report each handler once that goes on after its cancellation. Return the time of the next report."""
+        """Report each handler that continues after its cancellation once. Return the time of the next report."""
         due = NEVER
         for worker in self._workers:
             if not worker.timed_out or worker.message is None:
@@ -359,7 +360,7 @@ class TaskWorkers:
         return True
 
     async def _yield_to_loop(self) -> None:
-        """Give the loop a turn, or a rest after a handler that has held the loop for long."""
+        """Give the loop a turn, or a pause after a handler that has held the loop for long."""
         before, freezes = self._round, self._freezes
         if freezes is not None and freezes.held:
             await freezes.wait()

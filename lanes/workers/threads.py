@@ -3,11 +3,11 @@
 A task of the loop takes all ready messages that may run, and queues them in the pool. Threads call the handler. The
 task reports all results and takes the next messages. Only the loop calls the engine.
 
-A handler that has begun keeps its lane and its thread until it ends. A queued message is taken back when the handlers
-of its partition are cancelled.
+A handler that has begun keeps its lane and its thread until it ends. The cancellation of a partition's handlers takes
+queued messages of the partition back.
 
-With a history, one ``write`` stores the ``started`` rows of all messages that are queued together, before they are
-queued.
+With a history, one ``write`` stores the ``started`` rows of all messages that a task queues together, before it queues
+them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lanes.workers.processes import Killed, ProcessPool, run_threads
 
 
 class _NotRun(BaseException):
-    """The result of a handler that was not called, because the run was ending."""
+    """The result for a handler that was not called because the run was ending."""
 
 
 _Result = tuple[Message, BaseException | None, Handling | None]
@@ -45,7 +45,7 @@ class ThreadWorkers:
         context: The run.
         handler: Plain function of one message.
         timeout: Seconds after which a running handler is reported once in the log. ``None`` = never.
-        grace: Seconds that running handlers get to end when the task group is cancelled.
+        grace: Seconds for running handlers to end when the task group is cancelled.
         processes: The processes that call the handler, for ``handler=None``. ``None`` = the threads call the handler.
     """
 
@@ -102,10 +102,13 @@ class ThreadWorkers:
             self._pool.wake()
 
     def hold(self) -> None:
-        """Do nothing: each thread looks for a freeze before it calls the handler."""
+        """Do nothing, because each thread checks for a freeze before it calls the handler."""
 
     def cancel(self, partition: Partition) -> None:
-        """Take back the queued messages of a partition. Handlers in threads continue, and processes are killed."""
+        """Take back the queued messages of a partition.
+
+        Handlers in threads continue, and the call kills handler processes of the partition.
+        """
         if self._pool.ending:
             return
         taken_back = self._pool.take_back()
@@ -120,11 +123,11 @@ class ThreadWorkers:
         return [] if self._processes is not None else self._pool.stuck(now, timeout)
 
     def on_the_loop(self) -> list[Message]:
-        """Always empty: the run does not wait for a handler in a thread after its grace."""
+        """Return no message, because the run does not wait for a handler in a thread after its grace."""
         return []
 
     def message_in(self, frame: FrameType) -> Message | None:
-        """Always None: no handler runs on the event loop."""
+        """Return None, because no handler runs on the event loop."""
         return None
 
     def _turn(self) -> None:

@@ -1,10 +1,10 @@
 """Decides how many idle workers to wake at once; pure.
 
-A handler that suspends keeps its worker busy, so each ready lane needs a worker of its own. Handlers that never suspend
-run one after the other in the first woken worker, and every other woken worker finds nothing to do. So the limit
-follows the share of handlers that suspend. The share is an average with more weight for later handlers.
+A handler that suspends keeps its worker busy, so each ready lane needs a separate worker. Handlers that never suspend
+run in sequence in the first woken worker, and every other woken worker finds no work. The limit therefore follows the
+share of handlers that suspend. The share is an average with more weight for later handlers.
 
-All woken workers start their handlers in one turn of the event loop, and meanwhile the loop does nothing else. The
+All woken workers start their handlers in one turn of the event loop, which runs no other task during that turn. The
 limit therefore also follows the number of starts that fit into a time slice.
 """
 
