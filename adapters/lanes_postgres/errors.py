@@ -26,6 +26,8 @@ _REFUSED: Final = re.compile(
 _QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
+_SCHEME: Final = re.compile("([A-Za-z][A-Za-z0-9+.-]{0,30})://")
+
 _REMEDIES: Final[Mapping[str, str]] = {
     "25006": "connect to the primary (target_session_attrs=read-write), and not in a read-only transaction",
     "25P02": "an earlier statement of this transaction failed, so let its exception leave the transaction block",
@@ -57,6 +59,18 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
         # An error without a state is the client's own: the connection is lost, or the client was misused.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
     return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES or state == _IDLE_IN_TRANSACTION)
+
+
+def unreadable_address(where: str, address: str, error: psycopg.Error) -> ConfigError:
+    """Return the error for an address that the client cannot read, without what may be a password."""
+    scheme = _SCHEME.match(address)
+    if scheme is not None and scheme[1] not in ("postgresql", "postgres"):
+        fault = f"the scheme {scheme[1]}:// is none of PostgreSQL"
+    elif scheme is None and "=" not in address:
+        fault = "the address has no scheme"
+    else:
+        fault = _primary_message(error)
+    return ConfigError(f"{where}: {fault}; correct the connection string, such as postgresql://user@host/database")
 
 
 def not_connected(error: psycopg.Error, where: str) -> LanesError:

@@ -16,7 +16,7 @@ from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership import HeldLock
 from lanes_postgres.connecting import connect
-from lanes_postgres.errors import lanes_error
+from lanes_postgres.errors import lanes_error, unreadable_address
 
 WHERE: Final = "advisory locks"
 _OLDEST: Final = 140_000
@@ -110,7 +110,7 @@ class SessionMaker:
         try:
             given = conninfo_to_dict(dsn)
         except psycopg.Error as error:
-            raise ConfigError(f"dsn: {lanes_error(WHERE, error)}; correct the connection string") from None
+            raise unreadable_address("dsn", dsn, error) from None
         if not all(_is_port(port) for port in str(given.get("port", "")).split(",")):
             # Do not show the value, because it may be a part of the password.
             raise ConfigError("dsn: the port is no number from 1 to 65535; correct the connection string")

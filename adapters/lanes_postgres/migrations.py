@@ -107,7 +107,7 @@ def migrate(
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)
-    return alone(connection, _migrating(schema, migrations()), f"migrations of the schema {schema!r}")
+    return alone(connection, _migrating(schema, migrations()), f"migrations of the schema {schema!r}", "migrate")
 
 
 @overload
@@ -135,7 +135,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)
-    return alone(connection, _checking(schema, migrations()), f"version of the schema {schema!r}")
+    return alone(connection, _checking(schema, migrations()), f"version of the schema {schema!r}", "check_schema")
 
 
 def migrations() -> Sequence[Migration]:

@@ -107,7 +107,7 @@ class Positions:
         Returns:
             A context manager; asynchronous for an asynchronous connection.
         """
-        return block(connection, self._one(message), self._where)
+        return block(connection, self._one(message), self._where, "claim()")
 
     @overload
     def once_all(
@@ -131,7 +131,7 @@ class Positions:
         Returns:
             A context manager with the messages that must have their effect, in the given order.
         """
-        return block(connection, self._all(messages), self._where)
+        return block(connection, self._all(messages), self._where, "claim_all()")
 
     # --- inside a transaction of the caller
 
@@ -154,7 +154,7 @@ class Positions:
         Returns:
             Whether the message must have its effect; awaitable for an asynchronous connection.
         """
-        return inside(connection, self._one(message), self._where)
+        return inside(connection, self._one(message), self._where, "Positions.claim", "once()")
 
     @overload
     def claim_all(self, connection: AsyncConnection[Any], messages: Sequence[Message]) -> Awaitable[list[Message]]: ...
@@ -174,7 +174,7 @@ class Positions:
         Returns:
             The messages in the given order; awaitable for an asynchronous connection.
         """
-        return inside(connection, self._all(messages), self._where)
+        return inside(connection, self._all(messages), self._where, "Positions.claim_all", "once_all()")
 
     # --- for operators
 
@@ -215,7 +215,7 @@ class Positions:
         Returns:
             Number of deleted positions; awaitable for an asynchronous connection.
         """
-        return inside(connection, self._forgetting(topic, partition, below), self._where)
+        return inside(connection, self._forgetting(topic, partition, below), self._where, "Positions.forget")
 
     @overload
     def unfence(self, connection: AsyncConnection[Any], topic: str) -> Awaitable[int]: ...
@@ -236,7 +236,7 @@ class Positions:
         Returns:
             Number of positions that had an epoch; awaitable for an asynchronous connection.
         """
-        return inside(connection, self._unfencing(topic), self._where)
+        return inside(connection, self._unfencing(topic), self._where, "Positions.unfence")
 
     def _one(self, message: Message) -> Steps[bool]:
         if self._by == "partition":

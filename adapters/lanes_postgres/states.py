@@ -171,7 +171,7 @@ class PostgresStates:
             ConfigError: The connection is in no transaction, a key is invalid, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
-        return inside(connection, self._storing_in(change), self._where)
+        return inside(connection, self._storing_in(change), self._where, "PostgresStates.store_in")
 
     async def _perform(self, steps: Steps[Result]) -> Result:
         try:

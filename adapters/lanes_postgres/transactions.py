@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from types import TracebackType
 from typing import Any, Final, TypeAlias
@@ -21,32 +21,55 @@ Block: TypeAlias = AbstractAsyncContextManager[Result] | AbstractContextManager[
 _IDLE: Final = TransactionStatus.IDLE
 
 
-def inside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+def inside(
+    connection: Either, steps: Steps[Result], where: str, call: str, otherwise: str = ""
+) -> Awaitable[Result] | Result:
     """Perform the steps in the caller's transaction.
 
-    Raises ``ConfigError`` if the steps and the caller's statements would not be one transaction.
+    Args:
+        connection: The connection of the caller.
+        steps: The statements.
+        where: Subject of errors.
+        call: Name by which users call the method, such as ``Log.append``.
+        otherwise: Name of the method that makes a transaction itself; "" = there is none.
+
+    Returns:
+        The result of the steps; awaitable for an asynchronous connection.
+
+    Raises:
+        ConfigError: The steps and the caller's statements would not be one transaction.
     """
     if isinstance(connection, AsyncConnection):
-        return _inside_async(connection, steps, where)
+        return _named(_inside_async(connection, steps, where, call, otherwise), call)
     blocking = _blocking(connection)
-    _check_open(blocking, where)
+    _check_open(blocking, where, call, otherwise)
     return perform(blocking, steps, where)
 
 
-async def _inside_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    _check_open(connection, where)
+async def _inside_async(
+    connection: AsyncConnection[Any], steps: Steps[Result], where: str, call: str, otherwise: str
+) -> Result:
+    _check_open(connection, where, call, otherwise)
     return await perform_async(connection, steps, where)
 
 
-def block(connection: Either, steps: Steps[Result], where: str) -> Block[Result]:
+def _named(coroutine: Coroutine[Any, Any, Result], call: str) -> Coroutine[Any, Any, Result]:
+    """Give a coroutine the name of its call, which Python's warning about a missing ``await`` shows."""
+    setattr(coroutine, "__qualname__", call)  # noqa: B010 - the type of coroutines declares no name
+    return coroutine
+
+
+def block(connection: Either, steps: Steps[Result], where: str, otherwise: str) -> Block[Result]:
     """Return a separate transaction that begins with the steps and commits at the end of the block.
+
+    ``otherwise`` names the method for the caller's own transaction, for errors.
 
     Raises ``ConfigError`` for a connection in a transaction or a pipeline, and for a use as a condition. Raises
     ``ConfigError`` also if the transaction of the block failed or ended before the end of the block.
     """
     if isinstance(connection, AsyncConnection):
-        return _AsyncBlock(_block_async(connection, steps, where), where)
-    return _BlockingBlock(_block(_blocking(connection), steps, where), where)
+        return _AsyncBlock(_block_async(connection, steps, where, otherwise), where)
+    return _BlockingBlock(_block(_blocking(connection), steps, where, otherwise), where)
 
 
 class _AsyncBlock(AbstractAsyncContextManager[Result]):
@@ -93,10 +116,10 @@ class _BlockingBlock(AbstractContextManager[Result]):
         return self._block.__exit__(kind, error, traceback)
 
 
-def alone(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+def alone(connection: Either, steps: Steps[Result], where: str, call: str) -> Awaitable[Result] | Result:
     """Perform the steps in a separate transaction. Raises the errors of ``block``."""
     if isinstance(connection, AsyncConnection):
-        return alone_async(connection, steps, where)
+        return _named(alone_async(connection, steps, where), call)
     with _block(_blocking(connection), steps, where) as result:
         return result
 
@@ -107,22 +130,22 @@ async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], wh
         return result
 
 
-def outside(connection: Either, steps: Steps[Result], where: str) -> Awaitable[Result] | Result:
+def outside(connection: Either, steps: Steps[Result], where: str, call: str) -> Awaitable[Result] | Result:
     """Perform a single statement outside of any transaction of the caller.
 
     Raises ``ConfigError`` inside a transaction.
     """
     _check_outside(connection, where)
     if not connection.autocommit:
-        return alone(connection, steps, where)
+        return alone(connection, steps, where, call)
     if isinstance(connection, AsyncConnection):
-        return perform_async(connection, steps, where)
+        return _named(perform_async(connection, steps, where), call)
     return perform(_blocking(connection), steps, where)
 
 
 @contextmanager
-def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Iterator[Result]:
-    _check_idle(connection, where)
+def _block(connection: Connection[Any], steps: Steps[Result], where: str, otherwise: str = "") -> Iterator[Result]:
+    _check_idle(connection, where, otherwise)
     transaction = connection.transaction()
     try:
         transaction.__enter__()
@@ -142,8 +165,10 @@ def _block(connection: Connection[Any], steps: Steps[Result], where: str) -> Ite
 
 
 @asynccontextmanager
-async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> AsyncIterator[Result]:
-    _check_idle(connection, where)
+async def _block_async(
+    connection: AsyncConnection[Any], steps: Steps[Result], where: str, otherwise: str = ""
+) -> AsyncIterator[Result]:
+    _check_idle(connection, where, otherwise)
     transaction = connection.transaction()
     try:
         await transaction.__aenter__()
@@ -162,13 +187,13 @@ async def _block_async(connection: AsyncConnection[Any], steps: Steps[Result], w
             raise lanes_error(f"{where}, at the COMMIT", error) from error
 
 
-def _check_idle(connection: Either, where: str) -> None:
+def _check_idle(connection: Either, where: str, otherwise: str) -> None:
     # Other code would commit an existing transaction, later or never.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
         raise ConfigError(
-            f"{where}: the connection is in a transaction or a pipeline already ({status.name}); end it first, or call "
-            "claim() in your own transaction"
+            f"{where}: the connection is in a transaction or a pipeline already ({status.name}); end it first"
+            + (f", or call {otherwise} in your own transaction" if otherwise else "")
         )
 
 
@@ -181,13 +206,15 @@ def _check_outside(connection: Either, where: str) -> None:
         )
 
 
-def _check_open(connection: Either, where: str) -> None:
+def _check_open(connection: Either, where: str, call: str, otherwise: str) -> None:
     if _pipelined(connection):
         raise ConfigError(f"{where}: the connection is in a pipeline; leave the pipeline first")
     if connection.autocommit and TransactionStatus(connection.pgconn.transaction_status) == _IDLE:
+        block = "async with" if isinstance(connection, AsyncConnection) else "with"
         raise ConfigError(
-            f"{where}: the connection has autocommit and is in no transaction, so position and effect would be "
-            "committed separately; call it inside `with connection.transaction():`, or use once()"
+            f"{where}: the connection has autocommit and is in no transaction, so {call} would be committed apart from "
+            f"your own statements; call it inside `{block} connection.transaction():`"
+            + (f", or use {otherwise}" if otherwise else "")
         )
 
 

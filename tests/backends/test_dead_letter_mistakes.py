@@ -36,7 +36,12 @@ ID = "0" * 32
         (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "use them with --name NAME"),
         (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "use them with --name NAME"),
         (["list", "--name", "x" * 201], 3, "is no str of 1 to 200 characters"),
-        (["list", "--name", "b", "--dsn", "postgresql://me:canary%zz@host/x"], 3, "pass an address such as"),
+        (
+            ["list", "--name", "b", "--dsn", "postgresql://me:canary%zz@host/x"],
+            3,
+            "correct the connection string, such as",
+        ),
+        (["list", "--name", "b", "--dsn", "https://me:canary@host/x"], 3, "the scheme https:// is none of PostgreSQL"),
         (["list", "--subject", "b"], 64, "`lanes dead-letters list` needs --server ADDRESS of a NATS server"),
         (["list", "--subject", "b", "--server", "x", "-X", "a=b"], 64, "takes neither --config nor -X"),
         (["lst"], 64, "run `lanes dead-letters --help`"),

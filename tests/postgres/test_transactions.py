@@ -73,14 +73,19 @@ def waits(effects: Effects, connection: Connection) -> bool:
 def test_autocommit_without_a_transaction_is_refused(connection: Connection, effects: Effects) -> None:
     positions = Positions("books", schema=effects.schema)
     connection.autocommit = True
-    refusing: list[Callable[[], object]] = [
-        lambda: positions.claim(connection, message(1)),
-        lambda: positions.forget(connection, "orders"),
-        lambda: positions.unfence(connection, "orders"),
+    refusing: list[tuple[Callable[[], object], str, str]] = [
+        (lambda: positions.claim(connection, message(1)), "Positions.claim", ", or use once()"),
+        (lambda: positions.claim_all(connection, [message(1)]), "Positions.claim_all", ", or use once_all()"),
+        (lambda: positions.forget(connection, "orders"), "Positions.forget", ""),
+        (lambda: positions.unfence(connection, "orders"), "Positions.unfence", ""),
     ]
-    for refused in refusing:
-        with pytest.raises(ConfigError, match="has autocommit and is in no transaction"):
-            refused()
+    for call, name, otherwise in refusing:
+        with pytest.raises(ConfigError, match="has autocommit and is in no transaction") as refused:
+            call()
+        assert str(refused.value).endswith(
+            f"so {name} would be committed apart from your own statements; call it inside "
+            f"`with connection.transaction():`{otherwise}"
+        )
     with connection.transaction():
         assert positions.claim(connection, message(1))
     with positions.once(connection, message(1)) as fresh:
@@ -90,7 +95,7 @@ def test_autocommit_without_a_transaction_is_refused(connection: Connection, eff
 @pytest.mark.anyio
 async def test_asynchronous_autocommit_is_refused(aconnection: Any, effects: Effects) -> None:
     await aconnection.set_autocommit(True)
-    with pytest.raises(ConfigError, match="has autocommit"):
+    with pytest.raises(ConfigError, match=r"has autocommit.* `async with connection\.transaction\(\):`"):
         await Positions("books", schema=effects.schema).claim_all(aconnection, [message(1)])
 
 

@@ -220,7 +220,7 @@ class Log:
             ConfigError: The log exists with another number of partitions, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
-        return alone(connection, self._creating(), self._where())
+        return alone(connection, self._creating(), self._where(), "Log.create")
 
     @overload
     def append(self, connection: AsyncConnection[Any], messages: Iterable[Record]) -> Awaitable[None]: ...
@@ -248,7 +248,7 @@ class Log:
             SourceError: The database did not answer or refused a statement; retryable if a later transaction may
                 succeed.
         """
-        return inside(connection, self._appending(self._checked(messages)), self._where())
+        return inside(connection, self._appending(self._checked(messages)), self._where(), "Log.append")
 
     @overload
     def notify(self, connection: AsyncConnection[Any]) -> Awaitable[None]: ...
@@ -273,7 +273,7 @@ class Log:
             ConfigError: The connection is in a transaction, or a table or permission is missing.
             SourceError: The database did not answer or refused the statement; retryable if a later call may succeed.
         """
-        return outside(connection, self._notifying(), self._where())
+        return outside(connection, self._notifying(), self._where(), "Log.notify")
 
     def _notifying(self) -> Steps[None]:
         yield Statement(self._notify, ())

@@ -113,7 +113,7 @@ class RangeMap:
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         check_name("consumer", consumer, "name the process, such as 'b'")
-        return alone(connection, self._assigning(Assignment(Range(lo, hi), consumer)), self._where)
+        return alone(connection, self._assigning(Assignment(Range(lo, hi), consumer)), self._where, "RangeMap.assign")
 
     @overload
     def split(self, connection: AsyncConnection[Any], slot: int, consumer: str) -> Awaitable[bool]: ...
@@ -142,7 +142,7 @@ class RangeMap:
         """
         check_name("consumer", consumer, "name the process, such as 'b'")
         check_whole("slot", slot, 0)
-        return alone(connection, self._splitting(slot, consumer), self._where)
+        return alone(connection, self._splitting(slot, consumer), self._where, "RangeMap.split")
 
     @overload
     def ranges(self, connection: AsyncConnection[Any]) -> Awaitable[Sequence[Assignment]]: ...
@@ -165,7 +165,7 @@ class RangeMap:
             ConfigError: The log does not exist, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
-        return alone(connection, self._reading(), self._where)
+        return alone(connection, self._reading(), self._where, "RangeMap.ranges")
 
     @overload
     def history(self, connection: AsyncConnection[Any]) -> Awaitable[Sequence[RangeEvent]]: ...
@@ -188,7 +188,7 @@ class RangeMap:
             ConfigError: The log does not exist, or a table or permission is missing.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
-        return alone(connection, self._remembering(), self._where)
+        return alone(connection, self._remembering(), self._where, "RangeMap.history")
 
     @property
     def _where(self) -> str:

@@ -13,7 +13,7 @@ from psycopg.pq import TransactionStatus
 
 from lanes.errors import ConfigError
 from lanes_postgres.connecting import connect
-from lanes_postgres.errors import lanes_error
+from lanes_postgres.errors import unreadable_address
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
@@ -104,9 +104,7 @@ class Connections:
             try:
                 psycopg.conninfo.conninfo_to_dict(self._address)
             except psycopg.Error as error:
-                raise ConfigError(
-                    f"{lanes_error(self._name, error)}; pass an address such as postgresql://user@host/database"
-                ) from None
+                raise unreadable_address(self._name, self._address, error) from None
 
 
 def _is_idle(connection: AsyncConnection[Any]) -> bool:

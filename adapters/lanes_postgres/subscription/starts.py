@@ -40,7 +40,11 @@ def check_start(start: object) -> None:
     if isinstance(start, datetime):
         check_aware("start", start)
     elif start not in ("beginning", "next"):
-        raise ConfigError(f'start={shown_value(start)}: must be "beginning", "next" or a datetime with a time zone')
+        named = {"earliest": "beginning", "latest": "next"}.get(start if isinstance(start, str) else "")
+        meant = f' (did you mean "{named}"?)' if named else ""
+        raise ConfigError(
+            f'start={shown_value(start)}: must be "beginning", "next" or a datetime with a time zone{meant}'
+        )
 
 
 async def decide_starts(

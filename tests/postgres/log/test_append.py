@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -87,10 +88,33 @@ def test_a_missing_schema_names_migrate(postgres: PostgresServer, schema: str) -
         Log("orders", schema=schema).append(connection, [Record("1")])
 
 
+def test_a_missing_log_in_a_transaction_names_no_claim(logs: Logs) -> None:
+    with logs.connect() as connection:
+        connection.execute("SELECT 1")
+        with pytest.raises(ConfigError, match=r"in a transaction or a pipeline already \(INTRANS\); end it first$"):
+            Log("other", schema=logs.schema).create(connection)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["append", "create", "notify"])
+async def test_a_missing_await_names_the_call(logs: Logs, name: str) -> None:
+    async with await psycopg.AsyncConnection.connect(logs.url) as connection:
+        log = Log("orders", schema=logs.schema)
+        calls: dict[str, Callable[[], object]] = {
+            "append": lambda: log.append(connection, [Record("1")]),
+            "create": lambda: log.create(connection),
+            "notify": lambda: log.notify(connection),
+        }
+        with pytest.warns(RuntimeWarning, match=f"coroutine 'Log.{name}' was never awaited"):
+            calls[name]()
+
+
 def test_an_append_outside_a_transaction_is_refused(logs: Logs) -> None:
     with logs.connect(autocommit=True) as connection:
-        with pytest.raises(ConfigError, match="autocommit and is in no transaction"):
+        with pytest.raises(ConfigError, match=r"and is in no transaction, so Log\.append would be") as refused:
             logs.append(connection, "1")
+        # An append has no position, and no method with its own transaction.
+        assert str(refused.value).endswith("call it inside `with connection.transaction():`")
         with connection.transaction():
             logs.append(connection, "1")
     assert logs.values() == ["1"]

@@ -253,8 +253,10 @@ async def test_members_that_start_at_once_decide_one_start(four: Logs) -> None:
 async def test_a_naive_start_is_refused(logs: Logs) -> None:
     with pytest.raises(ConfigError, match="start"):
         member(logs, start=datetime(2026, 1, 1))  # noqa: DTZ001
-    with pytest.raises(ConfigError, match='"beginning", "next" or a datetime'):
+    with pytest.raises(ConfigError, match=r'"beginning", "next" or a datetime.* \(did you mean "next"\?\)$'):
         member(logs, start="latest")
+    with pytest.raises(ConfigError, match=r'"beginning", "next" or a datetime with a time zone$'):
+        member(logs, start="first")
 
 
 # --- members
