@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import PurePath
-from typing import Final, TypeVar, cast
+from typing import Final, ParamSpec, TypeVar, cast
 
 from lanes.errors import ConfigError, LanesError
 
@@ -24,6 +24,8 @@ _OPTIONS: Final[dict[str, list[str]]] = {}
 """The options of each class with ``names_unknown_options``, by the name of its constructor."""
 
 _Class = TypeVar("_Class")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def names_unknown_options(
@@ -46,23 +48,82 @@ def names_unknown_options(
     def decorate(cls: type[_Class]) -> type[_Class]:
         initialize = vars(cls)["__init__"]
         _, *parameters = inspect.signature(initialize).parameters.values()
-        known = _OPTIONS[caller] = [parameter.name for parameter in parameters]
+        _OPTIONS[caller] = [parameter.name for parameter in parameters]
 
         @functools.wraps(initialize)
         def checked(self: object, *values: object, **options: object) -> None:
-            for name in options:
-                if name not in known:
-                    raise refusal(str(unknown_name(caller, name, known)))
-            if (refused := _needs_names(caller, parameters, len(values))) is not None:
-                raise refusal(str(refused))
-            if (refused := _needs_more(caller, parameters, len(values), options, hints or {})) is not None:
-                raise refusal(str(refused))
+            if (refused := _refused_call(caller, parameters, len(values), options, hints or {})) is not None:
+                raise refusal(refused)
             initialize(self, *values, **options)
 
         setattr(cls, "__init__", checked)  # noqa: B010
         return cls
 
     return decorate
+
+
+def names_wrong_calls(
+    caller: str,
+    refusal: Callable[[str], Exception],
+    *,
+    method: bool = False,
+    homes: Mapping[str, str] | None = None,
+) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Let a function or a method name the right arguments for a wrong call, as ``names_unknown_options`` does.
+
+    Args:
+        caller: Name by which users call the function.
+        refusal: Function that makes the error from its text.
+        method: Whether the first parameter is the object of the method.
+        homes: Remedies for options that belong to another call, by the names of the options.
+
+    Returns:
+        The decorator of the function.
+    """
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        every = list(inspect.signature(function).parameters.values())[method:]
+        parameters = [each for each in every if each.kind is not each.POSITIONAL_ONLY]
+        unnamed = method + len(every) - len(parameters)
+
+        @functools.wraps(function)
+        def checked(*values: _P.args, **options: _P.kwargs) -> _T:
+            __tracebackhide__ = True  # pytest shows the wrong call, not this frame
+            try:
+                return function(*values, **options)
+            except TypeError:
+                # Python raises TypeError for each wrong call. A right call whose body raised it keeps its error.
+                given = max(len(values) - unnamed, 0)
+                refused = _refused_call(caller, parameters, given, options, {}, homes or {})
+                if refused is None:
+                    raise
+            raise refusal(refused)
+
+        return checked
+
+    return decorate
+
+
+def _refused_call(
+    caller: str,
+    parameters: Sequence[inspect.Parameter],
+    given: int,
+    options: Iterable[str],
+    hints: Mapping[str, str],
+    homes: Mapping[str, str] | None = None,
+) -> str | None:
+    """Return the text of the error for a wrong call, or None if the arguments fit the parameters.
+
+    ``given`` is the number of values without a name.
+    """
+    known = [parameter.name for parameter in parameters]
+    for name in options:
+        if name not in known:
+            if homes is not None and name in homes:
+                return f"{caller} has no option {name}=: {homes[name]}"
+            return str(unknown_name(caller, name, known))
+    refused = _needs_names(caller, parameters, given) or _needs_more(caller, parameters, given, options, hints)
+    return None if refused is None else str(refused)
 
 
 def check_one_of(name: str, value: object, known: tuple[object, ...]) -> None:

@@ -224,12 +224,14 @@ async def _tested(world: World, conditions: Conditions, loop: SimLoop) -> None:
         else:
             world.interrupt(cause)
     else:
-        published = len(world.broker.records)
-        if conditions.settles and published and not world.settles:
+        # Without any call, the messages of handlers count too.
+        published = world.unsettled if world.settles else len(world.broker.records)
+        if conditions.settles and published:
+            after = "after its last world.settled()" if world.settles else "and ended without world.settled()"
             world.interrupt(
                 ImpossiblePlan(
-                    f"the test published {published} messages and ended without world.settled(), so nothing waited for "
-                    "their handlers; write await world.settled() after the last produce() or publish()"
+                    f"the test published {published} messages {after}, so nothing waited for their handlers; write "
+                    "await world.settled() after the last produce() or publish()"
                 )
             )
     finally:

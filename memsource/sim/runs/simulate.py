@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, Protocol, cast, overload
 
+from lanes.arguments import names_wrong_calls
 from memsource.personality import PERSONALITIES, PersonalityName
 from memsource.sim.errors import ImpossiblePlan, SimulationError, SimulationFailed, cause_of, users_frames
 from memsource.sim.plans.faults import FaultBudget
@@ -114,6 +115,7 @@ def simulate(
 ) -> Callable[[Simulated], Simulation]: ...
 
 
+@names_wrong_calls("memsource.simulate", ImpossiblePlan)
 def simulate(
     test: Simulated | None = None,
     /,
@@ -157,7 +159,7 @@ def simulate(
 
     Raises:
         ImpossiblePlan: An argument is out of its range, or the test cannot be simulated. A call of the test also raises
-            this error if the test publishes messages and does not await ``World.settled``.
+            this error if the test publishes messages and does not await ``World.settled`` after them.
     """
     __tracebackhide__ = True  # pytest shows the refused argument, not this frame
 

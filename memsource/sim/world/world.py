@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Final, Literal
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import TaskGroup
 
-from lanes.arguments import kind_of
+from lanes.arguments import kind_of, names_wrong_calls
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
@@ -38,6 +39,13 @@ EPOCH: Final = 1_700_000_000.0
 
 TAIL: Final = 3_600.0
 """Default of ``World.settled``: virtual seconds within which all messages must be finished."""
+
+_OF_AN_APP: Final = {
+    each.name: f"write world.workers(count, App(handler=…, {each.name}=…))"
+    for each in fields(App)
+    if each.name != "handler"
+}
+"""Remedies for the options of an ``App`` that a test passes to ``World.workers``."""
 
 _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
@@ -62,6 +70,8 @@ class World:
         interrupted: Error that ended the run and is no finding; None = no error.
         progress: The finished messages.
         injection: The faults.
+        settles: Whether the test has called ``settled``.
+        unsettled: Number of messages that the test has published since its last call of ``settled``.
     """
 
     def __init__(
@@ -85,6 +95,7 @@ class World:
         self.progress = WorldProgress(broker)
         self.injection = Injection(plan.faults)
         self.settles = False
+        self.unsettled = 0
         self.interrupted: BaseException | None = None
         self._loop = loop
         self._tasks = tasks
@@ -101,6 +112,7 @@ class World:
 
     # --- for tests
 
+    @names_wrong_calls("world.produce", ImpossiblePlan, method=True)
     def produce(
         self,
         topic: str,
@@ -188,9 +200,11 @@ class World:
         # If a handler publishes a message, stopped faults do not happen again.
         if not self._settling and self._current() is None:
             self._faulty = True
+            self.unsettled += 1
         data = value.encode() if isinstance(value, str) else value
         return self.broker.publish(data, key=key, headers=tuple((headers or {}).items()), partition=partition)
 
+    @names_wrong_calls("world.workers", ImpossiblePlan, method=True, homes=_OF_AN_APP)
     def workers(
         self, count: int, app: App | Handler | None = None, *, make: Callable[[], App | Handler] | None = None
     ) -> list[Worker]:
@@ -237,6 +251,7 @@ class World:
             timeout: Maximum virtual seconds to wait for the faults, and again for the messages.
         """
         self.settles = self._settling = True
+        self.unsettled = 0
         try:
             await until(lambda: self.injection.over or self._caught_up(), timeout)
             self._calm()
@@ -269,6 +284,7 @@ class World:
         if worker is not None:
             await worker.reach()
 
+    @names_wrong_calls("world.check", ImpossiblePlan, method=True)
     def check(self, *, state: Callable[[], object] | None = None) -> None:
         """Record the user's final state, to compare it with the state of the run without faults. Does not block.
 

@@ -42,6 +42,80 @@ def simulated(body: Callable[[], object]) -> Simulation:
     return test
 
 
+def test_a_test_that_publishes_after_its_last_settled_is_refused() -> None:
+    @simulate(runs=2)
+    async def late(world: World) -> None:
+        world.workers(1, ignore)
+        await world.settled()
+        world.produce("orders", n=7)
+
+    with pytest.raises(
+        ImpossiblePlan, match=r"published 7 messages after its last world\.settled\(\), so nothing waited"
+    ):
+        late()
+
+
+def test_messages_that_a_handler_publishes_need_no_further_settled() -> None:
+    @simulate(runs=2)
+    async def forwards(world: World) -> None:
+        async def handle(message: Message) -> None:
+            if message.value == b"first":
+                world.publish("second", key="a")
+
+        world.workers(1, handle)
+        world.publish("first", key="a")
+        await world.settled()
+
+    forwards()
+
+
+async def ignore(message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda world: world.workers(2, ignore, settings=lanes.Settings()),
+            "world.workers has no option settings=: write world.workers(count, App(handler=…, settings=…))",
+        ),
+        (lambda world: world.workers(2, ignore, mak=ignore), "world.workers has no option mak=: did you mean make=?"),
+        (
+            lambda world: world.produce("orders", 20, 4),
+            "world.produce takes 2 argument(s) without a name, and the call has 3: write the names, such as keys=…",
+        ),
+        (lambda world: world.produce("orders"), "world.produce lacks n=: write world.produce(topic, n)"),
+        (
+            lambda world: world.check(lambda: 1),
+            "world.check takes no argument(s) without a name, and the call has 1: write the names, such as state=…",
+        ),
+    ],
+)
+def test_a_wrong_call_of_the_world_names_the_right_arguments(call: Callable[[Any], object], says: str) -> None:
+    @simulate(runs=2)
+    async def wrong(world: World) -> None:
+        call(world)
+
+    # The error is no finding, so no failing run is made small and shown.
+    with pytest.raises(ImpossiblePlan, match=f"^{re.escape(says)}$"):
+        wrong()
+
+
+def test_a_wrong_option_of_simulate_is_named() -> None:
+    made: Any = simulate
+    with pytest.raises(ImpossiblePlan, match=r"^memsource\.simulate has no option run=: did you mean runs=\?$"):
+        made(run=4)
+
+
+def test_a_type_error_of_a_payload_keeps_its_text() -> None:
+    @simulate(runs=2)
+    async def wrong(world: World) -> None:
+        world.produce("orders", 1, value=lambda number, key: key + "x")  # type: ignore[operator]
+
+    with pytest.raises(memsource.SimulationFailed, match="can't concat str to bytes"):
+        wrong()
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [
