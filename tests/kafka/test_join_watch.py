@@ -41,9 +41,9 @@ def test_a_wait_for_a_dead_member_is_a_warning_after_seconds_and_then_each_minut
     assert record.levelno == logging.WARNING
     assert record.getMessage() == (
         "kafka g: the group has assigned no partition for 5 s, so no message is handled. Perhaps it waits for a member "
-        "that ended without leaving, for example by kill -9: at most 45 s from the end of that member "
-        "(session.timeout.ms). A member that drains delays it too, at most for its max.poll.interval.ms. Wait; a "
-        "restart does not shorten it"
+        "that ended without leaving, for example by kill -9: at most 45 s from the end of that member, if it "
+        "has the session.timeout.ms of this process. A member that drains delays it too, at most for its "
+        "max.poll.interval.ms. Wait; a restart does not shorten it"
     )
     clock.now += WARN_EVERY
     watch.look(SESSION, outage=False)
@@ -52,6 +52,40 @@ def test_a_wait_for_a_dead_member_is_a_warning_after_seconds_and_then_each_minut
     clock.now += WARN_EVERY
     watch.look(SESSION, outage=False)
     assert (watch.waits, len(log.messages)) == (False, 2)
+
+
+def test_a_member_without_partitions_says_that_a_rebalance_takes_long(log: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    watch = JoinWatch("kafka g", clock, tells_nothing=False)
+    watch.joins()
+    watch.answered()
+    clock.now += 600.0
+    watch.rebalances()
+    clock.now += WARN_AFTER - 0.1
+    watch.rebalances()
+    watch.look(SESSION, outage=False)
+    assert log.messages == []
+    clock.now += 0.1
+    watch.look(SESSION, outage=False)
+    (said,) = log.messages
+    assert said.startswith("kafka g: the group has assigned no partition for 5 s, so no message is handled. ")
+    # The group has answered once, so the member is ready.
+    assert not watch.waits
+    watch.answered()
+    clock.now += WARN_EVERY
+    watch.look(SESSION, outage=False)
+    assert len(log.messages) == 1
+
+
+def test_under_kip_848_a_group_owes_no_answer_after_a_revocation(log: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    watch = JoinWatch("kafka g", clock, tells_nothing=True)
+    watch.joins()
+    watch.answered()
+    watch.rebalances()
+    clock.now += WARN_EVERY
+    watch.look(SESSION, outage=False)
+    assert log.messages == []
 
 
 def test_under_kip_848_the_wait_is_no_fault_and_ends_with_the_session(log: pytest.LogCaptureFixture) -> None:

@@ -27,7 +27,10 @@ class Member:
     Attributes:
         within: Functions to call in ``consume``.
         beginning: Functions to call in ``committed``.
+        now: Time of the group.
     """
+
+    protocol = "consumer"
 
     def __init__(self, **topics: str | int) -> None:
         ticks = itertools.count()
@@ -38,14 +41,15 @@ class Member:
         self.told: list[SourceEvent] = []
         self.failures: list[str] = []
         self.served = 0
-        config = {"bootstrap.servers": "b:1", "group.id": "g", "group.protocol": "consumer"}
+        self.now = 0.0
+        config = {"bootstrap.servers": "b:1", "group.id": "g", "group.protocol": self.protocol}
         self.group = Group(
             client_config(config),
             self.topics,
             self.told.extend,
             self._serve,
             lambda failure: self.failures.append(str(failure)),
-            lambda: 0.0,
+            lambda: self.now,
             "kafka g",
             is_full=lambda: False,
             hands_over=False,
@@ -169,6 +173,33 @@ def test_an_assignment_of_nothing_is_an_answer_of_the_group() -> None:
     assert member.group.join_watch.waits
     member.group.on_assign(client, [])
     assert not member.group.join_watch.waits
+
+
+class ClassicMember(Member):
+    protocol = "classic"
+
+
+def test_a_member_that_gave_all_partitions_back_says_that_its_group_waits(caplog: pytest.LogCaptureFixture) -> None:
+    member = ClassicMember(t="id-A")
+    client: Any = member
+    for number in (0, 1):
+        member.group.release(member.assign("t", number))
+    member.group.join_watch.joins()
+    member.group.on_revoke(client, [TopicPartition("t", 0)])
+    member.now = 10.0
+    member.group.join_watch.look(45.0, outage=False)
+    assert caplog.messages == [], "the member has a partition"
+    member.group.on_revoke(client, [TopicPartition("t", 1)])
+    member.now = 15.0
+    member.group.join_watch.look(45.0, outage=False)
+    (said,) = caplog.messages
+    assert said.startswith("kafka g: the group has assigned no partition for 5 s, so no message is handled. ")
+    member.group.on_assign(client, [])
+    member.group.closing = True
+    member.group.on_revoke(client, [])
+    member.now = 30.0
+    member.group.join_watch.look(45.0, outage=False)
+    assert len(caplog.messages) == 1, "a member that ends waits for nothing"
 
 
 def test_a_broker_that_returns_before_the_assignment_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -212,6 +212,8 @@ class Group:
             self.fail(self._fatal_error("revoking partitions failed", error))
         finally:
             self._forget(leaving)
+            if not self.owned and not self.closing:
+                self.join_watch.rebalances()
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Give the lost partitions up without a commit, because another member may own them already."""

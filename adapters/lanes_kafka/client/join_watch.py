@@ -1,4 +1,7 @@
-"""The wait of a new member for the first answer of its group, which may take as long as the session of a dead member.
+"""The wait of a member for the answer of its group, which may take as long as the session of a dead member.
+
+A new member waits for the first answer. A member whose partitions were all revoked waits again, until the end of the
+rebalance.
 
 Under the classic protocols a group that assigns nothing to a member tells the member so. Under KIP-848 the client tells
 nothing, so the wait ends after the session too, when the group has removed every dead member.
@@ -33,7 +36,7 @@ class JoinWatch:
         tells_nothing: Whether the client reports no assignment without a partition, as under KIP-848.
 
     Attributes:
-        waits: Whether the group has not answered; any thread may read this attribute.
+        waits: Whether the group has never answered; any thread may read this attribute.
     """
 
     def __init__(self, name: str, clock: Clock, *, tells_nothing: bool) -> None:
@@ -41,6 +44,7 @@ class JoinWatch:
         self._name = name
         self._clock = clock
         self._tells_nothing = tells_nothing
+        self._rebalances = False
         self._since = self._due = NEVER
 
     def joins(self) -> None:
@@ -51,7 +55,17 @@ class JoinWatch:
 
     def answered(self) -> None:
         """Record that the group has assigned partitions, or none. Idempotent."""
-        self.waits = False
+        self.waits = self._rebalances = False
+
+    def rebalances(self) -> None:
+        """Record that the member has given all its partitions back, so that the group owes it an answer. Idempotent.
+
+        Under KIP-848 the group may owe nothing.
+        """
+        if not (self.waits or self._rebalances or self._tells_nothing):
+            self._rebalances = True
+            self._since = self._clock()
+            self._due = self._since + WARN_AFTER
 
     def look(self, session: float, *, outage: bool) -> None:
         """Report the wait when it is time.
@@ -61,7 +75,7 @@ class JoinWatch:
             outage: Whether no broker answers, which other lines report.
         """
         now = self._clock()
-        if not self.waits or self._since == NEVER:
+        if not (self.waits or self._rebalances) or self._since == NEVER:
             return
         if self._tells_nothing and now - self._since > session + _MARGIN:
             self.waits = False
@@ -82,9 +96,9 @@ class JoinWatch:
             return
         log.warning(
             "%s: the group has assigned no partition for %.0f s, so no message is handled. Perhaps it waits for a "
-            "member that ended without leaving, for example by kill -9: at most %g s from the end of that member "
-            "(session.timeout.ms). A member that drains delays it too, at most for its max.poll.interval.ms. Wait; a "
-            "restart does not shorten it",
+            "member that ended without leaving, for example by kill -9: at most %g s from the end of that member, if "
+            "it has the session.timeout.ms of this process. A member that drains delays it too, at most for its "
+            "max.poll.interval.ms. Wait; a restart does not shorten it",
             self._name,
             waited,
             session,
