@@ -10,10 +10,9 @@ from typing import Annotated, Final
 
 import anyio
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop, waiting_line
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, print_table, stop, waiting_line
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
@@ -118,7 +117,6 @@ async def _only_one(connection: Connection, stream: str) -> str:
 
 
 def _show(status: CohortStatus) -> None:
-    console = Console(markup=False, emoji=False, highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     head = (
         f"cohort {status.cohort} in namespace {status.namespace} of stream {status.stream}, generation "
         f"{status.generation}: lag {status.lag:,}, oldest unfinished {_age(status.oldest)}"
@@ -129,7 +127,6 @@ def _show(status: CohortStatus) -> None:
     if status.under_provisioned:
         over = sum(each.consumer_target is not None and each.planned > each.consumer_target for each in status.members)
         head += f". UNDER-PROVISIONED: {over} member(s) above the target"
-    console.print(printable(head))
     members = Table("member", "state", box=None)
     for heading in ("partitions", "planned", "target", "weight"):
         members.add_column(heading, justify="right")
@@ -138,7 +135,6 @@ def _show(status: CohortStatus) -> None:
         since = "-" if one.since is None else moment(one.since)
         target, weight = ("-" if number is None else str(number) for number in (one.consumer_target, one.weight))
         members.add_row(printable(one.name), _state(one), str(one.partitions), str(one.planned), target, weight, since)
-    console.print(members)
     partitions = Table("partition", "owner", "planned", box=None)
     for heading in ("epoch", "lag", "oldest unfinished"):
         partitions.add_column(heading, justify="right")
@@ -151,7 +147,7 @@ def _show(status: CohortStatus) -> None:
             "-" if each.lag is None else f"{each.lag:,}",
             _age(each.oldest),
         )
-    console.print(partitions)
+    print_table(printable(head), members, partitions, width=None if sys.stdout.isatty() else _WIDE)
 
 
 def _state(member: MemberView) -> str:

@@ -182,7 +182,7 @@ class PostgresDeadLetters:
             stored: A result of ``find``.
 
         Returns:
-            Name of the log.
+            Place of the message.
         """
         letter = stored.dead_letter
         if letter.system and letter.system != _SYSTEM:
@@ -201,7 +201,7 @@ class PostgresDeadLetters:
             raise SourceError(
                 f"dead letter {letter.id}: it cannot go to its origin {letter.source[:80]!a}: {error}"
             ) from error
-        return f"log {letter.source}"
+        return f"at the end of log {letter.source}"
 
     async def aclose(self) -> None:
         """Close the connections that this object opened. Idempotent."""

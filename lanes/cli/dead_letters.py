@@ -25,6 +25,7 @@ from lanes.cli.kit import (
     EXIT_USAGE,
     Misuse,
     command_group,
+    print_table,
     stop,
     waiting_line,
 )
@@ -226,7 +227,7 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, origins: Origins, 
         for one in shown:
             typer.echo(json.dumps(one))
     elif shown:
-        _console().print(_table(shown))
+        print_table(_table(shown), width=_width())
     elif origins and ids:
         _note(f"{where}: no dead letters of {origins}")
     else:
@@ -244,7 +245,7 @@ def _table(rows: Sequence[Sequence[str]]) -> Table:
     widths = {heading: max(map(cell_len, (heading, *cells))) + 2 for heading, cells in columns.items()}
     widths["reason"] = min(widths["reason"], _REASON_WIDTH)
     for heading in _LEFT_OUT:
-        if sum(widths[each] for each in columns) > _console().width:
+        if sum(widths[each] for each in columns) > Console(width=_width()).width:
             del columns[heading]
     table = Table(box=None)
     for heading in columns:
@@ -268,7 +269,7 @@ async def _show(box: DeadLetterBox, id_: str, with_payload: bool, as_json: bool)
     table.add_column(overflow="fold")
     for name, text in fields(found, with_payload=with_payload):
         table.add_row(name, text)
-    _console().print(table)
+    print_table(table, width=_width())
     if with_payload:
         typer.echo(payload(found.dead_letter))
     return 0
@@ -478,9 +479,9 @@ def _loaded(option: str, text: str) -> Callable[..., object]:
     return found
 
 
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _WIDE
-    return Console(markup=False, emoji=False, highlight=False, width=width)
+def _width() -> int | None:
+    """Return the number of characters in a line of a pipe or file; None = the terminal has its own number."""
+    return None if sys.stdout.isatty() else _WIDE
 
 
 def _note(text: str) -> None:

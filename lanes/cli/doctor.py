@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
+from lanes.cli.kit import print_table
 from lanes.process import EXIT_UNUSABLE
 
 if TYPE_CHECKING:
@@ -34,23 +35,20 @@ def conclude(
     The JSON contains the ``facts`` too. The text output begins with the ``tables``. Needs the extra ``cli``.
     """
     import typer
-    from rich.console import Console
 
     usable = all(check.ok is not False for check in checks)
     if as_json:
         document = {"usable": usable, **(facts or {}), "checks": [check._asdict() for check in checks]}
         typer.echo(json.dumps(document, indent=2))
     else:
-        console = Console(markup=False, emoji=False, highlight=False)
-        for table in (*tables, _found(checks)):
-            console.print(table)
+        print_table(*tables, _found(checks, title="found" if tables else None))
     raise typer.Exit(0 if usable else EXIT_UNUSABLE)
 
 
-def _found(checks: Sequence[Check]) -> Table:
+def _found(checks: Sequence[Check], title: str | None) -> Table:
     from rich.table import Table
 
-    table = Table(title="found", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for heading in ("", "check", "found"):
         table.add_column(heading, overflow="fold")
     for check in checks:

@@ -22,6 +22,7 @@ from lanes.process import EXIT_USAGE as EXIT_USAGE
 
 if TYPE_CHECKING:
     import typer
+    from rich.table import Table
 
 MODULES: Final = {
     "cli": ("typer", "rich"),
@@ -183,6 +184,26 @@ def waiting_line(what: str, address: str = "") -> Iterator[None]:
     finally:
         timer.cancel()
         timer.join()
+
+
+def print_table(*printed: Table | str, width: int | None = None) -> None:
+    """Print tables and texts. In a pipe or a file, no line ends with the blanks that fill the last column.
+
+    Args:
+        *printed: What to print, in this order. Cells and texts are printed as they are.
+        width: Number of characters in a line; None = those of the terminal.
+    """
+    import typer
+    from rich.console import Console
+
+    console = Console(markup=False, emoji=False, highlight=False, width=width)
+    for each in printed:
+        if console.is_terminal:
+            console.print(each)
+            continue
+        with console.capture() as drawn:
+            console.print(each)
+        typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def stop(text: str, status: int = EXIT_UNUSABLE) -> NoReturn:

@@ -12,11 +12,10 @@ from time import sleep
 from typing import Annotated, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.brokers import Config, Server, Settings, is_nats, make_client
-from lanes.cli.kit import EXIT_UNUSABLE, Misuse, command_group, stop, waiting_line
+from lanes.cli.kit import EXIT_UNUSABLE, Misuse, command_group, print_table, stop, waiting_line
 from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.dead_letter import printable
 from lanes.errors import SourceError
@@ -345,4 +344,4 @@ def _print(*headings: str, rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
         # Names are untrusted text, which must not steer the terminal.
         table.add_row(*map(printable, row))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_table(table)

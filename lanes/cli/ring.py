@@ -6,10 +6,9 @@ import re
 from typing import Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_USAGE, stop
+from lanes.cli.kit import EXIT_USAGE, print_table, stop
 from lanes.core.ring import lane, partition, slot
 
 _DECIMAL_DIGITS: Final = 39
@@ -47,7 +46,7 @@ def ring(
             stop(str(error))
         # A key is untrusted text. An escaped key can neither steer the terminal nor reorder a row.
         table.add_row(ascii(key if as_int else text), *(str(place) for place in places))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_table(table)
 
 
 def read_key(text: str, *, as_int: bool) -> int | bytes:

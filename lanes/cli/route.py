@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import stop
+from lanes.cli.kit import print_table, stop
 from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.cli.ring import read_key
 
@@ -41,4 +40,4 @@ def route(
             stop(str(error))
         # Names and keys are untrusted text. Escaped text can neither steer the terminal nor reorder a row.
         table.add_row(ascii(key if as_int else text), ascii(found.name)[1:-1], str(found.partition))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_table(table)

@@ -38,6 +38,7 @@ def test_a_list_shows_the_reasons_of_the_handlers(command: Command, place: Place
     said = command("list", *place.options)
     heading, *rows = said.out.splitlines()
     assert "reason" in heading.split()
+    assert [line for line in said.out.splitlines() if line.endswith(" ")] == []
     # Each dead letter has one line, because a program that reads the table needs the reason unfolded.
     assert len(rows) == 3
     assert r"KeyError: 'tariff'\nof 2026 " in rows[0]
@@ -207,6 +208,7 @@ def test_a_dead_letter_is_shown_without_its_payload_by_default(command: Command,
     said = command("show", sent.id, *place.options)
     assert (said.status, said.err) == (0, "")
     assert "no such customer" in said.out
+    assert said.out == "".join(f"{line.rstrip()}\n" for line in said.out.splitlines()), "no line is padded in a pipe"
     assert not any(canary in said.out for canary in (KEY, HEADER, VALUE))
     said = command("show", sent.id, *place.options, "--payload")
     assert all(canary in said.out for canary in (KEY, HEADER, VALUE))

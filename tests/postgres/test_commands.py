@@ -61,6 +61,8 @@ def test_a_usable_server_passes_each_check(examined: Examined, lanes: Command, e
     assert "user lanes" in checks["server"]["detail"]
     status, out, _ = lanes("doctor", "postgres", "--dsn", effects.url, "--schema", effects.schema)
     assert status == 0 and "FAILED" not in out and "can hold advisory locks" in out
+    # The only table of the command needs no title.
+    assert "check" in out.splitlines()[1] and out.count("found") == 1
 
 
 def test_the_connections_of_other_users_are_counted(

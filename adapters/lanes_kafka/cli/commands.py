@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Final
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import Misuse, command_group, waiting_line
+from lanes.cli.kit import Misuse, command_group, print_table, waiting_line
 from lanes.core.types import key_bytes
 from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import given_settings
@@ -79,7 +78,7 @@ def partition(
         key = _int_key(text) if as_int else _hex_key(text) if as_hex else _text_key(text)
         shown = text if as_int or as_hex else ascii(text)
         table.add_row(shown, str(murmur2_partition(key, partitions)), str(crc32_partition(key, partitions)))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_table(table)
 
 
 def doctor(

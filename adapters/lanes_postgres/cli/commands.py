@@ -11,11 +11,10 @@ import anyio
 import psycopg
 import typer
 from psycopg import AsyncConnection
-from rich.console import Console
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, stop, waiting_line
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, print_table, stop, waiting_line
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, LanesError
 from lanes_postgres.advisory_locks import AdvisoryLocks
@@ -171,4 +170,4 @@ def _show(found: list[SubscriptionView]) -> None:
     for each in found:
         names = (printable(text) for text in (each.log, each.name, each.start))
         table.add_row(*names, str(each.partitions), "?" if each.lag is None else f"{each.lag:,}", str(each.members))
-    Console(markup=False, emoji=False, highlight=False).print(table)
+    print_table(table)

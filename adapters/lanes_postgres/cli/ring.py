@@ -9,10 +9,9 @@ from typing import Annotated, Any, Final
 
 import typer
 from psycopg import AsyncConnection
-from rich.console import Console
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_USAGE, stop
+from lanes.cli.kit import EXIT_USAGE, print_table, stop
 from lanes.core.ring import SLOTS
 from lanes.core.ring_map import Assignment, Range, RingMap
 from lanes.dead_letter import printable
@@ -95,7 +94,7 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
         table.add_row(
             str(each.lo), str(each.hi), str(len(each)), share, "(nobody)" if owner is None else printable(owner)
         )
-    _print(table)
+    print_table(table)
 
 
 def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
@@ -120,7 +119,7 @@ def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, 
     for each in events:
         texts = (each.consumer, each.time.isoformat(timespec="seconds"), each.login)
         table.add_row(str(each.number), str(each.range.lo), str(each.range.hi), *map(printable, texts))
-    _print(table)
+    print_table(table)
 
 
 def _map(log: str, group: str, schema: str) -> RangeMap:
@@ -148,7 +147,3 @@ def _table(*numbers: str) -> Table:
     for heading in numbers:
         table.add_column(heading, justify="right")
     return table
-
-
-def _print(table: Table) -> None:
-    Console(markup=False, emoji=False, highlight=False).print(table)
