@@ -261,7 +261,7 @@ def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, sev
     found = recreated.withColumn("recreated", F.lit(True))
     if several:
         found = found.unionByName(_overlapping(rows, segments).withColumn("recreated", F.lit(False)))
-    why = F.when(F.col("recreated"), "recreated: its positions began anew").otherwise(
+    why = F.when(F.col("recreated"), "recreated: its positions started again").otherwise(
         "in overlapping processes of different boots"
     )
     both = found.groupBy("history", "partition").agg(F.max("recreated").alias("recreated"))
