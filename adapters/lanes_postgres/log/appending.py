@@ -102,9 +102,9 @@ class LogFacts(NamedTuple):
 class Log:
     """An ordered log in PostgreSQL. Appended messages become visible with the transaction that appends them.
 
-    Messages of one key are in one partition. The positions of a partition follow the order of the commits: if a
-    transaction waited for a lock of another transaction, its messages come after the messages of the other one.
-    ``append`` locks nothing, so transactions never wait for each other because of a log.
+    Messages of one key are in one partition. The positions of a partition follow the order of the commits: if
+    transaction B waited for a lock of transaction A, the messages of B follow the messages of A. ``append`` locks
+    nothing, so transactions never wait for each other because of a log.
 
     An object has no connection. Objects of one name and schema are equal in effect. Thread-safe.
 
@@ -156,10 +156,10 @@ class Log:
     ) -> Log:
         """Return a log that reads a table of your own, such as an existing outbox.
 
-        A trigger at the COMMIT of each inserted row gives the row its place in the order of the log. A source refuses
-        a table without the trigger. ``create`` installs it, and so does the statement that ``migration`` returns. Rows
-        that were inserted before are no messages. A deleted row is not delivered. Messages of one key are in one
-        partition. ``append`` is refused: insert rows.
+        A trigger at the COMMIT of each inserted row gives the row its place in the order of the log. A source refuses a
+        table without the trigger. ``create`` and the statement of ``migration`` install the trigger. Rows from before
+        the trigger are no messages. A source delivers no deleted row. Messages of one key are in one partition.
+        ``append`` refuses this log; insert rows instead.
 
         Args:
             table: Name of the table, perhaps with its schema: ``outbox`` or ``shop.outbox``.
@@ -186,7 +186,7 @@ class Log:
         """Return the SQL statement that ``create`` executes for a log over a table, for a migration of your own.
 
         Returns:
-            One statement without parameters. The user who executes it owns the table.
+            One statement without parameters. The user who executes the statement must own the table.
 
         Raises:
             ConfigError: The log is over no table.
@@ -208,7 +208,7 @@ class Log:
     def create(self, connection: Connection[Any]) -> LogFacts: ...
 
     def create(self, connection: AsyncConnection[Any] | Connection[Any]) -> Awaitable[LogFacts] | LogFacts:
-        """Create the log, unless it exists, in a transaction of its own. Idempotent.
+        """Create the log, unless the log exists, in a separate transaction. Idempotent.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -257,11 +257,11 @@ class Log:
     def notify(self, connection: Connection[Any]) -> None: ...
 
     def notify(self, connection: AsyncConnection[Any] | Connection[Any]) -> Awaitable[None] | None:
-        """Wake the consumers of all logs of the schema. Optional, because they look for messages by themselves.
+        """Wake the consumers of all logs of the schema. The call is optional, because consumers also poll for messages.
 
         Call this method after the COMMIT of an append. A notification inside a transaction would take a lock of the
-        whole server at its COMMIT, so the call is refused there. One call may follow many appends. A lost call costs
-        only the time until the next look.
+        whole server at its COMMIT, so the call refuses a connection in a transaction. One call may follow many appends.
+        A lost call delays messages only until the next poll.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -279,7 +279,10 @@ class Log:
         yield Statement(self._notify, ())
 
     def finding(self) -> Steps[LogFacts]:
-        """Return the facts of the log. Raises ``ConfigError`` if it does not exist, or has other partitions."""
+        """Return the facts of the log.
+
+        Raises ``ConfigError`` if the log does not exist, has another number of partitions, or reads another table.
+        """
         if self._facts is None:
             found = yield Statement(self._find, (self.name,))
             if found is None and self._over is not None:

@@ -11,7 +11,7 @@ class Columns(NamedTuple):
     """The columns of a table that a log reads. A text, a number or a JSON value becomes its text in UTF-8.
 
     Attributes:
-        id: A unique ``bigint`` or ``integer``. It need not be in the order of the messages.
+        id: A unique ``bigint`` or ``integer``. Its order may differ from the order of the messages.
         key: The key. ``None`` = the messages have no key, so they have no order.
         value: The payload.
         time: The time of the message, a ``timestamptz``.

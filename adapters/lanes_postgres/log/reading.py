@@ -163,7 +163,7 @@ class LogTables:
         return [end for (end,) in await self._rows(connection, _ENDS, {"partitions": self.partitions})]
 
     async def firsts(self, connection: AsyncConnection[Any]) -> list[int]:
-        """Return the lowest position of each partition that a trim has left."""
+        """Return the lowest position of each partition that remains after the trims."""
         return [first for (first,) in await self._rows(connection, _FIRSTS, {"partitions": self.partitions})]
 
     async def since(self, connection: AsyncConnection[Any], time: datetime) -> Mapping[int, int]:

@@ -29,9 +29,9 @@ def looking(schema: str, log: int, partitions: int) -> Steps[tuple[int | None, l
 
 
 def sequencing(schema: str) -> Steps[int | None]:
-    """Give positions to committed messages of all logs of a schema, in a transaction of its own.
+    """Give positions to committed messages of all logs of a schema, in a separate transaction.
 
-    Returns the number of batches; ``None`` = another session gives positions at this moment.
+    Returns the number of batches; ``None`` = another session gives positions now.
     """
     found = yield Statement(compose(_SEQUENCE, schema), (Int4(BATCHES),))
     assert found is not None, "a function returns a row"

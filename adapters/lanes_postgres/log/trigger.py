@@ -1,6 +1,6 @@
-"""The trigger that gives each append its place in the order of the commits. Without it a message is never read.
+"""The trigger that gives each append its place in the order of the commits. No source reads a message without a place.
 
-A table of the user has more ways to lose messages silently, which are looked at here too.
+The module also checks other faults by which a table of the user silently loses messages.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 
     Attributes:
         text: The fault.
-        remedy: How to mend it.
+        remedy: Action that repairs the fault.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Fault(NamedTuple):
 def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
     """Return the fault of the trigger of a log; None = the trigger orders the messages.
 
-    ``facts`` = None, or those of a log with its own messages: the table of the messages of ``append``.
+    If ``facts`` is None or belongs to a log with its own messages, the function checks the table of ``append``.
     """
     relation = None if facts is None else facts.relation
     name = sql.Identifier(schema, "lanes_log_messages").as_string(None) if relation is None else relation
@@ -103,9 +103,9 @@ def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
 
 
 def upkeep(schema: str, facts: LogFacts) -> Steps[Fault | None]:
-    """Return what an upgrade or a change of an owner left to be done; None = nothing.
+    """Return the work that an upgrade or a change of an owner requires; None = no work.
 
-    The messages are read all the same. A log with its own messages needs no upkeep.
+    Sources read the messages even before this work. A log with its own messages needs no upkeep.
     """
     if facts.relation is None:
         return None

@@ -1,4 +1,4 @@
-"""The connections of a source: of the user's pool, or own connections to an address. Needs asyncio."""
+"""The connections of a source: from the user's pool, or opened by the source for an address. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Pool(Protocol):
 
 
 class Connections:
-    """Lends connections that have autocommit, and keeps own connections between two loans.
+    """Lends connections with autocommit. The object keeps the connections that it opened between two loans.
 
     Args:
         source: An address, such as ``postgresql://user@host/database``, or a pool.
         name: Name of the source, for errors.
 
     Raises:
-        ConfigError: ``source`` is neither.
+        ConfigError: ``source`` is neither an address nor a pool.
     """
 
     def __init__(self, source: object, name: str) -> None:
@@ -62,9 +62,9 @@ class Connections:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection. A connection whose loan ended by an error or a cancellation is closed.
+        """Lend a connection. The end of the loan by an error or a cancellation closes the connection.
 
-        Raises the errors of psycopg, and ``SourceError`` if an own connection cannot be opened.
+        Raises the errors of psycopg, and ``SourceError`` if the object cannot open a connection.
         """
         if self._pool is not None:
             async with self._pool.connection() as connection:
@@ -89,7 +89,7 @@ class Connections:
             self._idle.append(connection)
 
     async def aclose(self) -> None:
-        """Close own connections that are idle. The connections of a pool stay open. Idempotent."""
+        """Close the idle connections that the object opened. The connections of a pool stay open. Idempotent."""
         self._closed = True
         while self._idle:
             await self._idle.pop().close()

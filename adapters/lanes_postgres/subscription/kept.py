@@ -63,7 +63,7 @@ _SIZE_OVER: Final[LiteralString] = (
 
 @dataclass(eq=False, kw_only=True)
 class KeptWatch:
-    """Looks every 10 s for the messages that a log keeps, and raises the alarm once each time they pass the limit.
+    """Reads every 10 s how many bytes a log keeps, and raises one alarm each time the bytes pass the limit.
 
     Attributes:
         tables: Reads of the log.
@@ -74,7 +74,7 @@ class KeptWatch:
         subscription: Name of the subscription of this member.
         floors: Function that reads the position of each partition in the store of the user; None = the positions are in
             the schema of the log.
-        kept: Result of the last look. ``None`` = no look yet.
+        kept: Result of the last check; ``None`` = no check yet.
     """
 
     tables: LogTables
@@ -93,7 +93,10 @@ class KeptWatch:
         self._failed = False
 
     async def look(self, connection: AsyncConnection[Any]) -> None:
-        """Look if it is time. Never waits for the store of the user. Raises the errors of psycopg."""
+        """Check the kept bytes if the next check is due.
+
+        Never waits for the store of the user. Raises the errors of psycopg.
+        """
         positions: Sequence[int] | None = []
         if self._reading is not None:
             if not self._reading.done():
@@ -120,14 +123,15 @@ class KeptWatch:
             await asyncio.wait([reading])
 
     async def _read(self, floors: Callable[[], Awaitable[Sequence[int]]]) -> Sequence[int] | None:
-        """Return the positions in the store of the user; None = the read failed, which is logged once."""
+        """Return the positions in the store of the user; None = the read failed. Only the first failure is logged."""
         try:
             async with asyncio.timeout(_READ_FOR):
                 positions = await floors()
         except Exception as error:
             if not self._failed:
                 log.warning(
-                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted: %s",
+                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted: %s; check "
+                    "that store",
                     self.name,
                     self.log_name,
                     described(error),

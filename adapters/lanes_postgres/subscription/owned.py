@@ -23,7 +23,7 @@ class Owned:
         held: The lock.
         key: Name of the partition's state.
         epoch: Epoch of this ownership.
-        floor: The lowest position that is not finished, as last stored.
+        floor: The lowest unfinished position that was last stored.
         settled: Whether a message was settled in this ownership.
         read: Next position to read.
         since: Time of the acquisition, in seconds of ``lanes.clock.monotonic``.
@@ -51,7 +51,7 @@ class Owned:
         return f"<Owned {self.partition.id} epoch {self.epoch}, {len(self.waiting)} messages waiting>"
 
     def lost(self) -> str:
-        """Return why the partition is no longer owned; "" = it is owned for certain."""
+        """Return the reason why the partition is no longer owned; "" = the member certainly owns the partition."""
         if self.held.lost:
             return self.held.lost
         deadline = self.held.deadline
@@ -71,17 +71,17 @@ class Owned:
         self.floor = max(self.floor, state.floor)
 
     def got_on(self) -> bool:
-        """Return whether a message was settled in this ownership, or none is left."""
+        """Return whether a message was settled in this ownership, or no message is left."""
         return self.settled or self.floor >= self.end
 
     def rest(self) -> None:
-        """Deliver no more messages, and forget those that wait. Idempotent."""
+        """Deliver no more messages, and forget the waiting messages. Idempotent."""
         if self.waiting:
             self.read = self.waiting[0].position
             self.waiting.clear()
 
     def take(self, room: Room) -> Delivered | None:
-        """Take waiting messages within the room, at least one if the room has a place for one; None = none waits."""
+        """Take waiting messages until they fill the room; None = none was taken. The last may exceed the bytes."""
         run: list[Message] = []
         size = 0
         while self.waiting and len(run) < room.messages and size < room.bytes:

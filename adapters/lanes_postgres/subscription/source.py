@@ -40,10 +40,11 @@ log = logging.getLogger("lanes.postgres")
 class PostgresSource:
     """A source of ``lanes`` that reads a log in PostgreSQL as a named subscription. Needs asyncio.
 
-    Subscriptions of different names are independent: each reads every message. The members of one subscription, which
-    are all sources of its name, share the partitions, and each partition has one owner at a time. A member acquires
-    free partitions up to its share. If a member waits for partitions, the others give up what they have held for
-    longer than ``time_budget``, up to the share of that member. Members more than the log has partitions take turns.
+    Subscriptions of different names are independent: each subscription reads every message. The sources of one name are
+    the members of a subscription. The members share the partitions, and each partition has one owner at a time. A
+    member acquires free partitions up to its share. If a member waits for partitions, the other members give up
+    partitions that they have owned for longer than ``time_budget``, up to the share of the waiting member. If a
+    subscription has more members than partitions, the members take turns.
 
     The source stores the position of each partition in ``states``. Each owner of a partition has a higher epoch, and
     the store refuses the writes of a former owner. Handlers read the epoch as ``message.epoch``.
@@ -53,21 +54,21 @@ class PostgresSource:
             closes. The source uses two connections, and its locks use one more.
         log: The log.
         subscription: Name of the subscription, 1 to 200 characters.
-        start: First message of a new subscription, decided once for all partitions. ``"beginning"`` = the first one of
-            the log, ``"next"`` = the first one that is committed from now on, a ``datetime`` = the first one with this
-            time or a later one in each partition.
-        visit: Order in which partitions with messages are visited: by the time of the oldest message that is not read,
-            by ``"backlog"``, or by ``"name"``. The order of the messages in a partition does not depend on it.
-        time_budget: Seconds for which a partition is held, although another member waits. Handlers end in any case. If
-            the members are more than the partitions, a member also holds its partition until a message was settled.
-        poll_interval: Seconds between two looks for messages while none arrive, at least 0.01. A notification comes
-            sooner, and a look finds what a lost notification would have told.
-        out_of_range: Position at which to continue if a trim deleted messages that were not read: the first message
-            that is left, or the end of the partition. ``"fail"`` = stop with an error.
-        kept_limit: Number of bytes, of messages that the slowest subscription of the log has not finished, above which
-            the source raises an alarm: an error in the log, and a finding of the health.
+        start: First message of a new subscription, decided once for all partitions. ``"beginning"`` = the first message
+            of the log, ``"next"`` = the first message that is committed later, a ``datetime`` = the first message of
+            each partition with this time or a later time.
+        visit: Order in which a member visits partitions with messages: by the time of the oldest unread message, by
+            ``"backlog"``, or by ``"name"``. The messages of a partition keep their order.
+        time_budget: Seconds for which a member keeps a partition although another member waits. Running handlers always
+            end. With more members than partitions, a member also keeps its partition until it has settled a message.
+        poll_interval: Seconds between two polls while no messages arrive, at least 0.01. A notification wakes the
+            source earlier. A poll also finds the messages of a lost notification.
+        out_of_range: Position at which to continue if a trim deleted unread messages: the first remaining message, or
+            the end of the partition. ``"fail"`` = stop with an error.
+        kept_limit: Bytes of kept messages above which the source raises an alarm: a logged error, and a finding of the
+            health. A log keeps the messages that its slowest subscription has not finished.
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
-        states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log does not see
+        states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log cannot read
             the positions in a store of another schema, another database or another kind.
 
     Raises:
@@ -293,7 +294,7 @@ class PostgresSource:
         return Backlog(max(0, owned.end - owned.read) + len(owned.waiting))
 
     def outage(self) -> Outage | None:
-        """Return the time since the database answered; see ``lanes.source.Connected``."""
+        """Return the present outage of the database; see ``lanes.source.Connected``."""
         return self._visitor.contact.outage()
 
     def kept_log(self) -> KeptLog | None:

@@ -58,8 +58,8 @@ async def decide_starts(
 ) -> list[int]:
     """Return the first position of each partition, and decide about it if the subscription is new.
 
-    The decision includes the partitions that are empty. One member decides, while other new members wait.
-    ``own_states`` = the positions are in a store of the user, where a trim cannot find them.
+    The decision includes empty partitions. One member decides, while other new members wait. ``own_states`` = the
+    positions are in a store of the user, where a trim cannot find them.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()

@@ -1,4 +1,4 @@
-"""The task of a member: it gives positions to messages, acquires and gives up partitions, and reads messages."""
+"""The task of a member, which gives positions to messages, acquires and gives up partitions, and reads messages."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ class Visitor:
         locks: The locks, opened.
         states: The states.
         visit: Order of the visits.
-        time_budget: Seconds for which a partition is held, although others wait.
-        poll_interval: Seconds between two looks for messages while none arrive.
+        time_budget: Seconds for which a member keeps a partition although other members wait.
+        poll_interval: Seconds between two polls while no messages arrive.
         out_of_range: Position at which to continue after a trim.
         name: Name of the source, for errors and the log.
-        kept: The look for messages that the log keeps.
-        wake: Function that is called when ``events`` or ``waiting`` may have something; must not block.
+        kept: The watch over the bytes that the log keeps.
+        wake: Function that is called when ``events`` or ``waiting`` may have an entry; must not block.
         owned: The owned partitions by number.
         room: Room of the last call of ``receive``.
         failure: Error with which the source must end; None = no error.
@@ -152,7 +152,7 @@ class Visitor:
     # --- what the source calls
 
     def kick(self) -> None:
-        """Let the task look for work now. Does not block."""
+        """Let the task poll now. Does not block."""
         self._kicked.set()
 
     def events(self) -> list[SourceEvent]:
@@ -170,7 +170,7 @@ class Visitor:
         return known + [owned for number, owned in self.owned.items() if number not in self._order]
 
     def check_owned(self) -> None:
-        """Give up the partitions whose lock was lost, and raise the deadlines of the others."""
+        """Give up the partitions whose lock was lost, and raise the deadlines of the other partitions."""
         for owned in list(self.owned.values()):
             if not owned.over and (reason := owned.lost()):
                 self.lose(owned, reason)
@@ -191,7 +191,7 @@ class Visitor:
     def _forget_assigned(self, partition: Partition) -> bool:
         """Remove the events of a partition if its assignment is among them, and return whether it is.
 
-        After a freeze, a new owner may have been assigned a higher epoch before this assignment is told.
+        After a freeze, a new owner may have a higher epoch before the consumer learns of this assignment.
         """
         if Assigned(partition) not in self._events:
             return False
@@ -238,7 +238,7 @@ class Visitor:
             await asyncio.sleep(_RECONNECT)
 
     async def leave(self) -> None:
-        """Tell the other members that this one has gone. Best effort."""
+        """Tell the other members that this member has left. A failure is ignored."""
         with suppress(psycopg.Error, LanesError):
             async with self.connections.lend() as connection:
                 place = (self.tables.log, self.subscription, self.member)
@@ -280,7 +280,7 @@ class Visitor:
             self._notified = True
 
     async def _pause(self, connection: AsyncConnection[Any]) -> None:
-        """Wait for a notification, a kick, or the time of the next look."""
+        """Wait for a notification, a kick, or the time of the next poll."""
         now = monotonic()
         seconds = self._looked_at + self.poll_interval - now
         if now < self._active_until:
@@ -330,7 +330,7 @@ class Visitor:
             owned.end = max(owned.end, ends[owned.number])
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
-        """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
+        """Exchange heartbeats with the other members, acquire free partitions, and give up partitions."""
         owned = len(self.owned)
         cursor = await connection.execute(
             compose(_MEMBERS, self.tables.schema),
@@ -356,7 +356,7 @@ class Visitor:
             self.revoke(self.owned[number])
 
     def revoke(self, owned: Owned) -> None:
-        """Ask the consumer to give a partition up. Running handlers may end, so the partition stays locked."""
+        """Ask the consumer to give a partition up. The partition stays locked, so that running handlers can end."""
         owned.revoked = True
         owned.rest()
         self._events.append(Revoking(owned.partition, math.inf))
@@ -440,7 +440,7 @@ class Visitor:
         return True
 
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
-        """Leave a partition whose state a transaction holds, each time for longer. The other partitions go on."""
+        """Skip a partition whose state a transaction locks, each time for longer. The other partitions continue."""
         former = self._locked.get(number, _COOL / 2)
         pause = self._locked[number] = min(2 * former, _LONGEST_COOL)
         self._cool[number] = monotonic() + pause
@@ -535,7 +535,7 @@ class Visitor:
             self.wake()
 
     async def _trimmed(self, connection: AsyncConnection[Any], owned: Owned) -> None:
-        """Continue beyond messages that a trim deleted before they were read, as ``out_of_range`` says."""
+        """Continue beyond messages that a trim deleted before they were read, by ``out_of_range``."""
         first = (await self.tables.firsts(connection))[owned.number]
         found = (await self.tables.fetch(connection, [Wanted(owned.number, owned.read, 1)])).get(owned.number)
         target = owned.end if not found else found[0].position

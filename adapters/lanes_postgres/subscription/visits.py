@@ -1,4 +1,7 @@
-"""The decisions of a member: which partitions it visits first, how many it owns, and which it gives up. Pure."""
+"""The decisions of a member: the order of its visits, the number of its partitions, and the partitions to give up.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Work(NamedTuple):
     Attributes:
         partition: Number of the partition.
         messages: Number of messages, 1 or more.
-        oldest: Time of the first one, in seconds since the epoch. ``None`` = not known.
+        oldest: Time of the first message, in seconds since the epoch. ``None`` = unknown.
     """
 
     partition: int
@@ -29,7 +32,7 @@ class Member(NamedTuple):
 
     Attributes:
         owned: Number of partitions that the member owns.
-        waits: Whether the member waits for partitions that others own.
+        waits: Whether the member waits for partitions of other members.
     """
 
     owned: int
@@ -41,7 +44,7 @@ class Hold(NamedTuple):
 
     Attributes:
         since: Time of its acquisition.
-        got_on: Whether a message was settled since then, or none is left.
+        got_on: Whether a message was settled since then, or no message is left.
     """
 
     since: float
@@ -59,24 +62,24 @@ def in_order(works: Sequence[Work], visit: Visit) -> list[Work]:
 
 
 def most_owned(partitions: int, others: int) -> int:
-    """Return the number of partitions that a member owns at most, beside ``others`` other members."""
+    """Return the maximum number of partitions of a member, with ``others`` other members."""
     return -(-partitions // (others + 1))
 
 
 def waits(owned: int, partitions: int, others: int) -> bool:
-    """Return whether a member that could acquire no further partition waits for partitions of the others."""
+    """Return whether a member that could acquire no further partition waits for partitions of other members."""
     return owned < max(1, partitions // (others + 1))
 
 
 def given_up(
     holds: Mapping[int, Hold], now: float, budget: float, partitions: int, others: Sequence[Member]
 ) -> list[int]:
-    """Return the partitions that a member gives up, the one that it has held longest first.
+    """Return the partitions that a member gives up, the longest owned partition first.
 
     Args:
         holds: The partitions that the member owns and has not given up.
         now: The present time.
-        budget: Seconds for which a member holds a partition, although others wait.
+        budget: Seconds for which a member keeps a partition although other members wait.
         partitions: Number of partitions of the log.
         others: The other members.
 
