@@ -130,8 +130,8 @@ class KeptWatch:
         except Exception as error:
             if not self._failed:
                 log.warning(
-                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted: %s; check "
-                    "that store",
+                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted; check that "
+                    "store: %s",
                     self.name,
                     self.log_name,
                     described(error),
