@@ -1,8 +1,8 @@
 """Collect all tests once, in two processes, before the workers of pytest start: `python -m tests.project.rewritten`.
 
 pytest rewrites the assertions of each test module and keeps the result in the cache of compiled modules. Without that
-cache each worker rewrites all modules, which takes 20 s of CPU in each of them. Later runs do nothing: a worker rewrites
-an edited module itself.
+cache each worker rewrites all modules, which takes 20 s of CPU in each of them. Later runs do nothing: a worker
+rewrites an edited module itself.
 """
 
 from __future__ import annotations
