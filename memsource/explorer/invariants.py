@@ -160,7 +160,7 @@ def prefix_closed(done: Collection[int], positions: Sequence[int]) -> None:
 
 
 def drain_starts_nothing_above(position: int, highest: int, *, draining: bool, closing: bool) -> None:
-    """37: a drain starts no message, except to close the prefix: queued messages below the highest started message.
+    """37: a drain starts no message, except queued messages below the highest started message to close the prefix.
 
     ``closing`` says whether the drain closes the prefix and its deadline has not passed.
     """

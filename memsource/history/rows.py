@@ -109,7 +109,7 @@ class RowParser:
         self._keys: dict[str, str] = {}
 
     def usual(self, line: str, n: int, member: str) -> tuple[Row, float] | None:
-        """Return the row and ``wall`` of a line of the usual form with the number ``n`` and this member.
+        """Return the row and ``wall`` of a line in the usual form. The line has the number ``n`` and this member.
 
         Returns None for a line of another form. ``parse`` reads every form, and takes several times as long.
         """

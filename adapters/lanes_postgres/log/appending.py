@@ -102,11 +102,11 @@ class LogFacts(NamedTuple):
 class Log:
     """An ordered log in PostgreSQL. Appended messages become visible with the transaction that appends them.
 
-    Messages of one key are in one partition. The positions of a partition follow the order of the commits: if
+    Messages of one key are in one partition. The positions of a partition follow the order of the commits. If
     transaction B waited for a lock of transaction A, the messages of B follow the messages of A. ``append`` locks
     nothing, so transactions never wait for each other because of a log.
 
-    An object has no connection. Objects of one name and schema are equal in effect. Thread-safe.
+    An object has no connection. Objects with the same name and schema act alike. Thread-safe.
 
     Args:
         name: Name of the log, 1 to 200 characters.

@@ -57,7 +57,7 @@ class RangeMap:
     Group and name identify a consumer, so equal names in two groups are two consumers. A group is the subscription of
     its consumers. Each log has its own groups.
 
-    An object has no connection. Objects of one log and group are equal in effect. Thread-safe.
+    An object has no connection. Objects with the same log and group act alike. Thread-safe.
 
     Args:
         log: The log.
@@ -136,8 +136,8 @@ class RangeMap:
             already.
 
         Raises:
-            ConfigError: An argument is invalid, no consumer owns the slot, the slot is the first slot of its range, the
-                log does not exist, or a table or permission is missing. The map is then unchanged.
+            ConfigError: An argument is invalid, no consumer owns the slot, the slot is the first slot of its range, or
+                the log, a table or a permission is missing. The map is then unchanged.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         check_name("consumer", consumer, "name the process, such as 'b'")

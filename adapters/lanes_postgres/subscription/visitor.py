@@ -250,7 +250,7 @@ class Visitor:
             self.failure = error
             return
         self.contact.unanswered(sent, str(error))
-        log.info("%s: no answer, connecting again: %s", self.name, error)
+        log.info("%s: the database does not answer (%s); connecting again", self.name, error)
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         await connection.execute("SET default_transaction_isolation TO 'read committed'")

@@ -106,7 +106,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
     Args:
         raw: The rows.
         due: Columns ``history``, ``partition`` and ``position`` of each message that had to be handled, without
-            repeats. None = unknown.
+            repeats; None = unknown.
 
     Returns:
         Findings and counts.

@@ -74,7 +74,7 @@ class BucketStream:
         expected = headers.get("Nats-Expected-Last-Subject-Sequence")
         other = headers.get("Nats-Expected-Last-Subject-Sequence-Subject")
         if expected is None:
-            raise ValueError(f"{subject}: the write expects no revision: set the header of the expected revision")
+            raise ValueError(f"{subject}: the write expects no revision; set the header of the expected revision")
         fence = None if other is None else (other.removeprefix(self.prefix), int(expected))
         try:
             return self.data.write(
