@@ -57,8 +57,8 @@ def status(stream: Stream, server: Server, namespace: Namespace = "", as_json: A
 def drain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
     """Move all partitions of a member to the other members.
 
-    The drain ends with `undrain`, or when the member leaves the cohort without a crash. If a member crashes and
-    returns under its name, its drain continues. A second drain has no effect.
+    The drain ends with `undrain`, or when the member leaves the cohort without a crash. If a member crashes and returns
+    under its name, its drain continues. A second drain has no effect.
     """
 
     async def work(view: CohortView) -> None:

@@ -55,11 +55,11 @@ def queue_broker(queue: PartitionedQueue, server: str, stream: str) -> StreamQue
 
 
 class StreamQueues:
-    """A client of a server for questions about the physical queues in a stream, and for changes of its subjects.
+    """A client of a server for questions about a stream's physical queues, and for changes of the stream's subjects.
 
     A group is a cohort, named by its namespace, or the durables of all partitions, named by the durable of partition 0.
-    Other consumers may deliver messages of a physical queue too. Only their unfinished messages count, because they
-    have no number of partitions.
+    Other consumers may also deliver messages of a physical queue. The survey counts only the unfinished messages of
+    other consumers, because these consumers have no number of partitions.
 
     Args:
         server: URL of a server.
@@ -97,15 +97,15 @@ class StreamQueues:
         """Ask for the facts of physical queues; see ``lanes.cli.queue.QueueBroker.survey``.
 
         Args:
-            names: Names of the physical queues, that of partition 0 first.
-            named: Groups that count in each physical queue, also without a consumer. Such a group has finished nothing.
-                Without a name, the groups of the first physical queue count so.
+            names: Names of the physical queues, beginning with partition 0.
+            named: Groups that count in each physical queue, even without a consumer. Such a group has finished nothing.
+                If no group is named, the groups of the first physical queue replace the names.
 
         Returns:
             The facts.
 
         Raises:
-            ConfigError: The stream does not exist, changes subjects, or holds two physical queues by one subject.
+            ConfigError: The stream does not exist, changes subjects, or stores two physical queues by one subject.
             SourceError: The server does not answer, or refuses a question.
         """
         return self._run(self._survey(names, named))
@@ -119,7 +119,7 @@ class StreamQueues:
         }
 
     def create(self, names: Mapping[str, int], like: str) -> list[str]:
-        """Add the subjects of physical queues to the stream, in the form of an existing one. Idempotent.
+        """Add the subjects of physical queues to the stream, in the form of an existing queue's subjects. Idempotent.
 
         Args:
             names: Names of the physical queues.
@@ -134,7 +134,9 @@ class StreamQueues:
         return self._run(self._create(names, like))
 
     def remove(self, names: Sequence[str]) -> list[str]:
-        """Remove the subjects of physical queues from the stream. Finished messages and consumers of these queues stay.
+        """Remove the subjects of physical queues from the stream.
+
+        The call keeps finished messages and consumers of these queues.
 
         Args:
             names: Names of the physical queues.
@@ -143,13 +145,15 @@ class StreamQueues:
             A line for each removed subject.
 
         Raises:
-            SourceError: The server does not answer or refuses the change, or a message arrived meanwhile. The subjects
-                of such a message were added again.
+            SourceError: The server does not answer or refuses the change, or a message arrived during the removal. The
+                call then adds the subjects of that message again.
         """
         return self._run(self._remove(names))
 
     def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
-        """Delete another number of partitions that cohorts without live members have stored. Idempotent.
+        """Delete the stored number of partitions of cohorts without live members, if it differs from the new number.
+
+        Idempotent.
 
         Args:
             groups: Names of the groups.
@@ -228,14 +232,14 @@ class StreamQueues:
         return Survey(facts, tuple(sorted(groups)), ends, stored)
 
     def _number(self, name: str) -> int:
-        """Return the number of a partition by its name, of the queue or of a larger number; -1 = it has no number."""
+        """Return the number of a partition by its name, even above the queue's number; -1 = the name has no number."""
         beyond = partition_number(self._queue, name) if self._queue in self._numbers else -1
         return self._numbers.get(name, beyond)
 
     def _readers(
         self, name: str, consumers: Sequence[Mapping[str, Any]], cohorts: Mapping[str, _Cohort]
     ) -> dict[str, Mapping[str, Any]]:
-        """Return the consumer of each group that delivers this physical queue alone."""
+        """Return the consumer of each group that delivers only this physical queue."""
         number = self._number(name)
         found: dict[str, Mapping[str, Any]] = {}
         newest: dict[str, EpochName] = {}
@@ -252,7 +256,7 @@ class StreamQueues:
     async def _left(self, consumer: Mapping[str, Any], name: str, messages: int) -> int | None:
         """Return the number of messages of a physical queue that a consumer of further subjects may have to finish.
 
-        The result is None if the consumer delivers no message of the physical queue, or no messages of others.
+        The result is None if the consumer delivers no message of the physical queue, or only its messages.
         """
         config = consumer.get("config") or {}
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
@@ -274,7 +278,7 @@ class StreamQueues:
         return last
 
     async def _cohorts(self) -> dict[str, _Cohort]:
-        """Return the cohorts over this queue, and those whose settings are deleted, by namespace."""
+        """Return the cohorts over this queue, and cohorts with deleted settings, by namespace."""
         found = {}
         for namespace in await read_namespaces(self._connection, self._stream):
             view = CohortView(self._connection, self._stream, namespace)

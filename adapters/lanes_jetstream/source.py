@@ -46,9 +46,9 @@ class JetStreamSource:
     An existing consumer continues at its position. If an existing consumer does not fit, the error names the fault and
     the remedy.
 
-    With ``cohort``, any number of processes share the stream, and one of them at a time handles each key. The cohort
-    creates its own consumers, one for each partition. So ``filter_subject``, ``takeover``, ``acks``, ``shared`` and
-    ``start_timeout`` must keep their defaults.
+    With ``cohort``, any number of processes share the stream, and one process at a time handles each key. The cohort
+    creates its own consumers, one for each partition. The options ``filter_subject``, ``takeover``, ``acks``,
+    ``shared`` and ``start_timeout`` must therefore keep their defaults.
 
     Needs nats-server 2.11 or newer, asyncio, and permission to publish to these subjects:
 
@@ -67,27 +67,28 @@ class JetStreamSource:
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
             the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
-            engine does not call the handler, and the poison policy decides about the message. A ``subject_token`` that
-            is the same literal in all subjects of a durable, or the number that ``partition()`` of a transform stores,
-            is refused, unless ``shared`` is True.
-        filter_subject: Subject filter of a consumer that is created; None = all subjects. A filter that matches no
-            subject and no message of the stream is refused.
+            engine does not call the handler, and the poison policy decides about the message. Unless ``shared`` is
+            True, the source refuses a ``subject_token`` that is the same literal in all subjects, or the partition
+            number of a transform.
+        filter_subject: Subject filter of a new consumer; None = all subjects. The source refuses a filter that matches
+            no subject and no message of the stream.
         queue: A partitioned queue in the stream; None = no queue. Partition n has the subjects ``NAME`` and ``NAME.>``,
             where ``NAME`` is ``queue.names[n]``. With ``durable``, partition 0 has the durable of this name, and
-            partition n the durable ``DURABLE__pn``. In a cohort, each partition of the queue is one cohort partition.
-            The queue replaces ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the cohort.
-        ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a consumer that is
-            created; None = 30 s, or 300 s in a cohort.
-        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a consumer that is created. In a cohort the
-            limit applies to each partition.
+            partition n has the durable ``DURABLE__pn``. In a cohort, each partition of the queue is one cohort
+            partition. The queue replaces ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the
+            cohort.
+        ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a new consumer; None =
+            30 s, or 300 s in a cohort.
+        max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer. In a cohort the limit applies
+            to each partition.
         start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
             ``datetime``.
         takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"`` resets
-            a consumer that ``lanes`` created, or for a moment shrinks its ack_wait and removes its BackOff.
-            ``"modify"`` also resets or changes a consumer that another program created. ``"hold-back"`` requests
-            nothing for one ack_wait and one second, and needs no permission to change the consumer. With ``"auto"`` on
-            a consumer of another program, and without a permission to change the consumer, the source uses
-            ``"hold-back"``. The log names the method.
+            a consumer that ``lanes`` created, or briefly shrinks its ack_wait and removes its BackOff. ``"modify"``
+            also resets or changes a consumer that another program created. ``"hold-back"`` sends no request for one
+            ack_wait and one second, and needs no permission to change the consumer. With ``"auto"`` on a consumer of
+            another program, and without a permission to change the consumer, the source uses ``"hold-back"``. The log
+            names the method.
         acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
             acted on the last acknowledgement. If the stream or the consumer has only one copy on disk, a release waits
@@ -99,9 +100,9 @@ class JetStreamSource:
             filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
             between remaining messages were deleted, and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
-            processes cannot keep an order. A shared durable has no takeover. With False, a start waits 2 s for
-            another process to stop, and raises an error if that process goes on. The start waits up to 31 s if that
-            process does not answer. Another process that pulls during the run stops the source.
+            processes cannot keep an order. A shared durable has no takeover. With False, a start waits 2 s for another
+            process to stop, and raises an error if that process continues. The start waits up to 31 s if that process
+            does not answer. Another process that pulls during the run stops the source.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
             the run the source waits for the leaders without limit.
 
@@ -313,7 +314,7 @@ class JetStreamSource:
         """Return the traits that the arguments decide; see ``lanes.source.Declaring.declared``.
 
         Returns:
-            The traits, without those that the stream and the consumer decide.
+            The traits, without the traits that the stream and the consumer decide.
         """
         return self._source.declared()
 
@@ -335,8 +336,8 @@ class JetStreamSource:
             partition: The partition.
 
         Returns:
-            Number of undelivered messages, and of messages that the server has delivered and that did not arrive. The
-            error is the reason of an interruption, or the last error of the client.
+            Sum of undelivered messages and of deliveries that did not arrive. The error is the reason of an
+            interruption, or the last error of the client.
         """
         return self._source.backlog(partition)
 
@@ -364,9 +365,9 @@ class JetStreamSource:
     def stranded(self) -> Sequence[Stranded]:
         """Return the physical queues whose messages no consumer reads; see ``lanes.source.Stranding.stranded``.
 
-        The source looks every 5 s for messages in subjects of the computed names up to twice the number of partitions.
-        The source also looks for messages in names of a former, larger number, if the durable or the cohort has
-        consumers for these names.
+        The source checks every 5 s for messages in subjects of the computed names up to twice the number of partitions.
+        The source also checks names of a former, larger number, if the durable or the cohort has consumers for these
+        names.
 
         Returns:
             The physical queues; always empty without ``queue``.
@@ -388,8 +389,8 @@ class JetStreamSource:
             destination: Stream and subject of the dead letters.
 
         Returns:
-            True if dead letters would be delivered. False also for a filtered consumer of a stream that transforms
-            subjects.
+            True if the consumer would deliver the dead letters. The result is also False for a filtered consumer of a
+            stream that transforms subjects.
         """
         return destination.system == "nats" and self._source.reads(destination)
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Calls functions, in the order of ``post``, on the event loop in which the bridge was made.
+    """Calls functions on the event loop in which the bridge was made, in the order of ``post``.
 
     Calls that are posted before the loop runs usually wake the loop only once.
     """
@@ -34,7 +34,7 @@ class Bridge:
     def is_alive(self) -> bool:
         """Whether the loop still runs. Callable from any thread. Does not block.
 
-        The call wakes the loop to find out, so a running loop also performs all posted calls.
+        The call wakes the loop for the check, so a running loop also performs all posted calls.
         """
         self._waking = True
         try:

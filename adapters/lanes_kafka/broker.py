@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 def wait_for(
     admin: AdminClient, futures: Collection[Future[_T]], deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> bool:
-    """Wait for all futures, and serve the client's callbacks meanwhile.
+    """Wait for all futures, and serve the client's callbacks during the wait.
 
     Args:
         admin: Client that asked the questions.
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def similar_topic(admin: AdminClient, topic: str, *, timeout: float = QUESTION_TIMEOUT) -> str:
-    """A question about the topics that resemble a missing topic, for the end of an error; "" = none does. Blocks."""
+    """Make a question about topics that resemble a missing topic, for the end of an error; "" = none. Blocks."""
     try:
         found = admin.list_topics(timeout=timeout).topics
     except KafkaException:
@@ -114,7 +114,7 @@ def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaEr
 
     Args:
         error: The error of the question, which often only reports a timeout.
-        reported: The errors that the client reported meanwhile.
+        reported: The errors that the client reported during the question.
 
     Returns:
         The last reported refusal of a login, or else the last report that names a cause, or else ``error``.
@@ -127,7 +127,7 @@ def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaEr
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
-    """The broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
+    """Read the broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
 
     Blocks for up to ``timeout`` seconds. Raises the errors of ``broker_settings``.
     """
@@ -136,7 +136,7 @@ def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> 
 
 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
-    """The settings of one broker; empty if this user may not read the settings.
+    """Read the settings of one broker; empty if this user may not read the settings.
 
     Blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission. The
     error is retryable unless every repetition would fail too.
@@ -221,8 +221,8 @@ def describe_topic(
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
     """Ask for the facts of a topic.
 
-    ``admin`` holds the only reference to the client, so the caller ends the client by clearing the list. A kept error
-    references this frame by its traceback, and would otherwise keep the client alive.
+    ``admin`` holds the only reference to the client, so the caller ends the client by clearing the list. The traceback
+    of a stored error references this frame, and would otherwise keep the client alive.
     """
     deadline = time.monotonic() + TOPIC_DEADLINE
     asked = admin[0].describe_topics(
@@ -261,14 +261,14 @@ def unanswered(
     timeout: float,
     name: str,
 ) -> SourceError:
-    """The error of a failed question about a topic.
+    """Make the error of a failed question about a topic.
 
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
         error: The error of the question.
-        reported: The errors that the client reported meanwhile.
-        timeout: Seconds in which the question was asked.
+        reported: The errors that the client reported during the question.
+        timeout: Seconds for which the function waited for an answer.
         name: Name of the owner of the client.
 
     Returns:

@@ -22,7 +22,7 @@ class ClientLog:
     """The ``logger`` of the clients of one owner, unless the user's configuration has a ``logger``.
 
     Without a ``logger`` librdkafka prints its lines to stderr. A client calls ``log`` in the thread that polls the
-    client. All clients of one ``ClientLog`` are polled by one thread.
+    client. One thread polls all clients of one ``ClientLog``.
 
     Args:
         name: Name of the owner, which begins each line.
@@ -38,14 +38,14 @@ class ClientLog:
         self._last: tuple[str, tuple[object, ...], float] | None = None
 
     def added_to(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a copy of a configuration with this ``logger``. A user's ``logger`` stays."""
+        """Return a copy of a configuration with this ``logger``. The copy keeps a user's ``logger``."""
         return {"logger": self, **settings}
 
     def log(self, level: int, template: str, *values: object) -> None:
         """Write a line. The client calls this method of its ``logger``.
 
         Args:
-            level: Level of the line. An error is a warning here, because the client tries again.
+            level: Level of the line. The method logs an error as a warning, because the client tries again.
             template: Format of the line.
             *values: Facility, name of the client, and text.
         """

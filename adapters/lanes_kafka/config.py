@@ -98,7 +98,7 @@ class ClientConfig:
     """The checked configuration of a ``KafkaSource``. The ``repr`` of the object shows no secret.
 
     Attributes:
-        client: The settings of the ``Consumer``, with the user's callbacks except ``on_commit``. Holds secrets.
+        client: The settings of the ``Consumer``, with all callbacks of the user except ``on_commit``. Holds secrets.
         admin: The settings that an ``AdminClient`` or a ``Producer`` uses too, for example addresses, security,
             ``oauth_cb`` and ``logger``. Holds secrets.
         on_commit: The user's callback; None = no callback.
@@ -135,10 +135,10 @@ def client_config(
 ) -> ClientConfig:
     """Check the dictionary of a ``confluent_kafka.Consumer``, and complete a copy.
 
-    ``default.topic.config`` is merged into the copy, as the client merges it. The function switches automatic commits
-    and automatic offset stores off, and refuses a setting that switches them on. The client gets
-    ``auto.offset.reset=error``, and the user's value becomes ``start`` and ``out_of_range``. ``chosen`` lists all
-    settings that the function set. Pure and idempotent.
+    The function merges ``default.topic.config`` into the copy, like the client. The function switches automatic commits
+    and automatic offset stores off, and refuses a setting that switches them on. The function sets
+    ``auto.offset.reset=error`` for the client, and the user's value becomes ``start`` and ``out_of_range``. ``chosen``
+    lists all settings that the function set. Pure and idempotent.
 
     Args:
         config: The user's dictionary.
@@ -260,7 +260,7 @@ def _strategy(strategy: object) -> Protocol:
 
 
 def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | None, float | None]:
-    """The poll interval, the session timeout and the heartbeat interval in seconds.
+    """Return the poll interval, the session timeout and the heartbeat interval in seconds.
 
     Under KIP-848 the session timeout and the heartbeat interval are None, because the broker decides them.
     """
@@ -323,7 +323,7 @@ def _beginning(given: UserSettings, start: Start | None, out_of_range: OutOfRang
 
 
 def _complete(given: UserSettings) -> tuple[Chosen, ...]:
-    """Give settings the values that ``lanes`` needs, and return the changed settings."""
+    """Set the values that ``lanes`` needs, and return the changed settings."""
     wanted = [Chosen(name, False, _COMMITS_ARE_OURS) for name in _WANTED_OFF]
     wanted += [one for one in _TUNED if one.name not in _FETCHES_WAIT or "fetch.min.bytes" not in given]
     chosen = [one for one in wanted if one.name not in given]
@@ -428,7 +428,7 @@ _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthb
 
 
 def similar_setting(name: str) -> str:
-    """A question about the settings that resemble an unknown name, for the end of an error; "" = no setting does."""
+    """Make a question about settings that resemble an unknown name, for the end of an error; "" = no setting does."""
     return did_you_mean(name, _CONSUMER_ONLY | _OF_EVERY_CLIENT)
 
 
@@ -444,10 +444,10 @@ _SIZE: Final = re.compile(
 
 
 def redacted(text: str, config: Mapping[str, Any]) -> str:
-    """A text of the client, with each secret of ``config``, and each word of a secret, replaced by ``…``.
+    """Return a text of the client in which ``…`` replaces each secret of ``config`` and each word of a secret.
 
-    The client takes an answer of another protocol for the size of an answer, and recommends a larger limit. The text
-    then names the real cause.
+    If a server answers in another protocol, the client reads the answer as a size, and recommends a larger limit. The
+    returned text then names the real cause.
     """
     words = {
         word
@@ -530,7 +530,7 @@ def addresses(settings: Mapping[str, Any]) -> str:
 
 
 def check_addresses(given: UserSettings) -> None:
-    """Raise ``ConfigError`` when no broker is named, or when an address is not ``host:port``.
+    """Raise ``ConfigError`` if the configuration names no broker, or an address is not ``host:port``.
 
     The client skips an address with an unknown scheme, and adds the port 9092 to an address without a port.
     """
@@ -559,7 +559,7 @@ def check_addresses(given: UserSettings) -> None:
 
 
 def _misspelt(name: str, given: UserSettings) -> str:
-    """The name that the user wrote in place of ``name``, for the end of an error; "" = the user wrote no such name."""
+    """Return the name that the user wrote in place of ``name``, for the last part of an error; "" = no such name."""
     known = _CONSUMER_ONLY | _OF_EVERY_CLIENT
     near = difflib.get_close_matches(name, [other for other in given.client if other not in known], n=1, cutoff=0.75)
     return f"; write {name!r} in place of {near[0]!r}" if near else ""

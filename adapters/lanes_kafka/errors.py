@@ -69,7 +69,7 @@ _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]+)"')
 
 
 def is_permanent(error: KafkaError) -> bool:
-    """Whether every repetition of the failed call fails until an operator changes something."""
+    """Return whether the failed call can succeed only after a change by an operator."""
     return error.fatal() or error.code() in _PERMANENT
 
 
@@ -79,7 +79,7 @@ def is_login_refused(error: KafkaError) -> bool:
 
 
 def login_remedy(error: KafkaError) -> str:
-    """The remedy for a refused login."""
+    """Return the remedy for a refused login."""
     if _HANDSHAKE in error.str():
         # The broker refused the mechanism, or its listener has no logins, before it saw a user and a password.
         return "correct security.protocol and sasl.mechanism to those of the listener"
@@ -92,7 +92,7 @@ def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
 
 
 def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """The text of ``client_text``, followed by the remedy if the error has a known remedy."""
+    """Return the text of ``client_text``, followed by the known remedy of the error, if any."""
     text = error.str()
     remedy = _REMEDIES.get(error.code())
     if "ConsumerGroupHeartbeat" in text and "version not supported" in text:
@@ -129,7 +129,7 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
 
 
 def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) -> LanesError:
-    """The error of a source whose client cannot be created, or whose first requests fail.
+    """Make the error of a source that cannot create its client, or whose first requests fail.
 
     Raise the error ``from None``, because ``failure`` may show a secret.
     """
@@ -143,7 +143,7 @@ def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) ->
 
 
 def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
-    """The error of a client that refuses its settings. The text shows no secret."""
+    """Make the error of a client that refuses its settings. The text shows no secret."""
     text = error.str() if isinstance(error, KafkaError) else str(error)
     meant = setting_meant(text)
     return ConfigError(
@@ -167,7 +167,7 @@ class ErrorLog:
         name: Name of the client's owner, for log lines.
         clock: Monotonic clock, in seconds.
         user: The ``error_cb`` of the user's configuration, called for every error; None = no callback.
-        settings: Configuration of the client. The log shows none of its secrets.
+        settings: Configuration of the client. The log shows no secret of the configuration.
         down: Whether the client reported that it reaches no broker, and no broker has answered since that report.
     """
 

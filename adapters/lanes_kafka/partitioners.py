@@ -40,7 +40,7 @@ _UNSEEN: Final = 12
 
 
 def murmur2(key: bytes) -> int:
-    """The hash of a key by the Java client, an unsigned number of 32 bits."""
+    """Return the Java client's hash of a key, an unsigned number of 32 bits."""
     size = len(key)
     whole = size & ~3
     hashed = _SEED ^ size
@@ -55,9 +55,9 @@ def murmur2(key: bytes) -> int:
 
 
 def murmur2_partition(key: bytes, partitions: int) -> int:
-    """The partition of a key by the Java client, and by librdkafka with ``partitioner=murmur2``.
+    """Return the partition that the Java client, or librdkafka with ``partitioner=murmur2``, chooses for a key.
 
-    Returns 0 … ``partitions`` - 1. Raises ``ValueError`` for less than one partition.
+    Returns 0 … ``partitions`` - 1. Raises ``ValueError`` if ``partitions`` is below 1.
     """
     return (murmur2(key) & _POSITIVE) % _at_least_one(partitions)
 
@@ -87,10 +87,11 @@ class _Example(NamedTuple):
 
 
 class Census:
-    """Counts the keys of one topic by the partitioner that chose their partition, in a sample of the records.
+    """Counts the sampled keys of one topic by the partitioner that chose their partition.
 
     The sample is the first 100 records of each partition, and every thousandth record after them. Equal records
-    therefore give an equal census. A key of a partition counts once while the census remembers it. Not thread-safe.
+    therefore produce an equal census. A key of a partition counts once while the census remembers the key. Not
+    thread-safe.
 
     Args:
         partitions: Number of partitions of the topic, 1 or more.
@@ -130,13 +131,13 @@ class Census:
     def observe(self, partition: int, run: Sequence[T], key: Callable[[T], bytes | None]) -> None:
         """Count the keys of the sample in a run of consecutive records.
 
-        Empty and missing keys are skipped, because producers put records without a key anywhere. Keys above 1 KiB are
-        skipped because of their cost.
+        The census skips empty and missing keys, because producers send records without a key to any partition. The
+        census skips keys above 1 KiB because of their cost.
 
         Args:
             partition: Number of the partition.
             run: Records of the partition, in order.
-            key: Returns the key of a record; called for the records of the sample alone.
+            key: Returns the key of a record; called only for the records of the sample.
         """
         seen = self._seen.get(partition, 0)
         after = seen + len(run)
@@ -184,7 +185,7 @@ class Census:
         return min(self.murmur2, self.crc32) >= max(_CERTAIN, by_chance + _DEVIATIONS * math.sqrt(by_chance))
 
     def report(self, topic: str) -> str | None:
-        """A warning for the operator if the topic is ``mixed``, else None.
+        """Return a warning for the operator if the topic is ``mixed``, else None.
 
         The warning shows hashes in place of keys.
         """

@@ -48,8 +48,8 @@ class KafkaSource:
 
     Args:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
-            automatic commits off, sets ``auto.offset.reset`` to ``error``, and gives unset fetch settings other
-            defaults. All other settings keep their values.
+            automatic commits off, sets ``auto.offset.reset`` to ``error``, and changes the defaults of unset fetch
+            settings. All other settings keep their values.
         topics: Names of the topics, or partitioned queues, each of whose partitions is a topic. Patterns are not
             supported.
         key: A function from the client's message to its partition key. Default: the key of the record.
@@ -61,12 +61,12 @@ class KafkaSource:
         commit_metadata: Whether the metadata of a commit lists the completed messages above the position, for the
             next owner. If False, a drain also runs the queued messages below the highest started message.
         rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
-            helps, for example, after another member took the same ``group.instance.id``. The pauses before rebuilds
+            helps, for example, when another member has taken the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
-        consumer_target: Number of partitions that this process prefers to own at most, 1 or more; None = no target.
-            The broker assigns the partitions and knows no targets, so ``Status.target_honoured`` is False.
-            ``Status.under_provisioned`` tells an autoscaler whether this process owns more partitions.
-        on_growth: Reaction to a topic that gets more partitions while it is read, because keys then move to other
+        consumer_target: Largest number of partitions that this process prefers to own, 1 or more; None = no target. The
+            broker assigns the partitions and knows no targets, so ``Status.target_honoured`` is False.
+            ``Status.under_provisioned`` shows an autoscaler whether this process exceeds its target.
+        on_growth: Reaction to a growing number of partitions of a topic during the run. Keys then move to other
             partitions and may lose their order. ``"alarm"`` logs a warning. ``"stop"`` ends the source with an error,
             and the consumer drains.
         client: A function that makes the consumer from the final dictionary, for example a subclass of ``Consumer``.
@@ -201,8 +201,8 @@ class KafkaSource:
             Events in the order of each partition.
 
         Raises:
-            SourceError: The client has failed for good, a topic was deleted or recreated, or a position is out of range
-                with ``out_of_range="fail"``.
+            SourceError: The client has failed permanently, a topic was deleted or recreated, or a position is out of
+                range with ``out_of_range="fail"``.
         """
         while True:
             # No await follows before the return, so a cancelled receive has removed no events.
@@ -248,25 +248,25 @@ class KafkaSource:
         """
 
     async def release(self, partition: Partition) -> None:
-        """Give a drained partition back.
+        """Release a drained partition.
 
         Unless the group revokes the partition, it stays assigned and unread until ``aclose``.
 
         Args:
-            partition: The assignment to hand back.
+            partition: The assignment to release.
 
         Raises:
-            SourceError: The client is closed, or the last commit, which moves the position past a gap, failed.
+            SourceError: The client is closed, or the last commit, which moves the position past a gap, has failed.
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
         await self._command(Release(partition, self._answer(), committed if complete else None))
 
     def freeze_limit(self) -> float:
-        """Session less heartbeat interval less one second; see ``lanes.source.Confirming.freeze_limit``.
+        """Return session minus heartbeat interval minus 1 s; see ``lanes.source.Confirming.freeze_limit``.
 
         Returns:
-            The seconds. Infinity before ``open``.
+            The seconds. The result is infinity before ``open``.
         """
         return math.inf if self._client_thread is None else self._client_thread.session.freeze_limit
 
@@ -277,7 +277,7 @@ class KafkaSource:
             partitions: Assignments.
 
         Returns:
-            The owned ones of ``partitions``, if the group still lists this member.
+            The owned partitions of ``partitions``, if the group still lists this member.
 
         Raises:
             SourceError: The client is closed.
@@ -305,20 +305,20 @@ class KafkaSource:
         )
 
     def lag(self, partition: Partition) -> int | None:
-        """Distance in offsets from the committed position to the end of the log; see ``lanes.source.Lagging.lag``.
+        """Return the offsets from the committed position to the log's end; see ``lanes.source.Lagging.lag``.
 
         Args:
             partition: An assignment.
 
         Returns:
-            The distance, 0 or more; None while it is unknown.
+            The distance, 0 or more; None while the distance is unknown.
         """
         end = None if self._client_thread is None else self._client_thread.end_offsets.of(partition)
         committed, _ = self._owned.get(partition, (None, False))
         return None if end is None or committed is None else max(0, end - committed)
 
     def backlog(self, partition: Partition) -> Backlog:
-        """Distance in offsets from the next message to the end of the log; see ``lanes.source.Backlogged.backlog``.
+        """Return the offsets from the next message to the log's end; see ``lanes.source.Backlogged.backlog``.
 
         Args:
             partition: An assignment.
@@ -332,7 +332,7 @@ class KafkaSource:
         return Backlog(thread.end_offsets.unread(partition), *(thread.last_error() or ("",)))
 
     def outage(self) -> Outage | None:
-        """The time since a broker answered; see ``lanes.source.Connected.outage``.
+        """Return the time since a broker answered; see ``lanes.source.Connected.outage``.
 
         The client asks for the ids of the topics every second. A broker that closes an idle connection causes no
         outage.
@@ -351,7 +351,7 @@ class KafkaSource:
         return self._client_thread is not None and self._client_thread.rejoining()
 
     def retention(self, message: Message) -> Retention | None:
-        """The time until the broker may delete a message; see ``lanes.source.Retaining.retention``.
+        """Return the time until the broker may delete a message; see ``lanes.source.Retaining.retention``.
 
         Args:
             message: An unfinished message.
@@ -363,7 +363,7 @@ class KafkaSource:
         return None if self._client_thread is None else self._client_thread.retention.of(message)
 
     def stranded(self) -> Sequence[Stranded]:
-        """Messages in topics of a queue that no member of the group reads; see ``lanes.source.Stranding.stranded``.
+        """Return the topics whose messages no member of the group reads; see ``lanes.source.Stranding.stranded``.
 
         The client looks every 5 s for topics with the computed names up to twice the number of partitions. The client
         also looks for topics of a former, larger number in which the group has committed positions.
@@ -375,7 +375,7 @@ class KafkaSource:
         return () if thread is None else thread.queue_watch.found
 
     def findings(self) -> Sequence[str]:
-        """Stranded messages, and topics that have grown; see ``lanes.source.Reporting.findings``.
+        """Return texts about stranded messages and grown topics; see ``lanes.source.Reporting.findings``.
 
         Returns:
             A text for each queue with stranded messages, and for each grown topic.
@@ -388,13 +388,13 @@ class KafkaSource:
         return [*texts, *self._client_thread.growth.grown.values()]
 
     def reads(self, destination: Destination) -> bool:
-        """Whether ``topics`` has the topic; see ``lanes.source.Reading.reads``.
+        """Return whether ``topics`` has the topic; see ``lanes.source.Reading.reads``.
 
         Args:
             destination: The topic of the dead letters.
 
         Returns:
-            True for a topic of this name, also of another cluster, because a dead letter names no cluster.
+            True for a topic of this name, even of another cluster, because a dead letter names no cluster.
         """
         return destination.system == _SYSTEM and destination.name in self._topics
 
@@ -434,7 +434,10 @@ class KafkaSource:
             self._owned.pop(event.partition, None)
 
     def _needs_demand(self, room: Room) -> bool:
-        """Whether the thread needs a new demand. Without one the thread reads until half of its credit is used."""
+        """Return whether the thread needs a new demand.
+
+        Without a new demand the thread reads until it has used half of its credit.
+        """
         prefetched, asked = self._prefetched, self._asked
         if asked is None or asked.paused != room.paused or self._assigned != prefetched.assigned:
             return True
@@ -487,7 +490,7 @@ class KafkaSource:
         return min(left if 0.0 < left < _WATCH_EVERY else _WATCH_EVERY, max(0.0, self._prefetched.due() - now))
 
     def _check_polling(self) -> None:
-        """Warn when the client is not polled, and presume its partitions lost after the poll deadline."""
+        """Warn when the thread does not poll the client, and treat the partitions as lost after the poll deadline."""
         assert self._client_thread is not None
         limit = self._config.max_poll_interval
         age = self._clock() - self._client_thread.polled

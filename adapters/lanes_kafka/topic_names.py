@@ -1,4 +1,4 @@
-"""Names of topics, as a source gets them."""
+"""Checks of the topic names that a source receives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_topics(
         The names of all topics, the queues among them, and a short text for both.
 
     Raises:
-        ConfigError: A name is invalid or occurs twice, or two queues have one name.
+        ConfigError: A name is invalid or occurs twice, or two queues have the same name.
     """
     given: object = (topics,) if isinstance(topics, str | PartitionedQueue) else topics
     if isinstance(given, Mapping) or not isinstance(given, Iterable):

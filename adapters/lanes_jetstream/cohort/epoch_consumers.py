@@ -95,8 +95,8 @@ class JetStreamEpochConsumers:
         namespace: Namespace of the cohort.
         incarnation: Creation time of the stream. Another creation time during the run is an error.
         filters: Function that returns the filter subjects of a cohort partition.
-        highest: Function that returns the highest sequence that this process has read. A stream that ends below this
-            sequence is an error.
+        highest: Function that returns the highest sequence read by this process. A stream that ends below this sequence
+            is an error.
         check: Function that raises ``ConfigError`` if the stream's configuration does not fit, called each time the
             stream is read.
         lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
@@ -202,7 +202,7 @@ class JetStreamEpochConsumers:
     # --- further queries
 
     def check_end(self, highest: int) -> None:
-        """Raise ``SourceError`` if the stream ended below ``highest`` when it was last read.
+        """Raise ``SourceError`` if the stream ended below ``highest`` at its last read.
 
         The server would then reuse sequences, and new messages would count as finished messages.
 
@@ -227,10 +227,10 @@ class JetStreamEpochConsumers:
         """Read the server's description of the newest durable of each of these partitions. Raises like ``found``.
 
         Args:
-            partitions: Numbers of partitions, also of a former number of partitions.
+            partitions: Numbers of partitions, including partitions of a former, larger number.
 
         Returns:
-            The descriptions by partition. A partition without a durable is missing.
+            The descriptions by partition. The result omits partitions without a durable.
         """
         newest = {name.partition: name for name in await self.names() if name.partition in partitions}
         found = {number: await self._find("INFO", name.durable(self.namespace)) for number, name in newest.items()}

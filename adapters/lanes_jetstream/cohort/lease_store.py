@@ -61,13 +61,13 @@ def bucket_name(stream: str, namespace: str) -> str:
 
 
 def namespace_of(bucket: str, stream: str) -> str | None:
-    """Find the namespace in the name of a bucket; None = the name is no name of a cohort's bucket for this stream."""
+    """Find the namespace in the name of a bucket; None = no cohort of this stream has a bucket of this name."""
     named = re.fullmatch(rf"lanes(?:-[0-9]+)?_{re.escape(stream)}_({NAME.pattern})", bucket)
     return named[1] if named is not None and bucket_name(stream, named[1]) == bucket else None
 
 
 class _NobodyThere(UnknownResult):
-    """No server read the request, so the request had no effect."""
+    """Error of a request without an effect, because no server has read it."""
 
 
 class JetStreamLeaseStore:
@@ -75,7 +75,7 @@ class JetStreamLeaseStore:
 
     If the bucket is deleted during the run, the store creates an empty bucket. The members then find no lease, and lose
     their partitions. The first revision of the new bucket is the time in milliseconds since 1970, or a higher number if
-    this store has seen a higher revision. So no revision of the lost bucket repeats.
+    this store has seen a higher revision. The new bucket therefore repeats no revision of the lost bucket.
 
     Args:
         connection: Connection to the server.
@@ -116,7 +116,7 @@ class JetStreamLeaseStore:
             return await self._find_or_make(START_PATIENCE)
 
     async def watch(self, patterns: Sequence[str], changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each key of these patterns that a client is about to write.
+        """Call ``changed`` with each key of these patterns when a client writes the key.
 
         A call is a hint, and may be lost. The watch ends with the connection, or with ``aclose``.
         """
@@ -177,7 +177,7 @@ class JetStreamLeaseStore:
         await self._put(key, b"", headers)
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
-        """Read the keys with a prefix that hold a value; see ``lanes.cohort.leases.LeaseStore.entries``.
+        """Read the keys that have a prefix and a value; see ``lanes.cohort.leases.LeaseStore.entries``.
 
         Args:
             prefix: Whole tokens with a dot at the end; empty = all keys.
@@ -244,7 +244,7 @@ class JetStreamLeaseStore:
         return headers
 
     async def _ask(self, subject: str, body: bytes, what: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send one request within the timeout, or not at all.
+        """Send one request before the timeout; never send a late request.
 
         Raises ``ApiError`` for a refusal, ``UnknownResult`` without an answer, ``_NobodyThere`` without a server, and
         ``SourceError`` for a missing permission or a closed connection.

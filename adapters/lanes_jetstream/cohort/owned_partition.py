@@ -19,14 +19,14 @@ class PulledPartition(OwnedPartition):
     Args:
         number: Number of the cohort partition.
         partition: The assignment.
-        done: Finished messages of earlier owners.
+        done: Messages that former owners finished.
 
     Attributes:
         pulls: Pull requests of the consumer; None = the member does not pull, for example during a drain or before the
             next consumer exists.
         again: Reply subjects of redelivered finished messages, which the member must acknowledge again.
         seen: Clock reading in seconds at the last ``take`` of an arrived message.
-        confirm_at: Clock reading in seconds from which an acknowledgement requests a confirmation.
+        confirm_at: Clock reading in seconds after which an acknowledgement requests a confirmation.
         backlog: The undelivered messages of the consumer.
         missing: Number of deliveries that did not arrive, since the last arrival of a message.
     """
@@ -56,20 +56,20 @@ class PulledPartition(OwnedPartition):
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None, limit: int | None = None) -> Delivered | None:
-        """Return the arrived messages as one run. Redeliveries of finished messages go to ``again``.
+        """Return the arrived messages as one run. The call adds redeliveries of finished messages to ``again``.
 
         The run ends before the first gap in the delivery numbers, and the gap interrupts the pull requests.
 
         Args:
             key: The key function; None = no keys.
             watch: Check of the keys; None = no check.
-            limit: Maximum number of messages to take; None = all that arrived.
+            limit: Maximum number of messages to take; None = all arrived messages.
 
         Returns:
             The run; None = no unfinished message arrived.
 
         Raises:
-            SourceError: The consumer is unusable for good, or a key occurs in two partitions.
+            SourceError: The consumer is permanently unusable, or a key occurs in two partitions.
         """
         pulls = self.pulls
         if pulls is None:
@@ -116,7 +116,7 @@ class PulledPartition(OwnedPartition):
 
     @property
     def waiting(self) -> int | None:
-        """Number of undelivered messages, and of deliveries that did not arrive; None = unknown."""
+        """Sum of undelivered messages and missing deliveries; None = unknown."""
         left = 0 if self.pulls is not None and self.pulls.caught_up else self.backlog.left
         if self.missing:
             return self.missing + (left or 0)
@@ -162,7 +162,7 @@ class Backlog:
         Args:
             delivery: Delivery number.
             left: Number of undelivered messages after the delivery.
-            highest: Highest sequence that was read so far.
+            highest: Highest sequence that the source has read.
         """
         # For an equal or lower number, an answer of the durable is newer.
         if self.left is None or delivery > self.delivery:
@@ -174,8 +174,8 @@ class Backlog:
     def asked(self, delivery: int, left: int, highest: int) -> None:
         """Record the server's answer about the durable.
 
-        A durable with several copies may report too few messages, until all copies know the last delivery. So an
-        answer proves a removal only after a second answer with the same delivery number.
+        A durable with several copies may report too few messages, until all copies know the last delivery. An answer
+        therefore proves a removal only after a second answer with the same delivery number.
 
         Args:
             delivery: Delivery number of the last delivery.

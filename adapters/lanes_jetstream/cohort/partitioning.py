@@ -1,4 +1,4 @@
-"""The partitioning of a stream, by the server's own ``partition()`` over subject tokens.
+"""The partitioning of a stream by the server's ``partition()`` over subject tokens.
 
 A user or ``lanes`` creates the stream with a transform, or creates a stream that sources another stream through a
 transform. ``lanes`` never changes the transform of an existing stream. The member always reads the partitioning from
@@ -196,7 +196,7 @@ class QueuePartitioning:
 
 
 def divides(detail: str, queue: str) -> bool:
-    """Return whether the text of a partitioning, or one that begins with it, is of the queue with this name."""
+    """Return whether the text of a partitioning, or a text that begins with it, belongs to the queue with this name."""
     return detail.startswith((f"PartitionedQueue({queue!r}, ", f"PartitionedQueue.of({queue!r}, "))
 
 
@@ -297,9 +297,9 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
 
 
 class KeyWatch:
-    """Checks that no key arrives in two partitions of this process, for up to ``limit`` keys.
+    """Checks, for up to ``limit`` keys, that each key arrives in only one partition of this process.
 
-    Above ``limit`` keys, the watch warns once, and forgets the oldest key for each new key. The watch sees keys of
+    Above ``limit`` keys, the check warns once, and discards the oldest key for each new key. The check receives keys of
     another member only after their partition has moved to this process.
     """
 

@@ -79,7 +79,7 @@ class Inbox:
 
 
 class ConsumerPulls(PullRequests):
-    """The pull requests of one consumer over a shared inbox. Needs asyncio; one caller.
+    """The pull requests of one consumer over a shared inbox. The object requires asyncio and a single caller.
 
     Args:
         inbox: The shared inbox.
@@ -118,7 +118,7 @@ class ConsumerPulls(PullRequests):
         self._shared.remove(self, self.inbox)
 
     def delivered_by(self, token: str) -> bool:
-        """Return whether a reply subject names this consumer, and not an earlier consumer of the partition."""
+        """Return whether a reply subject names this consumer instead of an earlier consumer of the partition."""
         return f".{self.consumer}." in token
 
     def on_status(self, message: Msg) -> None:

@@ -1,4 +1,4 @@
-"""Settings of a cohort: the cohort as one member describes it, and the stream that a member creates."""
+"""Settings of a cohort: the settings of one member, and the stream that a member creates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class CohortStream:
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
         tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``.
-            Without indices, the whole subject selects, which needs nats-server 2.12 or newer if it ends with ``>``.
+            Without indices, the whole subject selects the partition. A ``subject`` that ends with ``>`` then needs
+            nats-server 2.12 or newer.
         origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
@@ -125,19 +126,18 @@ class Cohort:
 
     Attributes:
         name: Name of the cohort, the same for all members. A member with None joins the cohort of its stream and
-            namespace, which may have any name. A cohort that this member sets up is then called ``"default"``.
+            namespace, which may have any name. A cohort that this member sets up then has the name ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
-        namespace: Namespace of the cohort. Each namespace of a stream holds one cohort. Cohorts in different namespaces
+        namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Cohorts in different namespaces
             each read all messages.
         partitions: Number of cohort partitions, 1 or more; None = 64 for a new stream, and the number of an existing
             stream. More than 256 partitions need ``many_partitions=True``.
         many_partitions: Permits more than 256 partitions.
         create: The stream that the member creates if no stream of the name exists; None = the stream must exist.
         key_refines_partition: Promise that each key of a header or function ``key=`` occurs in one partition only. Each
-            process remembers 100,000 keys, and stops if a remembered key arrives in another partition. Above that
-            number, the process warns once, and forgets the oldest keys. Two members do not detect a key that both
-            receive.
+            process stores 100,000 keys, and stops if a stored key arrives in another partition. Above that number, the
+            process warns once, and discards the oldest keys. The check does not find a key that two members receive.
         lease: Whole seconds, 3 or more, after which other members receive the partitions of a dead member.
         weight: Share of the partitions relative to the other members, 1 or more.
         active_members: Number of members that share the partitions, 1 or more; None = all members. Further members

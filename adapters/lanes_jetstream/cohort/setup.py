@@ -65,7 +65,7 @@ async def find_cohort(
     start: Start,
     queue: PartitionedQueue | None = None,
 ) -> CohortSetup:
-    """Find or create the stream and the bucket, and check that both fit the cohort, and the queue if there is one.
+    """Find or create the stream and the bucket, and check that both fit the cohort and its queue, if any.
 
     Raises ``ConfigError`` if the stream or the bucket does not fit, and ``SourceError`` if the server does not answer
     or refuses a request.
@@ -156,7 +156,10 @@ async def ensure_stream(
 async def _find_queue(
     connection: Connection, stream: str, queue: PartitionedQueue, key: KeyFunction | None
 ) -> tuple[QueuePartitioning, Mapping[str, Any]]:
-    """Find the stream of a queue, and check that it stores each physical queue, and that keys may differ in each."""
+    """Find the stream of a queue.
+
+    Check that the stream stores each physical queue, and that keys may differ in each queue.
+    """
     info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     if info is None:
         raise ConfigError(
@@ -203,7 +206,7 @@ def _check_start(stream: str, start: Start, config: Mapping[str, Any]) -> None:
 async def _check_first_message(
     connection: Connection, stream: str, partitioning: Partitioning, info: Mapping[str, Any]
 ) -> None:
-    """Raise ``ConfigError`` if the first message is in no partition, because no member would handle the message."""
+    """Raise ``ConfigError`` if the first message belongs to no partition, because no member would handle it."""
     state = info["state"]
     if not state["messages"]:
         return

@@ -86,7 +86,7 @@ class CohortSource:
         max_ack_pending: Limit of unacknowledged messages of each partition, 1 or more.
         out_of_range: Policy for messages that the stream dropped.
         queue: Queue whose physical queues are the cohort partitions; None = the stream's own partitioning.
-        queue_watch: The watch for messages that no member of the cohort reads.
+        queue_watch: The check for messages that no member of the cohort reads.
     """
 
     connection: Connection
@@ -233,7 +233,7 @@ class CohortSource:
         """Acknowledge messages of owned partitions; see ``lanes.source.Source.settle``.
 
         The call sends nothing for a partition that the member no longer owns. Without a connection the call sends
-        nothing either, and the member acknowledges the messages at their redelivery.
+        nothing, and the member acknowledges the messages at their redelivery.
         """
         client, now = self.connection.client, monotonic()
         tokens: list[str] = []
@@ -261,10 +261,10 @@ class CohortSource:
         await keep_alive(self.connection.client, tokens, self._name)
 
     async def release(self, partition: Partition) -> None:
-        """Store the finished messages of a drained partition, and give up its lease.
+        """Store the finished messages of a drained partition, and release its lease.
 
         A call after a cancelled call continues the release. If a handler of the partition still runs, the call returns
-        without the end of the lease, which then expires.
+        without a release of the lease, which then expires.
         """
         await self._partitions.release(partition, self._flush)
 
@@ -309,7 +309,7 @@ class CohortSource:
         )
 
     async def _consumers_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Find the newest durables of physical queues, also of a former number of partitions; see ``QueueWatch``."""
+        """Find the newest durables of physical queues, including a former number of partitions; see ``QueueWatch``."""
         assert self.queue is not None, "a watch without a queue does not look"
         numbers = {partition_number(self.queue.name, name): name for name in names}
         found = await self._consumers.newest(numbers)
@@ -336,7 +336,7 @@ class CohortSource:
             await close()
 
     async def _stop_membership(self, running: asyncio.Task[None]) -> None:
-        """Leave the cohort, or after ``_LEAVING`` seconds end the membership as after a crash."""
+        """Leave the cohort. After ``_LEAVING`` seconds, end the membership like a crash."""
         self._partitions.membership.stop()
         try:
             with suppress(TimeoutError):
@@ -415,7 +415,7 @@ class CohortSource:
         """Return the arrived messages of partitions that are not paused, within the room for messages.
 
         Messages of a paused partition use none of the room. When the partition delivers again, its messages beyond the
-        room wait for the next call. The method does not suspend, so a cancelled ``receive`` loses no message.
+        room wait for the next call. This method never suspends, so a cancelled ``receive`` loses no message.
         """
         events: list[SourceEvent] = []
         left = max(0, room.messages)

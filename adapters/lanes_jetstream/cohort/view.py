@@ -1,4 +1,4 @@
-"""The view of an operator on a cohort: reads its bucket and its durables, and writes drain requests."""
+"""An operator's access to a cohort: reads of its bucket and its durables, and writes of drain requests."""
 
 from __future__ import annotations
 
@@ -120,13 +120,13 @@ class CohortStatus:
         stream: Name of the stream.
         namespace: Namespace of the cohort.
         cohort: Name of the cohort.
-        generation: Number of the plan; 0 = no plan yet.
+        generation: Number of the plan; 0 = no plan.
         active_members: Number of members that share the partitions; None = all members.
         too_few_members: Whether the number of live members that do not drain is below ``active_members``, by the
             current plan.
         under_provisioned: Whether the current plan gives a member more partitions than its target.
-        plan_rules: Version of the rules of the current plan, the lowest version that a live member knows; None = no
-            plan yet. Version 0 ignores targets.
+        plan_rules: Version of the current plan's rules, the lowest version that a live member knows; None = no plan.
+            Version 0 ignores targets.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """
@@ -229,7 +229,7 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """Read the status of the cohort. The parts are read one after the other, so they are no common snapshot."""
+        """Read the status of the cohort. The call reads the parts in sequence, so the parts are no common snapshot."""
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -290,8 +290,8 @@ class CohortView:
             member: Name of the member.
 
         Returns:
-            Whether the call wrote a request; False if the drain was requested already, or another client changed the
-            request at the same time.
+            Whether the call wrote a request; False if a request existed, or another client changed the request at the
+            same time.
 
         Raises:
             ConfigError: The member is not live, or ``member`` is no valid name of a member.
@@ -321,7 +321,7 @@ class CohortView:
     async def forget_partitions(self) -> bool:
         """Delete the settings and the plan of the cohort, so that its next member may have another queue.
 
-        The durables, leases and positions stay. The call changes nothing while a member is live.
+        The call keeps durables, leases and positions. The call changes nothing while a member is live.
 
         Returns:
             Whether the call deleted the settings; False if a member is live, or wrote them at the same time.

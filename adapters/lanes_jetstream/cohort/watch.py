@@ -1,6 +1,6 @@
 """Checks a member's durables every few seconds, for faults that no message shows.
 
-The checks find messages that were dropped before their delivery, and durables that were deleted.
+The checks find messages dropped before their delivery, and deleted durables.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class CohortWatch:
         return self._retention.of(message)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Give a partition up or take it over, because no server answers for its consumer. Does not block."""
+        """Give up or take over a partition, because no server answers for its consumer. Does not block."""
         self._spawn(self._resolve(owned, consumer))
 
     # --- dropped messages
@@ -111,7 +111,7 @@ class CohortWatch:
             await self._check_dropped(missed)
 
     async def _check_partition(self, owned: PulledPartition) -> None:
-        """Ask a durable for its backlog if no delivery reports the backlog."""
+        """Ask the server for a durable's backlog if no delivery reports the backlog."""
         pulls, backlog = owned.pulls, owned.backlog
         if pulls is None:
             return

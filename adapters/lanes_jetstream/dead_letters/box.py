@@ -1,4 +1,4 @@
-"""The operator's view of a dead-letter subject: lists, finds, republishes and deletes dead letters."""
+"""The operator's access to a dead-letter subject: the box lists, finds, republishes and deletes dead letters."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class JetStreamDeadLetterBox:
         subject: Dead-letter subject, without wildcards.
 
     Attributes:
-        other_messages: Number of messages read from the subject so far that are no dead letters.
+        other_messages: Number of messages read by this box that are not dead letters.
         remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id,
             because the stream has never lost a message.
     """
@@ -174,7 +174,9 @@ class JetStreamDeadLetterBox:
         self._places.pop(parked.dead_letter.id, None)
 
     async def publish(self, parked: StoredDeadLetter) -> str:
-        """See ``lanes.dead_letters.box.DeadLetterBox.publish``. The header ``Nats-Msg-Id`` holds ``<id>-replayed``.
+        """See ``lanes.dead_letters.box.DeadLetterBox.publish``.
+
+        The header ``Nats-Msg-Id`` has the value ``<id>-replayed``.
 
         The call undoes the transforms of the original stream and of the streams that it copies, so that the message has
         the subject of its first publication.
@@ -239,7 +241,7 @@ class JetStreamDeadLetterBox:
     async def _published(
         self, stream: str, stored: str, copied: Sequence[str], lost: list[str], via: tuple[str, ...] = ()
     ) -> list[str]:
-        """Return the subjects that a stored message may have been published to, through all copies and transforms.
+        """Return the possible published subjects of a stored message, through all copies and transforms.
 
         Args:
             stream: Name of the stream that stores the message.
@@ -292,7 +294,7 @@ class JetStreamDeadLetterBox:
         return self._infos[stream]
 
     async def _complete(self) -> bool:
-        """Return whether the stream still has every message that it has ever stored; False if it does not say so."""
+        """Return whether the stream still has every message that it ever stored; False = no, or unknown."""
         try:
             state = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["state"]
             return bool(state["messages"] == state["last_seq"])

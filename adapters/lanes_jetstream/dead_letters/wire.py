@@ -1,4 +1,4 @@
-"""The format of a dead letter in a stream: writes its headers, and reads its record."""
+"""The format of a dead letter in a stream: functions that write its headers and read its record."""
 
 from __future__ import annotations
 

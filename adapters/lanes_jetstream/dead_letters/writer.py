@@ -22,15 +22,15 @@ from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, Server
 class JetStreamDeadLetters:
     """Publishes each dead letter to a subject that a stream captures.
 
-    The body and the headers are those of the original message. Headers named ``Lanes-…`` hold the origin and the
-    reason. The origin is Source, Partition, Position, Subject, Key, Epoch, System (kind of the broker) and Incarnation
-    (creation time of the stream). The reason is Attempts, Error, Error-Text and Time (seconds since 1970). Key,
-    Error-Text, System and Incarnation are percent-encoded. A message of a partitioned queue also has Queue
+    The dead letter has the body and the headers of the original message. Headers named ``Lanes-…`` hold the origin and
+    the reason. The origin is Source, Partition, Position, Subject, Key, Epoch, System (kind of the broker) and
+    Incarnation (creation time of the stream). The reason is Attempts, Error, Error-Text and Time (seconds since 1970).
+    Key, Error-Text, System and Incarnation are percent-encoded. A message of a partitioned queue also has Queue
     (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
-    header starts with ``Nats-`` or ``Lanes-``, or if some client cannot send the header. An unchanged ``Nats-`` header
+    header starts with ``Nats-`` or ``Lanes-``, or if a client cannot send the header. An unchanged ``Nats-`` header
     could alter the storage of the message.
 
     Needs asyncio.
@@ -106,7 +106,7 @@ class JetStreamDeadLetters:
         await self._connection.close()
 
     async def _is_uncaptured(self) -> bool:
-        """Return whether the server says that no stream captures the subject, for example after a deletion."""
+        """Return whether the server reports that no stream captures the subject, for example after a deletion."""
         try:
             return not await capturing_streams(self._connection, self._subject)
         except SourceError:

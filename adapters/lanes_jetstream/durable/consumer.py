@@ -81,7 +81,7 @@ class ConsumerState:
     Attributes:
         unacknowledged: Number of delivered and unacknowledged messages.
         waiting_pulls: Number of open pull requests of all processes.
-        highest: Highest stream sequence that was delivered.
+        highest: Highest delivered stream sequence.
         deliveries: Number of deliveries, repeats included.
         settled_above_floor: Whether acknowledged messages may exist above the lowest unacknowledged message.
         undelivered: Number of messages that were never delivered.
@@ -99,7 +99,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """The configuration and state of a consumer, and the state of its stream, read just before the consumer."""
+    """The configuration and state of a consumer, and the state of its stream, which was read first."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -185,7 +185,7 @@ class DurableConsumer:
 
     @property
     def ack_waits(self) -> tuple[float, float]:
-        """The shortest and the longest ack_wait in seconds, as they are outside a takeover."""
+        """The shortest and the longest ack_wait in seconds outside a takeover."""
         return ack_waits(self._original)
 
     @property
@@ -203,9 +203,9 @@ class DurableConsumer:
         return self._modify or (MANAGED in self._metadata and not self._hold_back)
 
     def delivers(self, stream: str, subject: str) -> bool:
-        """Return whether this consumer delivers messages that are published to a subject of a stream.
+        """Return whether this consumer delivers the messages of a published subject of a stream.
 
-        False also for a filtered consumer of a stream that transforms subjects.
+        The result is also False for a filtered consumer of a stream that transforms subjects.
         """
         if not self.stream_state.intake.stores(stream, subject):
             return False
@@ -229,7 +229,7 @@ class DurableConsumer:
 
     @property
     def _original(self) -> dict[str, Any]:
-        """The configuration as it is outside a takeover."""
+        """The configuration outside a takeover."""
         metadata = dict(self._metadata)
         ack_wait, backoff = metadata.pop(ORIGINAL_ACK_WAIT, None), metadata.pop(ORIGINAL_BACKOFF, None)
         if ack_wait is None:
@@ -337,7 +337,7 @@ class DurableConsumer:
     async def check_stream(self, highest: int) -> StreamState:
         """Read the stream. Raise ``SourceError`` if the stream was deleted or replaced, or ends below ``highest``.
 
-        In such a stream, new messages would reuse sequences that were read, and would count as settled messages.
+        In such a stream, new messages would reuse read sequences, and would count as settled messages.
         """
         try:
             state = await read_stream(self._connection, self.stream)
@@ -380,16 +380,16 @@ class DurableConsumer:
         return f"consumer {self}: {error}"
 
     async def restore(self) -> None:
-        """Restore the timers of a shrunk consumer, also after another process shrank them. Idempotent."""
+        """Restore the shrunk timers of a consumer, even if another process shrank them. Idempotent."""
         if ORIGINAL_ACK_WAIT in self._metadata:
             await self._update(self._original)
 
     async def requeue_pending(self) -> None:
         """Make the server queue all unacknowledged messages for redelivery, before any new message.
 
-        The call shrinks ack_wait for a moment, and removes a BackOff, which would replace ack_wait. The same update
-        stores the original values in the metadata, so the next start repairs the consumer if this process dies. A
-        cancelled call still restores the original values.
+        The call briefly shrinks ack_wait, and removes a BackOff, which would replace ack_wait. The same update stores
+        the original values in the metadata. If this process dies, the next start restores the consumer from these
+        values. A cancelled call still restores the original values.
         """
         original = self._original
         metadata = {**(original.get("metadata") or {}), ORIGINAL_ACK_WAIT: str(original["ack_wait"])}

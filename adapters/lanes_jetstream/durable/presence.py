@@ -1,14 +1,14 @@
-"""The presence of a process on a durable, so that a second process is refused before it takes a message.
+"""The presence of a process on a durable, which refuses a second process before that process takes a message.
 
-The server knows no owner of a consumer, and a process whose room is full has no open pull request. So each process
-answers on a subject of its durable:
+The server knows no owner of a consumer, and a process whose room is full has no open pull request. Each process
+therefore answers on a subject of its durable:
 
 - A process that starts calls ``ask``. An answer means that another process consumes the durable.
-- Then the process announces itself. A process whose announcement the server processed earlier refuses the process with
-  the later announcement.
+- If no process answers, the process announces itself. The process with the earlier announcement at the server refuses
+  the process with the later announcement.
 
-A process whose loop is blocked, or whose machine is lost, gives no answer. Without the permission to publish on the
-subject, ``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
+A process with a blocked loop or a lost machine does not answer. Without the permission to publish on the subject,
+``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Presence:
     Args:
         connection: The open connection.
         tokens: The part ``<stream>.<consumer>`` of the consumer's subjects.
-        refuse: Function that is called when another process was first.
+        refuse: Function that is called when another process has announced itself earlier.
     """
 
     def __init__(self, connection: Connection, tokens: str, refuse: Callable[[], None]) -> None:
@@ -66,13 +66,13 @@ class Presence:
         return bytes(answer.data).startswith(b"here ")
 
     async def announce(self) -> None:
-        """Answer other processes from now on, and find a process that started at the same moment."""
+        """Begin to answer other processes, and find a process that started at the same time."""
         await self._subscription.open(self._subject, self._receive)
         if self._permitted:
             await self._publish(self._subject, f"start {self._name}")
 
     async def close(self) -> None:
-        """Answer no more. Idempotent."""
+        """Stop answering. Idempotent."""
         await self._subscription.close()
 
     async def _receive(self, message: Msg) -> None:

@@ -16,7 +16,10 @@ from lanes_jetstream.wire.subscription import UnboundedSubscription
 
 
 class DurablePulls(PullRequests):
-    """The pull requests of one durable consumer. Each ``renew`` uses a fresh inbox. Needs asyncio; one caller."""
+    """The pull requests of one durable consumer.
+
+    Each ``renew`` uses a fresh inbox. The object requires asyncio and a single caller.
+    """
 
     def __init__(self, client: Client, next_subject: str, name: str, wake: asyncio.Event | None = None) -> None:
         super().__init__(client, next_subject, name, wake=wake or asyncio.Event())
@@ -34,7 +37,7 @@ class DurablePulls(PullRequests):
         await self._subscription.close()
 
     async def drain(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Like ``close``, after the messages that the server has sent for open requests have arrived. Idempotent.
+        """Close like ``close``, after all messages that the server has sent for open requests have arrived. Idempotent.
 
         Args:
             flush: See ``UnboundedSubscription.drain``.

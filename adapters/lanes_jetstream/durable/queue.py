@@ -1,7 +1,7 @@
 """A partitioned queue in one stream as a source: each physical queue has a durable, and is one partition.
 
-The durables share one connection and the room of the consumer. A durable that must be taken over, or that delivers
-nothing, stops no other durable.
+The durables share one connection and the room of the consumer. A durable in a takeover, or without deliveries, does not
+stop the other durables.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _BUSY_EXPIRES: Final = 1.0
 
 
 def durable_name(durable: str, partition: int) -> str:
-    """Return the name of the durable of a partition; partition 0 has the name itself."""
+    """Return the name of the durable of a partition; for partition 0, the name without a suffix."""
     return f"{durable}__p{partition}" if partition else durable
 
 
 class QueuePart(DurableSource):
-    """One partition of a queue: a durable whose takeover and messages the source of the queue asks for."""
+    """One partition of a queue: a durable whose takeover and messages the source of the queue requests."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,11 +72,11 @@ class QueuePart(DurableSource):
 
     @property
     def ready(self) -> bool:
-        """Whether the durable may be asked for new messages."""
+        """Whether the source may request new messages of the durable."""
         return self._task is None and self._taken_over and not self._collected and not self.released
 
     async def check(self) -> None:
-        """Raise the error that stops the source, if there is one."""
+        """Raise the error that stops the source, if any."""
         if self._watch.failure is not None or self._pulls.failure is not None:
             raise await self._failure()
         self._takeover.check_connection()
@@ -85,7 +85,7 @@ class QueuePart(DurableSource):
             task.result()
 
     def begin_takeover(self, room: Room) -> None:
-        """Start a takeover if one is needed and none runs. Does not block."""
+        """Start a takeover if the durable needs a takeover and no takeover runs. Does not block."""
         if self._task is None and not self.released and (not self._taken_over or self._pulls.check() is not None):
             self._task = asyncio.create_task(self._take_over(room))
             self._task.add_done_callback(lambda _: self.wake.set())
@@ -103,7 +103,7 @@ class QueuePart(DurableSource):
         self._taken_over = True
 
     def take(self, limit: int) -> Delivered | None:
-        """Return at most ``limit`` messages that have arrived as one run; None = no message has arrived."""
+        """Return at most ``limit`` arrived messages as one run; None = no message has arrived."""
         if limit <= 0 or self._task is not None:
             return None
         in_turn = not self._collected
@@ -120,7 +120,7 @@ class QueuePart(DurableSource):
         return event
 
     async def keep_alive(self) -> None:
-        """Keep the messages alive that have arrived and wait for room. Best effort."""
+        """Keep the arrived messages that wait for room alive. Best effort."""
         waiting = [raw.reply for raw in [*self._collected, *self._pulls.arrived]]
         now = monotonic()
         if waiting and now >= self._extend_at and self._task is None:
@@ -259,13 +259,13 @@ class QueueSource:
         return self._by_partition[message.partition].retention(message)
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether a durable delivers messages that are published to this destination."""
+        """Return whether a durable delivers the messages of this destination."""
         return any(part.reads(destination) for part in self.parts)
 
     # --- messages that no consumer reads
 
     async def _consumers_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Find the durables of physical queues, also of a former number of partitions; see ``QueueWatch``."""
+        """Find the durables of physical queues, including a former number of partitions; see ``QueueWatch``."""
         found = {}
         for name in names:
             durable = durable_name(self._durable, partition_number(self._queue.name, name))
@@ -279,8 +279,8 @@ class QueueSource:
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
         """Return the arrived messages of partitions that are not paused, within the room for messages.
 
-        The partition that comes first changes with each call. The method does not suspend, so a cancelled ``receive``
-        loses no message.
+        Each call begins with another partition. The method does not suspend, so a cancelled ``receive`` loses no
+        message.
         """
         events: list[SourceEvent] = []
         left = room.messages if room.bytes > 0 else 0
@@ -292,11 +292,11 @@ class QueueSource:
         return events
 
     async def _pull(self, room: Room) -> None:
-        """Request messages within the room, and one message more for each partition.
+        """Request messages within the room, plus one message for each partition.
 
         The request for one message is always open, so a partition without a recent message delivers at once. A message
-        that then exceeds the room waits in the source. Busy partitions share the room evenly, without a quarter while
-        other partitions are idle.
+        that then exceeds the room waits in the source. Busy partitions share the room evenly, or three quarters of the
+        room while other partitions are idle.
         """
         now = monotonic()
         # Messages of a paused partition use none of the room, as they are within its own bound.

@@ -56,7 +56,7 @@ class DurableSource:
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
         place: Name of the partition; None = the stream, and number 0.
-        wake: Event that is set when something arrives. The partitions of a queue share one event.
+        wake: Event that is set when a message or a status arrives. The partitions of a queue share one event.
     """
 
     connection: Connection
@@ -239,7 +239,7 @@ class DurableSource:
         return self._watch.retention.of(message)
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the consumer delivers messages that are published to this destination."""
+        """Return whether the consumer delivers the messages of this destination."""
         return self.durable.delivers(destination.name, destination.subject)
 
     # --- messages
@@ -253,7 +253,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _give_back(self) -> None:
-        """Let other processes have the messages that arrived for open requests, which only the server can end."""
+        """Release the messages that arrived for open requests to other processes; only the server can end a request."""
         arrived, self._pulls.arrived = self._pulls.arrived, []
         await give_back(self.connection.client, [raw.reply for raw in arrived], self._name)
 

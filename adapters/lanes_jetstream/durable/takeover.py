@@ -92,14 +92,14 @@ class Takeover:
 
         Args:
             room: Maximum number and bytes of messages that may arrive.
-            highest: Highest sequence that was delivered so far.
+            highest: Highest delivered sequence.
 
         Returns:
             The collected messages in order of sequence; empty if the server itself delivers in order, or the consumer
             is shared.
 
         Raises:
-            SourceError: The source cannot continue, for example because the connection is closed for good.
+            SourceError: The source cannot continue, for example because the connection is permanently closed.
         """
         reason = self.pulls.interruption
         kind = None if reason is None else reason.kind
@@ -219,9 +219,9 @@ class Takeover:
         return True
 
     def _is_lost_again(self) -> bool:
-        """Record a missing delivery, and return whether it is the second one while the connection held.
+        """Record a missing delivery, and return whether it is the second missing delivery of an intact connection.
 
-        A server that has not noticed the end of an earlier connection may still deliver to requests of that connection.
+        A server may still deliver to requests of an earlier connection until it detects the end of that connection.
         """
         if self._may_deliver_elsewhere():
             return False
@@ -233,8 +233,9 @@ class Takeover:
     def _is_shared(self, state: ConsumerState) -> bool:
         """Return whether a missing delivery went to another process.
 
-        Another process pulls if requests wait although this process has closed its inbox. Another process also pulls if
-        a second delivery is missing while the connection held, because an intact connection loses nothing.
+        Another process pulls if requests wait at the server although this process has closed its inbox. Another process
+        also pulls if a second delivery is missing while the connection held, because an intact connection loses no
+        message.
         """
         return not self._may_deliver_elsewhere() and (self._again or state.waiting_pulls > 0)
 
@@ -245,9 +246,9 @@ class Takeover:
     async def _requeue(self, state: ConsumerState, room: Room) -> list[Msg]:
         """Collect the unacknowledged messages before new messages, and sort them.
 
-        The server queues expired messages batch after batch, and keeps the messages of an earlier takeover in front. So
-        the messages are in order only after all batches were collected and sorted. The engine recognises messages that
-        are in flight.
+        The server queues expired messages in batches, and keeps the messages of an earlier takeover at the head of the
+        queue. The messages are therefore in order only after a collection and a sort of all batches. The engine
+        recognises messages that are in flight.
         """
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
@@ -315,7 +316,7 @@ class Takeover:
         return True
 
     def _check_numbers(self, collected: Collection[Msg]) -> None:
-        """Raise ``NoAnswer`` if a delivery is missing among the collected ones, so that another pass collects it."""
+        """Raise ``NoAnswer`` if a collected delivery is missing, so that another pass collects it."""
         numbers = sorted(sequences(raw.reply)[1] for raw in collected)
         if numbers and numbers[-1] - numbers[0] >= len(numbers):
             raise NoAnswer(f"{self.name}: a delivery between {numbers[0]} and {numbers[-1]} is missing")
@@ -323,7 +324,7 @@ class Takeover:
     async def _shrink(self, count: int) -> bool:
         """Requeue all unacknowledged messages by a shrink of ack_wait.
 
-        Returns False if the shrink is not permitted, is refused, or stays unanswered.
+        Returns False if the shrink is forbidden, is refused, or has no answer.
         """
         if not self.durable.modifiable:
             return False
@@ -346,7 +347,7 @@ class Takeover:
         return True
 
     async def _hold_back(self) -> None:
-        """Request nothing until ack_wait has passed for all unacknowledged messages."""
+        """Send no request until ack_wait has passed for all unacknowledged messages."""
         _, longest = self.durable.ack_waits
         wait = longest + _HOLD_BACK_MARGIN
         log.warning(
@@ -363,7 +364,7 @@ class Takeover:
                 raise NoAnswer(f"{self.name}: {self.pulls.interruption}")
 
     def check_connection(self) -> None:
-        """Raise ``SourceError`` if the connection is closed for good."""
+        """Raise ``SourceError`` if the connection is permanently closed."""
         client = self.connection.client
         if client.is_closed:
             why = f" ({client.last_error})" if client.last_error is not None else ""

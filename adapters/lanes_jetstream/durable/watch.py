@@ -1,7 +1,7 @@
 """Checks the stream and the consumer every few seconds, for faults that no message shows.
 
-The checks find a stream that was replaced, purged or shortened while the connection held. The checks find a consumer
-that was deleted or changed, and another process on a consumer that keeps an order. The checks also measure the lag.
+The checks find a stream that was replaced, purged or shortened during an intact connection. The checks find a deleted
+or changed consumer, and another process on a consumer that keeps an order. The checks also measure the lag.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ end earlier.
 
 
 class ReadState(NamedTuple):
-    """The progress of a source at one moment.
+    """The progress of a source at one time.
 
     Attributes:
         active: Whether the newest takeover is complete.
         takeovers: Number of takeovers that have begun.
-        highest: Highest sequence that was received.
-        delivery: Last delivery number that was received; None = no delivery since the takeover.
-        outstanding: Number of messages that open pull requests may still deliver, or that have arrived and wait for
+        highest: Highest received sequence.
+        delivery: Last received delivery number; None = no delivery since the takeover.
+        outstanding: Sum of messages that open pull requests may still deliver and arrived messages that wait for
             ``receive``.
         open_requests: Largest number of pull requests that may be open.
     """
@@ -73,9 +73,9 @@ class DurableWatch:
         alone: Whether no other process may pull the consumer.
         failure: The reason why the source cannot continue; None = the source can continue.
         lag: Number of unacknowledged and undelivered messages; None = unknown.
-        waiting: Number of messages that did not arrive: undelivered messages, deliveries that did not arrive, and
-            unacknowledged messages during a takeover. 0 while an operator pauses the consumer; None = unknown.
-        limit_reached: Why the server delivers nothing to a shared consumer at present: its limit of unacknowledged
+        waiting: Sum of undelivered messages, missing deliveries, and unacknowledged messages during a takeover. 0 = an
+            operator has paused the consumer; None = unknown.
+        limit_reached: Reason why the server delivers no message to a shared consumer: a reached limit of unacknowledged
             messages; "" = the limit is not reached.
         retention: Retention of the stream.
     """
@@ -123,7 +123,7 @@ class DurableWatch:
     def check_dropped(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
         """Report messages that the stream dropped before their delivery: raise ``SourceError`` or log a warning.
 
-        Only a takeover may call this method, because during a takeover no message above ``highest`` is on its way.
+        Only a takeover may call this method, because during a takeover no message above ``highest`` is in transit.
         """
         self._base = state.deliveries
         if not highest:
@@ -173,7 +173,7 @@ class DurableWatch:
                 log.debug("%s: not checked: %s", self.name, error)
 
     async def _measure_takeover(self, before: ReadState) -> None:
-        """Measure the backlog while a takeover runs. The takeover itself reports errors."""
+        """Measure the backlog while a takeover runs. The takeover reports errors."""
         try:
             self._measure(await self.durable.inspect(before.highest), before)
         except (ApiError, SourceError, NoAnswer, nats.errors.Error, OSError) as error:
@@ -213,7 +213,7 @@ class DurableWatch:
         self.lag = state.unacknowledged + state.undelivered
 
     def _is_shared(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
-        """Return whether another process pulls messages from the consumer, or is about to pull."""
+        """Return whether another process pulls messages from the consumer, or will soon pull."""
         if snapshot.in_takeover:
             # Only another process can be in a takeover now.
             return True

@@ -1,7 +1,7 @@
 """Sends acknowledgements, repeats them after a reconnect, and waits for confirmations if the mode needs them.
 
 A confirmation means that the server has read the acknowledgement, not that the acknowledgement had an effect. The
-server also confirms an acknowledgement of a delivery that the server has repeated in the meantime.
+server also confirms an acknowledgement of a delivery that it has repeated since.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
 
 
 async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
-    """Let the server redeliver these deliveries to the source ``name`` at once, to any process. Best effort."""
+    """Make the server redeliver these deliveries of the source ``name`` at once, to any process. Best effort."""
     if not subjects or not client.is_connected:
         return
     try:
@@ -103,8 +103,8 @@ async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
 class OwnAcks:
     """Warns once if the handler of a source has settled a message itself.
 
-    The watch looks at one message of each settlement, so that the settlement of many messages costs no more. A handler
-    that settles every message is found at the first settlement.
+    The check reads one message of each settlement, so its cost does not depend on the number of messages. The check
+    finds a handler that settles every message at the first settlement.
 
     Args:
         name: Name of the source, for the log.
@@ -115,7 +115,7 @@ class OwnAcks:
         self._told = False
 
     def look(self, settlement: Settlement) -> None:
-        """Look at the first message of a settlement."""
+        """Check the first message of a settlement."""
         if not self._told and settlement.messages and READER.settled(settlement.messages[0].raw):
             self._told = True
             first = settlement.messages[0]
@@ -130,7 +130,7 @@ class OwnAcks:
 
 
 class Acks:
-    """Sends and repeats the acknowledgements of one source. Needs asyncio; one ``send`` at a time.
+    """Sends and repeats the acknowledgements of one source. The object requires asyncio and one ``send`` at a time.
 
     Args:
         client: The connected client.
@@ -154,9 +154,8 @@ class Acks:
     async def send(self, tokens: Sequence[str]) -> None:
         """Acknowledge deliveries. In the mode ``"confirmed"``, wait until the server confirms the acknowledgements.
 
-        Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. A takeover in the
-        meantime makes no difference: a message that it redelivers before the end of this call must be acknowledged
-        again.
+        Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. If a takeover redelivers
+        a message before the end of this call, the source must acknowledge the message again.
         """
         # Keep all tokens before the first is sent. A repeat is never too early, because the messages are finished.
         self._kept.extend(tokens)
@@ -184,10 +183,10 @@ class Acks:
         ``SourceError`` for a missing confirmation.
 
         Args:
-            loses_last_acks: Whether only one copy holds the acknowledgements, which the server writes to disk a moment
-                later.
-            failed: Whether the source has failed for good. A server without the stream or the durable answers no
-                acknowledgement then, and the error of the run says so.
+            loses_last_acks: Whether only one copy has the acknowledgements, which the server writes to disk shortly
+                after.
+            failed: Whether the source has failed permanently. A server without the stream or the durable then answers
+                no acknowledgement, and the error of the run names this cause.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return

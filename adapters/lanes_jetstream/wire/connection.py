@@ -81,7 +81,7 @@ _LONG: Final = 6
 
 
 class NoAnswer(Exception):
-    """The JetStream API did not answer: no connection, no leader, or no permission.
+    """Error of an unanswered JetStream request: no connection, no leader, or no permission.
 
     ``temporary`` is True if a later request may succeed.
     """
@@ -90,7 +90,7 @@ class NoAnswer(Exception):
 
 
 class NoJetStream(NoAnswer):
-    """No server answers API requests: JetStream is off on the server or for the account."""
+    """Error if no server answers API requests, because JetStream is off on the server or for the account."""
 
     temporary = False
 
@@ -188,7 +188,7 @@ class Connection:
     async def open(self) -> None:
         """Connect if a URL was given, else check that the client is connected. Idempotent.
 
-        Raises ``SourceError`` if no server is reached within ``CONNECT_TIMEOUT``, or the given client is not
+        Raises ``SourceError`` if the call reaches no server within ``CONNECT_TIMEOUT``, or the given client is not
         connected. Raises ``ConfigError`` outside asyncio, or if the given client belongs to another event loop.
         """
         try:
@@ -304,7 +304,7 @@ class Connection:
         return text
 
     def last_error(self) -> tuple[str, float | None]:
-        """The last error of the client, and its age in seconds, None = unknown; ("", None) = no error."""
+        """The last error of the client, and its age in seconds; age None = unknown, ("", None) = no error."""
         if self._last_error is not None:
             text, at = self._last_error
             return text, monotonic() - at
@@ -367,7 +367,7 @@ class Connection:
             flush.cancel()
 
     async def flush(self, timeout: float = API_TIMEOUT) -> None:
-        """Wait until the server has read everything published so far, at most ``timeout`` seconds.
+        """Wait until the server has read all earlier published messages, at most ``timeout`` seconds.
 
         Cancel-safe. Raises a retryable ``SourceError`` if the flush fails or exceeds the timeout.
         """
@@ -407,7 +407,7 @@ class Connection:
         Raises:
             ApiError: The API refused the request.
             NoAnswer: No answer arrived in time; ``NoJetStream`` if no server responds, ``NotPermitted`` after a denial.
-            SourceError: The connection is closed for good, or the answer is no JSON object.
+            SourceError: The connection is permanently closed, or the answer is no JSON object.
         """
         for pause in CREATE_PAUSES:
             try:
@@ -540,7 +540,7 @@ def _check_url(url: str) -> None:
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the result of a task, so that asyncio reports no error of a task that no caller waits for."""
+    """Retrieve the result of an abandoned task, so that asyncio does not report the task's error."""
     if not task.cancelled():
         task.exception()
 

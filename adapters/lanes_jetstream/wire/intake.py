@@ -1,4 +1,4 @@
-"""The subjects that a stream stores: its own, those of the streams that it copies, and those that transforms make."""
+"""The subjects that a stream stores: its own subjects, those of copied streams, and those that transforms make."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Intake:
     """The subjects that a stream stores.
 
     Attributes:
-        patterns: Patterns of subjects by the name of the stream that they are published to: the stream itself, its
-            origin as a mirror, or one of its sources.
+        patterns: Patterns of published subjects by the name of their stream: the stream itself, its origin as a mirror,
+            or one of its sources.
         stored: Destinations of the last transforms, and patterns of the subjects that no transform changes.
         transforms: Whether the stream changes subjects.
         external: Whether the stream copies a stream of another account or domain, whose subjects are unknown.
@@ -53,7 +53,10 @@ class Intake:
         return self.external or any(overlap(each, pattern) for each in self.subjects)
 
     def within(self, filters: Sequence[str]) -> list[str]:
-        """Return the patterns of the stored subjects that filters select. Unknown stored subjects may be any."""
+        """Return the patterns of the stored subjects that filters select.
+
+        Unknown stored subjects may match any pattern.
+        """
         if self.external:
             return sorted(set(filters))
         return sorted({narrowed(each, wanted) for each in self.subjects for wanted in filters if overlap(each, wanted)})

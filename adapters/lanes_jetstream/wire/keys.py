@@ -55,8 +55,7 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
     key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
-    same literal in all subjects, or is the number that ``partition()`` of a transform stores, and an index that no
-    subject has.
+    same literal in all subjects or the partition number of a transform, and an index that no subject has.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.
@@ -232,7 +231,9 @@ def _is_literal(pattern: Sequence[str]) -> bool:
 
 
 def whole_subject(message: Msg) -> PartitionKey:
-    """Key function: the key is the whole subject. The start of a durable with a single subject refuses it.
+    """Key function: the key is the whole subject.
+
+    The start of a durable with a single subject refuses this key function.
 
     Args:
         message: Message of the nats client.

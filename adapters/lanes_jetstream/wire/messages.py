@@ -1,4 +1,4 @@
-"""Turns a delivery of the client into the core's message: its position, key and size."""
+"""The conversion of a client's delivery to the core's message: its position, key and size."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def sequences(reply: str) -> tuple[int, int]:
 
 
 def pending(reply: str) -> int:
-    """Read from a reply subject the number of messages that the consumer had still to deliver."""
+    """Read the consumer's number of undelivered messages at the delivery from a reply subject."""
     tokens = reply.split(".")
     # Without a number no loss can be detected, so the result may be 0.
     return number(tokens[8] if len(tokens) == 9 else tokens[10]) or 0

@@ -46,7 +46,7 @@ _FATAL: Final = {
 class Interruption(NamedTuple):
     """The reason why the requests must start again. The owner acts on ``kind`` and logs ``text``.
 
-    - ``new``: no request was sent yet
+    - ``new``: the source has sent no request yet
     - ``connection``: the connection was lost or replaced
     - ``unsent``: a request could not be sent
     - ``silence``: the heartbeat is missing
@@ -64,7 +64,7 @@ class Interruption(NamedTuple):
 
 
 class PullRequests:
-    """The pull requests of one consumer. Needs asyncio; one caller.
+    """The pull requests of one consumer. The object requires asyncio and a single caller.
 
     Args:
         client: The connected client.
@@ -76,14 +76,14 @@ class PullRequests:
 
     Attributes:
         inbox: Subject of the answers; empty before the first ``restart``.
-        arrived: Messages that arrived and that ``take`` has not returned yet.
+        arrived: Arrived messages that ``take`` has not returned yet.
         outstanding: Number of messages that open requests may still deliver.
         reconnects: Number of reconnects of the client at the last ``restart``.
         caught_up: Whether the last status was a heartbeat, which the server sends only while no message waits. The
             first message after a ``take`` resets the value.
         interruption: The reason why the requests must start again; None = no reason is known.
-        heard_at: Time of the last ``check`` that found a sign of the server; minus infinity before the first one.
-        failure: The error that makes the consumer unusable for good; None = the consumer is usable.
+        heard_at: Time of the last ``check`` that found an answer of the server; minus infinity before the first answer.
+        failure: The error that makes the consumer permanently unusable; None = the consumer is usable.
         deleted: Whether the consumer no longer exists.
         asked_at: Clock reading in seconds at the last request of ``Turns``; minus infinity = no request yet.
     """
@@ -132,7 +132,7 @@ class PullRequests:
         return self._open if self.outstanding else 0
 
     async def pull(self, room: Room) -> None:
-        """Request the free part of the room, once half of the room is free."""
+        """Request the free part of the room when half of the room is free."""
         # The server announces no sizes. The average size of earlier messages bounds the number of requested messages,
         # and max_bytes bounds each request in case messages grow suddenly.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
@@ -209,9 +209,9 @@ class PullRequests:
             self.interrupt("crowded" if "MaxWaiting" in text else "ended", f"{status} {text}")
 
     def take(self, limit: int | None = None) -> list[Msg]:
-        """Remove and return the messages that arrived, in order, at most ``limit``; None = all of them.
+        """Remove and return at most ``limit`` arrived messages, in order; None = all arrived messages.
 
-        Raises ``SourceError`` when the consumer is unusable for good.
+        Raises ``SourceError`` when the consumer is permanently unusable.
         """
         if self.failure is not None:
             raise self.failure
@@ -229,7 +229,7 @@ class PullRequests:
     # --- interruptions
 
     def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended"], text: str) -> None:
-        """Mark the requests as interrupted, because their count is wrong now.
+        """Mark the requests as interrupted, because the count of outstanding messages is now wrong.
 
         A later reason replaces an earlier reason.
         """

@@ -30,7 +30,7 @@ def is_of(queue: PartitionedQueue, subject: str) -> bool:
 
 
 def check_queue(queue: object) -> None:
-    """Raise ``ConfigError`` if the argument ``queue=`` is no queue whose names are subjects apart from each other."""
+    """Raise ``ConfigError`` unless the argument ``queue=`` is a queue whose names are separate subjects."""
     if not isinstance(queue, PartitionedQueue):
         raise ConfigError(
             f'queue={shown_value(queue)}: must be a PartitionedQueue, such as PartitionedQueue("orders", partitions=4)'
@@ -54,7 +54,7 @@ def check_queue(queue: object) -> None:
 
 
 def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
-    """Check that a stream stores each physical queue, and none of its subjects holds two of them.
+    """Check that a stream stores each physical queue, and each subject of the stream covers at most one.
 
     Args:
         queue: The queue.
@@ -62,8 +62,8 @@ def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
         intake: Subjects that the stream stores.
 
     Raises:
-        ConfigError: The stream changes subjects, a physical queue is missing, or a subject of the stream holds
-            two of them.
+        ConfigError: The stream changes subjects, a physical queue is missing, or a subject of the stream covers two
+            physical queues.
     """
     check_apart(queue.name, queue.names, stream, intake)
     missing = {
@@ -80,7 +80,7 @@ def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
 
 
 def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -> None:
-    """Check that no subject of a stream holds two physical queues, and that the stream changes no subjects.
+    """Check that each subject of a stream covers at most one physical queue, and that the stream changes no subjects.
 
     Args:
         queue: Name of the logical queue.
@@ -89,7 +89,7 @@ def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -
         intake: Subjects that the stream stores.
 
     Raises:
-        ConfigError: The stream changes subjects, or a subject of the stream holds two physical queues.
+        ConfigError: The stream changes subjects, or a subject of the stream covers two physical queues.
     """
     if intake.transforms:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""The watch over a partitioned queue in a stream: messages of subjects that no consumer of the durable or cohort reads.
+"""The check of a partitioned queue in a stream for messages that no consumer of the durable or cohort reads.
 
-Producers with another number of partitions than the workers write such messages. Most looks are one request, because
+Producers with another number of partitions than the workers write such messages. Most checks are one request, because
 the stream stores only the subjects of the queue.
 """
 
@@ -48,12 +48,12 @@ Consumers = Callable[[Sequence[str]], Awaitable[Mapping[str, Mapping[str, Any]]]
 
 
 class QueueWatch:
-    """The watch over the queue of one source. Needs asyncio.
+    """The check of the queue of one source. Needs asyncio.
 
     Args:
         connection: Connection to the server.
         stream: Name of the stream.
-        queue: The queue that the source reads; None = there is no look.
+        queue: The queue that the source reads; None = no checks.
         group: Kind and name of the group, such as ``durable 'billing'``.
         consumers: Finds the consumers of physical queues.
         name: Name of the source, for log lines.
@@ -80,7 +80,7 @@ class QueueWatch:
 
     @property
     def found(self) -> tuple[Stranded, ...]:
-        """Physical queues with stranded messages at the last look; any thread may read this property."""
+        """Physical queues with stranded messages at the last check; any thread may read this property."""
         return self._stranded.found
 
     def findings(self) -> Sequence[str]:
@@ -89,12 +89,12 @@ class QueueWatch:
         return (stranded_text(found, self._group),) if found else ()
 
     def start(self) -> None:
-        """Start the looks, if there is a queue. Does not block."""
+        """Start the checks, if the source reads a queue. Does not block."""
         if self._queue is not None:
             self._task = asyncio.create_task(self._run(self._queue))
 
     async def stop(self) -> None:
-        """End the looks. Idempotent."""
+        """End the checks. Idempotent."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -119,7 +119,7 @@ class QueueWatch:
                 log.debug("%s: cannot look for stranded messages: %s", self._name, error)
 
     async def _look(self, queue: PartitionedQueue) -> bool:
-        """Look once. Returns whether the next look is due soon."""
+        """Look once. Returns whether the next check is due soon."""
         info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         intake = Intake.of(info["config"])
 
@@ -173,20 +173,20 @@ def stores(intake: Intake, name: str) -> bool:
 
 
 def queue_names(queue: PartitionedQueue, patterns: Iterable[str]) -> list[str]:
-    """Return the beginnings of patterns that may be names of physical queues: as many tokens as the queue has."""
+    """Return the beginnings of patterns that may be names of physical queues, as long as the queue's name."""
     length = queue.name.count(".") + 1
     return list(dict.fromkeys(".".join(pattern.split(".")[:length]) for pattern in patterns))
 
 
 def reads_only(consumer: Mapping[str, Any], name: str) -> bool:
-    """Return whether a consumer delivers the messages of one physical queue and no others."""
+    """Return whether a consumer delivers the messages of only one physical queue."""
     config = consumer.get("config") or {}
     filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
     return bool(set(filters) <= set(subjects_of(name)))
 
 
 def consumer_facts(consumer: Mapping[str, Any], group: str) -> QueueFacts:
-    """Return the facts of a physical queue by the description of the consumer that reads only this queue."""
+    """Return the facts of a physical queue from the description of the consumer that reads only this queue."""
     unfinished = int(consumer.get("num_pending") or 0) + int(consumer.get("num_ack_pending") or 0)
     return QueueFacts(1, unfinished, {group: unfinished}, {group: int(int(consumer.get("num_waiting") or 0) > 0)})
 

@@ -1,4 +1,4 @@
-"""When a server deletes the messages of a stream: by age, or by the number or bytes of newer messages."""
+"""Estimates of the time at which a server deletes messages of a stream: by age, number or bytes of newer messages."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class StreamRetention:
         self._pace = Pace()
 
     def note(self, limits: Limits, first: int, last: int) -> None:
-        """Record the state of the stream as of now, with its first and last sequence."""
+        """Record the current state of the stream, with its first and last sequence."""
         self._noted = now = self._clock()
         self._limits, self._first, self._last = limits, first, last
         # Where acknowledged messages leave the stream, its number of messages grows more slowly than its sequences.
@@ -100,7 +100,7 @@ class StreamRetention:
 
 
 def written_at(reply: str) -> float | None:
-    """Read from a reply subject the time in seconds since 1970 at which the stream stored the message."""
+    """Read the time at which the stream stored a message, in seconds since 1970, from a reply subject."""
     tokens = reply.split(".")
     # The long form has a domain and an account in front; see `sequences`.
     place = 7 if len(tokens) == 9 else 9

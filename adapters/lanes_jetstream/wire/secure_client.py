@@ -9,7 +9,7 @@ from nats.aio.client import Client
 
 
 class NoTls(nats.errors.Error):
-    """A server of a ``tls://`` URL offers no TLS, so the credentials would be sent in clear text."""
+    """Error: a server of a ``tls://`` URL offers no TLS, so the client would send the credentials in clear text."""
 
     def __str__(self) -> str:
         return "nats: the server offers no TLS"

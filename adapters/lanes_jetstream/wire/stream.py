@@ -47,8 +47,7 @@ class StreamState:
         retention: Retention of the stream.
         drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to
             live for each message, rollups), so that a missing message is no fault.
-        loses_last_acks: Whether a server that is killed loses the last acknowledgements, because only one copy exists,
-            on disk.
+        loses_last_acks: Whether a killed server loses the last acknowledgements, because the only copy is on disk.
         intake: Subjects that the stream stores.
         limits: Limits and size of the stream.
     """
@@ -92,9 +91,9 @@ async def read_stream(connection: Connection, stream: str, *, option: str = "str
 
 
 async def similar_stream(connection: Connection, stream: str) -> str:
-    """Return a question about the streams that resemble a missing stream, for the end of an error.
+    """Return a question about streams that resemble a missing stream, for the last part of an error.
 
-    Returns "" if no stream does, or if this client may not list the streams.
+    Returns "" if no stream resembles it, or if this client may not list the streams.
     """
     try:
         names = await read_pages(connection.api, "STREAM.NAMES", "streams")
@@ -114,7 +113,7 @@ async def find_or_create(
         config: Configuration of the stream if the call creates it.
         what: Name of the stream or bucket, for errors.
         remedy: Remedy in the error for a refused creation.
-        patience: Seconds in which temporary errors are retried.
+        patience: Seconds for which the call retries temporary errors.
 
     Returns:
         The server's description of the stream, and whether this call created the stream.

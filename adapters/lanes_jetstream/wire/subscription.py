@@ -1,4 +1,4 @@
-"""One subscription of the client that drops no message, and that can pass messages on without a task in between."""
+"""One subscription of the client, which drops no message and can pass messages on without a task."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class UnboundedSubscription:
             await subscription.unsubscribe()
 
     async def drain(self, flush: Callable[[], Awaitable[None]]) -> None:
-        """Unsubscribe after every message that the server has sent so far was received. Idempotent.
+        """Unsubscribe after the client has received every message that the server has sent. Idempotent.
 
-        For a subscription by ``open_inbox``. Cancel-safe. A cancelled call drops the later messages.
+        The call requires a subscription by ``open_inbox``. Cancel-safe. A cancelled call drops the later messages.
 
         Args:
-            flush: Function that waits until the server has read everything and the client has received everything that
-                the server sent before, as ``Connection.flush`` does. The client's own drain flushes for at most 10 s,
-                and the late answer to a flush that ended early ends the client's read loop.
+            flush: Function that waits until the server has read all requests and the client has received all earlier
+                messages, like ``Connection.flush``. The client's own drain flushes for at most 10 s, and the late
+                answer to a flush that ended early ends the client's read loop.
         """
         subscription, self._subscription = self._subscription, None
         if subscription is None or self._client.is_closed:

@@ -82,7 +82,7 @@ def origins_of(config: Mapping[str, Any]) -> list[Origin]:
 
 
 def own_transform(config: Mapping[str, Any]) -> Transform | None:
-    """Return the transform of everything that a stream stores; None = the stream has no such transform."""
+    """Return the transform of all messages that a stream stores; None = the stream has no such transform."""
     own = config.get("subject_transform") or {}
     return _transform(own) if own.get("dest") else None
 
@@ -92,7 +92,7 @@ def _transform(fields: Mapping[str, Any]) -> Transform:
 
 
 def known_tokens(destination: str) -> list[str]:
-    """Return the tokens of a destination; ``>`` in place of all tokens whose index is unknown.
+    """Return the tokens of a destination, with ``>`` in place of all tokens of unknown index.
 
     A function other than ``wildcard`` and ``partition`` may make several tokens from one token.
     """
@@ -104,7 +104,7 @@ def known_tokens(destination: str) -> list[str]:
 
 
 def partition_numbers(destination: str) -> list[int]:
-    """Return the indices of the tokens that hold the number of a partition."""
+    """Return the indices of the tokens that contain the number of a partition."""
     return [place for place, token in enumerate(known_tokens(destination)) if function_of(token)[0] == "partition"]
 
 

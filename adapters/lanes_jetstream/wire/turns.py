@@ -42,18 +42,18 @@ class Turns:
         """Request messages, so that all open requests together stay within ``room``.
 
         In a cohort of several partitions, about a quarter of the room is reserved for all partitions, in equal shares
-        of at least one message. Partitions of other members have a share too, because they may move to this member. The
+        of one message or more. Partitions of other members have a share too, because they may move to this member. The
         remaining room is divided evenly among the ``busy`` partitions.
 
         If the room is too small for all partitions, a request expires after ``BRIEF`` seconds. The partitions then take
-        turns, and an idle partition gets a request every ``AGAIN`` seconds. So a message of an idle partition may wait
-        for ``AGAIN`` seconds, and ``BRIEF`` seconds longer each time that idle partitions fill the room.
+        turns, with a request for an idle partition every ``AGAIN`` seconds. A message of an idle partition may
+        therefore wait for ``AGAIN`` seconds, plus ``BRIEF`` seconds each time that idle partitions fill the room.
 
-        Warns once if no ``room`` so far had one message for each consumer.
+        Warns once if no ``room`` since the start had one message for each consumer.
 
         Args:
             pulls: Pull requests of the consumers that may deliver now.
-            busy: The part of ``pulls`` whose consumers have delivered a message within the last second.
+            busy: The pull requests of ``pulls`` whose consumers have delivered a message within the last second.
             room: Maximum number and bytes of the requested messages.
             now: Time in seconds of the monotonic clock.
         """

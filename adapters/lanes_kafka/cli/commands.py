@@ -61,7 +61,7 @@ def partition(
     as_int: bool = typer.Option(False, "--int", help="Read keys as decimal numbers; hash each as 16 bytes."),
     as_hex: bool = typer.Option(False, "--hex", help="Read keys as bytes in hex, two digits each."),
 ) -> None:
-    """Show where producers put a key.
+    """Show the partition that producers choose for a key.
 
     Java clients and kafka-python use murmur2. librdkafka uses CRC-32 by default. lanes encodes a number as a key of
     16 bytes. A Java Long has 8 bytes, so give such a key with --hex. For example, the Long 42 is 000000000000002a.

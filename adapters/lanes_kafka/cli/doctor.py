@@ -49,7 +49,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     """Check the settings, topics, group and broker of a consumer. If the broker check fails, no later check runs.
 
     Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
-    client becomes a ``Check`` that failed or whose result is unknown.
+    client becomes a failed ``Check``, or a ``Check`` with an unknown result.
     """
     try:
         # A client without a subscription checks every setting, and connects to no broker.
@@ -125,7 +125,7 @@ class _Doctor:
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
 
     def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
-        """Check for messages that open transactions hold back, between the last stable offset and the end."""
+        """Check for unreadable messages of open transactions, between the last stable offset and the end."""
         what = f"transactions on {topic}"
         try:
             stable, ends = (
@@ -189,7 +189,7 @@ class _Doctor:
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
 
     def _is_of_another_kind(self) -> bool:
-        """Whether the broker lists the group, although the broker's description calls the group missing."""
+        """Return whether the broker lists the group, although the broker's description calls the group missing."""
         with warnings.catch_warnings():
             # The call that replaces this deprecated call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -238,7 +238,7 @@ class _Doctor:
         return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """The check of a question that failed. With ``absent``, a missing topic or group passes the check."""
+        """Make the check for a failed question. With ``absent``, a missing topic or group passes the check."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")
@@ -283,7 +283,10 @@ def _supports_848(settings: Mapping[str, str]) -> Check:
 
 
 def _allowed(found: Any, operation: AclOperation) -> bool:
-    """Whether an operation is allowed. A broker that is too old to report permissions counts as allowing it."""
+    """Return whether this user may perform an operation.
+
+    If a broker is too old to report permissions, the operation counts as allowed.
+    """
     return found.authorized_operations is None or operation in found.authorized_operations
 
 

@@ -126,9 +126,9 @@ class Cluster:
         """Ask for the facts of topics.
 
         Args:
-            names: Names of the topics, that of partition 0 first.
-            named: Groups that count in each topic, also without a position. A group without a position has finished
-                nothing. Without a name, the groups of the first topic count so.
+            names: Names of the topics, beginning with partition 0.
+            named: Groups that count in each topic, even without a position. A group without a position has finished
+                nothing. If no group is named, the groups of the first topic replace the names.
 
         Returns:
             The facts.
@@ -179,7 +179,7 @@ class Cluster:
             like: The existing topic.
 
         Returns:
-            A line for each created topic. Another process may have created the others meanwhile.
+            A line for each created topic. Another process may have created the other topics during the call.
 
         Raises:
             ConfigError: No topic can have one of the names.
@@ -209,13 +209,13 @@ class Cluster:
         return [f"created topic {name!r} with {names[name]} partition(s)" for name in created]
 
     def remove(self, names: Sequence[str]) -> list[str]:
-        """Remove topics, and wait until they are gone.
+        """Remove topics, and wait for the end of their deletion.
 
         Args:
             names: Names of existing topics.
 
         Returns:
-            A line for each removed topic. Another process may have removed the others meanwhile.
+            A line for each removed topic. Another process may have removed the other topics during the call.
 
         Raises:
             SourceError: The broker does not answer, or refuses a removal.
@@ -260,7 +260,10 @@ class Cluster:
             sleep(_AGAIN)
 
     def _groups(self, deadline: float) -> list[str]:
-        """Return the names of all groups. A broker without an answer may hide a group, so its error is raised."""
+        """Return the names of all groups.
+
+        The call raises the error of a broker that does not answer, because that broker may know another group.
+        """
         while True:
             (listed,) = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)
             if not listed.errors:
@@ -304,7 +307,10 @@ class Cluster:
     def _of_groups(
         self, groups: Sequence[str], ask: Callable[[Sequence[str]], Mapping[str, Future[Any]]], deadline: float
     ) -> dict[str, Any]:
-        """Return the answers about the groups that exist. A coordinator that starts or moves is asked again."""
+        """Return the answers about the groups that exist.
+
+        The call repeats the question to a coordinator that starts or moves.
+        """
         found: dict[str, Any] = {}
         left = list(groups)
         while left:
@@ -327,9 +333,9 @@ class Cluster:
         return found
 
     def _changed(self, asked: Mapping[str, Future[Any]], settled: int, deadline: float) -> list[str]:
-        """Wait for the changes of topics, and return the changed ones.
+        """Wait for the changes of topics, and return the changed topics.
 
-        The code ``settled`` says that another process has made the change.
+        The error code ``settled`` means that another process has made the change.
         """
         self._wait(asked.values(), deadline)
         changed = []

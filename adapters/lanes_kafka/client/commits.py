@@ -1,19 +1,19 @@
 """Commits of one client. A commit waits for a check of its topic ids, if the broker has topic ids.
 
 For a commit, the broker checks that the client is a member. The broker checks neither that the client owns the
-partition nor that the position rises. Right before a send, ``Commits`` therefore checks that every partition is still
-owned. The engine guarantees that positions rise.
+partition nor that the position rises. Immediately before a send, ``Commits`` therefore checks that this client still
+owns every partition. The engine guarantees that positions rise.
 
-``TopicIdCheck`` holds a commit back until the broker has confirmed the ids of its topics. After a topic is deleted and
-created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
-reports the change. Once the new topic has grown past the client's position, the client reads on in the new topic. A
-commit with topic ids is therefore sent only after the broker shows the same ids, in an answer to a question that is
-newer than the commit. Without such an answer nothing is committed, because a commit could skip messages of the new
-topic. Finished messages may then run again.
+``TopicIdCheck`` delays a commit until the broker has confirmed the ids of the commit's topics. After a topic is deleted
+and created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
+reports the change. When the new topic has grown past the client's position, the client continues in the new topic.
+``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed the same ids. The
+confirming question must be newer than the commit. Without such an answer the source commits no position, because a
+commit could skip messages of the new topic. Finished messages may then run again.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
 repetition. The committed position is then a position of the old topic, and the source stops with an error. Second, the
-broker that answers the question about the ids may not have learned yet that the topic was recreated.
+broker that answers the question about the ids may not know yet that the topic was recreated.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUP
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """Ask how many UTF-16 units of commit metadata the broker accepts before the client's NUL: 0 to ``LIMIT``.
+    """Ask for the UTF-16 units of commit metadata that the broker accepts before the client's NUL: 0 to ``LIMIT``.
 
-    If the broker does not tell its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
+    If the broker does not report its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
     limit is too small for a single completed message, the function logs a warning and returns 0. Blocks for up to 5
     seconds.
     """
@@ -97,23 +97,23 @@ def metadata_room(admin: AdminClient, name: str) -> int:
 
 
 def room_within(allowed: int) -> int:
-    """The UTF-16 units of commit metadata that ``offset.metadata.max.bytes=allowed`` leaves before the client's NUL."""
+    """Return the UTF-16 units of metadata that ``offset.metadata.max.bytes=allowed`` leaves before the client's NUL."""
     return max(0, min(LIMIT, allowed - 1))
 
 
 def can_carry(room: int) -> bool:
-    """Whether ``room`` UTF-16 units of commit metadata are enough for at least one completed message."""
+    """Return whether ``room`` UTF-16 units of commit metadata are enough for at least one completed message."""
     return bool(encode(0, [(1, 2)], room))
 
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Positions that one request commits, with one answer for all positions.
+    """Positions that one request commits, with one answer for all positions together.
 
     Attributes:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
-        releases: The partition to give back after this commit; None = no partition.
+        releases: The partition to release after this commit; None = no partition.
         deadline: Time of the clock after which an unanswered commit has failed; 0 until the commit is queued or sent.
         offsets: The positions in the client's own type, set when the commit is sent.
     """
@@ -134,13 +134,13 @@ class Commits:
     """The commits of one client, used in the thread that owns it.
 
     Attributes:
-        owns: Returns whether a partition may still be committed.
+        owns: Returns whether this client may still commit positions of a partition.
         lost: Called with the reason when the broker reports that this process is no longer a member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client, whose secrets no error or log line shows.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
-        unanswered: For each partition, its newest sent commit that has no answer yet.
+        unanswered: The newest sent, unanswered commit of each partition.
     """
 
     owns: Callable[[Partition], bool]
@@ -214,13 +214,13 @@ class Commits:
         return commits
 
     def expire(self, now: float) -> None:
-        """Let each commit fail that has no answer at its deadline."""
+        """Fail each commit that has no answer at its deadline."""
         for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
             commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s; check that a broker runs")
 
     def abandon(self, reason: str) -> None:
-        """Let all unanswered commits fail, with ``reason`` in the error."""
+        """Fail all unanswered commits, with ``reason`` in the error."""
         for commit in self.recall():
             commit.fail(f"{self.name}: a commit was not answered: {reason}")
 
@@ -259,7 +259,7 @@ class TopicIdCheck:
     """Sends commits, after a check of their topic ids if they have topic ids. Used in the thread that owns the client.
 
     The object is True while commits wait. Only one question to the broker is open at a time. The next question covers
-    all commits that are queued meanwhile.
+    all commits that the loop queues before the answer.
 
     Attributes:
         topics: The broker's descriptions of the topics.
@@ -306,7 +306,7 @@ class TopicIdCheck:
             self._send(client, commit)
 
     def advance(self, client: Consumer) -> None:
-        """Process answers about topic ids, send the commits that these answers allow, and let overdue commits fail.
+        """Process answers about topic ids, send the commits that these answers allow, and fail overdue commits.
 
         Does not block.
         """
@@ -340,7 +340,7 @@ class TopicIdCheck:
         return [*self.commits.recall(), *(commit for _, commit in waiting)]
 
     def abandon(self, reason: str) -> None:
-        """Let all commits without an answer fail, with ``reason`` in the error."""
+        """Fail all commits without an answer, with ``reason`` in the error."""
         waiting, self._waiting = self._waiting, deque()
         for _, commit in waiting:
             commit.fail(f"{self.name}: a commit was not sent: {reason}")
@@ -384,7 +384,7 @@ class TopicIdCheck:
 
 
 def _has_ids(commit: Commit) -> bool:
-    """Whether any topic of the commit has an id. Old brokers have no topic ids."""
+    """Return whether any topic of the commit has an id. Old brokers have no topic ids."""
     return any(each.partition.incarnation for each in commit.settlements)
 
 

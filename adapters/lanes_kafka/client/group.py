@@ -66,8 +66,8 @@ class Assignment:
         bytes_read: Size of the messages that were read, in bytes.
         paused: Whether the client is paused for the partition.
         drained: Whether new messages of the partition are dropped.
-        returning: Whether a release of the partition is under way, in a call that may run callbacks.
-        released: Whether the partition was given back; no later commit names the partition.
+        returning: Whether a release of the partition is running, in a call that may run callbacks.
+        released: Whether the partition was released; no later commit names the partition.
         rebalance: Number of the callback that assigned the partition.
     """
 
@@ -101,7 +101,7 @@ class Assignment:
 
 
 class _UnknownPartition(Exception):
-    """The coordinator has assigned a partition that the client does not know yet."""
+    """Error: the coordinator has assigned a partition that the client does not know yet."""
 
 
 @dataclass(eq=False, repr=False)
@@ -119,11 +119,11 @@ class Group:
         name: Name of the source, for errors and log lines.
         is_full: Returns True when the event loop has no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
-        owned: Assignments that were neither revoked nor lost, by partition.
-        closing: Whether the client is about to be closed; no partition is assigned any more.
-        rebalances: Number of callbacks so far that assigned, revoked or lost partitions.
+        owned: Current assignments, neither revoked nor lost, by partition.
+        closing: Whether the client is about to close, after which no partition is assigned.
+        rebalances: Number of callbacks since the start that assigned, revoked or lost partitions.
         join_watch: The wait for the first answer of the group.
-        rejoining: Whether a broker answers again, and the group has assigned nothing since a loss in an outage.
+        rejoining: Whether a broker answers again, and the group has assigned no partition since a loss in an outage.
     """
 
     config: ClientConfig
@@ -154,12 +154,12 @@ class Group:
         self.join_watch = JoinWatch(self.name, self.clock, tells_nothing=self.config.protocol == "848")
 
     def assignment(self, partition: Partition) -> Assignment | None:
-        """The assignment that made this ``partition``; None after its revocation or loss."""
+        """Return the assignment that made this ``partition``; None after its revocation or loss."""
         assignment = self.owned.get(partition.id)
         return assignment if assignment is not None and assignment.partition is partition else None
 
     def owns(self, partition: Partition) -> bool:
-        """Whether a partition is owned and was not given back, so that its positions may be committed."""
+        """Return whether this client owns an unreleased partition, and may commit its positions."""
         assignment = self.assignment(partition)
         return assignment is not None and not assignment.released
 
@@ -192,7 +192,7 @@ class Group:
             self.fail(self._fatal_error("assigning partitions failed", error))
 
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Ask for a drain of revoked partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
+        """Request a drain of revoked partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
         self.rebalances += 1
         leaving = self._leaving(partitions)
         if self.closing:
@@ -216,7 +216,7 @@ class Group:
                 self.join_watch.rebalances()
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give the lost partitions up without a commit, because another member may own them already."""
+        """Give up lost partitions without a commit, because another member may already own them."""
         self.rebalances += 1
         self._lost |= bool(partitions)
         reason = "this member's session ended, or the group chose another owner"
@@ -228,7 +228,7 @@ class Group:
     # --- between callbacks
 
     def report_return(self) -> None:
-        """Note and log that a broker answers again after an outage, if the group has assigned nothing since a loss."""
+        """Record and log the end of an outage, if the group has assigned no partition since a loss."""
         outage = self.topics.contact.outage()
         # A short session ends before the outage is certain.
         self._lost_in_outage = self._lost and (self._lost_in_outage or outage is not None)
@@ -242,13 +242,13 @@ class Group:
         self.rejoining = returned
 
     def drained(self, partition: Partition) -> None:
-        """Deliver no more messages of a partition. Idempotent."""
+        """Stop delivering messages of a partition. Idempotent."""
         assignment = self.assignment(partition)
         if assignment is not None:
             assignment.drained = True
 
     def release(self, partition: Partition) -> None:
-        """Deliver and commit nothing more of a partition. Idempotent."""
+        """Stop delivering messages and committing positions of a partition. Idempotent."""
         assignment = self.assignment(partition)
         if assignment is not None:
             assignment.drained = assignment.released = True
@@ -258,7 +258,7 @@ class Group:
 
         Args:
             reason: The reason of the loss, which the loop reports.
-            presumed: Whether the client may still own the partitions; ``reclaim`` then starts them again.
+            presumed: Whether the client may still own the partitions, which ``reclaim`` then starts again.
         """
         if presumed:
             self._presumed_lost |= dict.fromkeys(self.owned, self.clock() + _RECLAIM_AFTER)
@@ -266,18 +266,23 @@ class Group:
 
     @property
     def doubted(self) -> bool:
-        """Whether a partition that was presumed lost waits for ``trust``."""
+        """Return whether a partition that was presumed lost waits for ``trust``."""
         return NEVER in self._presumed_lost.values()
 
     def doubt(self) -> None:
-        """Restart no partition that was presumed lost before ``trust``, or before its next assignment. Idempotent.
+        """Mark the presumably lost partitions as doubted: each restarts only after ``trust`` or its next assignment.
 
-        The client's own belief is not enough, because the client may learn of a removal late.
+        Idempotent.
+
+        The client's own state is not enough, because the client may learn of its removal late.
         """
         self._presumed_lost = dict.fromkeys(self._presumed_lost, NEVER)
 
     def trust(self) -> None:
-        """Let ``reclaim`` restart the doubted partitions, because the broker has listed this member. Idempotent."""
+        """Allow ``reclaim`` to restart the doubted partitions, because the broker has listed this member.
+
+        Idempotent.
+        """
         now = self.clock()
         self._presumed_lost = {one: min(at, now) for one, at in self._presumed_lost.items()}
 
@@ -293,7 +298,7 @@ class Group:
         Args:
             client: The client.
             until: Time until which the running callback may ask for start positions; None = no callback runs. A
-                callback restarts the partitions without the wait of 5 seconds, except doubted ones.
+                callback restarts the partitions without the wait of 5 seconds, except doubted partitions.
 
         Raises:
             KafkaException: The broker does not answer, or answers with an error.
@@ -348,15 +353,15 @@ class Group:
     # --- inside
 
     def _starts_until(self) -> float:
-        """The time until which a callback that begins now may ask for start positions.
+        """Return the time until which a callback that begins now may ask for start positions.
 
-        The rest of ``max.poll.interval.ms`` is for the commit of new positions, and a margin.
+        The remaining part of ``max.poll.interval.ms`` is for the commit of new positions and a margin.
         """
         allowed = OF_POLL_INTERVAL * self.config.max_poll_interval - QUERY_TIMEOUT
         return self.clock() + min(_START_TIMEOUT, allowed)
 
     def _start(self, client: Consumer, ids: list[PartitionId], *, until: float, known: bool = False) -> None:
-        """Fetch the partitions ``ids`` from their start positions, which are asked for until a time.
+        """Fetch the partitions ``ids`` from their start positions, and ask for these positions until a given time.
 
         If the client already owns the partitions (``known``), it seeks.
         """
@@ -389,10 +394,10 @@ class Group:
         self.deliver([Assigned(each.partition) for each in started])
 
     def _postpone(self, client: Consumer, ids: list[PartitionId], *, known: bool) -> None:
-        """Let ``reclaim`` start partitions that the client does not know, after it has refreshed the metadata.
+        """Leave the start of unknown partitions to ``reclaim``, after a refresh of the metadata.
 
-        The coordinator may know new partitions before this client does. A callback cannot refresh the metadata: at the
-        end of ``list_topics`` confluent-kafka 2.16 drops the state of the call that serves the callback, and the next
+        The coordinator may know new partitions before this client does. A callback cannot refresh the metadata. In
+        confluent-kafka 2.16, ``list_topics`` drops the state of the call that serves the callback, and the next
         callback of that call ends the process.
         """
         if not known:
@@ -441,14 +446,14 @@ class Group:
         return assignment
 
     def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
-        """Commit new start positions, so that a later run does not decide them again.
+        """Commit new start positions, so that a later run starts from the same positions.
 
-        A start that failed to be committed is repeated, unless the partition has a committed position meanwhile, which
-        may be higher.
+        The call repeats the failed commit of a start, unless the partition now has a committed position, which may be
+        higher.
 
         Args:
             client: The client.
-            decided: The partitions of this member whose positions were read just now; empty = only a repetition.
+            decided: The partitions of this member whose positions the caller has just read; empty = only a repetition.
         """
         if not self._uncommitted_starts or (not decided and self.clock() < self._commit_starts_at):
             return
@@ -522,12 +527,14 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for ``to_pause`` and released partitions; with ``resume``, resume it for the others.
+        """Pause the client for ``to_pause`` and released partitions.
+
+        With ``resume``, resume the client for the other partitions.
 
         Args:
             client: The client.
             to_pause: Partitions to pause.
-            paused: Partitions that are not resumed.
+            paused: Partitions that the call does not resume.
             resume: Whether to resume the client for owned partitions in neither ``to_pause`` nor ``paused``.
         """
         owned = self.owned.values()

@@ -1,4 +1,4 @@
-"""The watch over the number of partitions of each topic. A larger number moves keys to other partitions."""
+"""The check of the number of partitions of each topic. A larger number moves keys to other partitions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OnGrowth = Literal["stop", "alarm"]
 
 
 class GrowthWatch:
-    """The watch over the topics of one source.
+    """The check of the topics of one source.
 
     Used in the thread that owns the client, except for ``grown``.
 
@@ -39,10 +39,12 @@ class GrowthWatch:
         self._last: dict[str, int] = {}
 
     def look(self, known: Mapping[str, Topic]) -> None:
-        """Compare the numbers with those of the start; log or end the source once for each growth. Does not block.
+        """Compare the numbers with the numbers at the start.
+
+        Log each growth or end the source, once for each growth. Does not block.
 
         Args:
-            known: Topics by name. The numbers of the first call count as those of the start.
+            known: Topics by name. The first call sets the numbers at the start.
         """
         for name, topic in known.items():
             first = self._first.setdefault(name, topic.partitions)

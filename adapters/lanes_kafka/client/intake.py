@@ -42,7 +42,7 @@ class Intake:
     average: float = field(default=1_024.0, init=False)
 
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
-        """Read messages, and serve the client's callbacks meanwhile.
+        """Read messages, and serve the client's callbacks during the wait.
 
         Blocks for up to ``timeout`` seconds for the first message. Does not wait for further messages.
 
@@ -88,7 +88,7 @@ class Intake:
     def gap_after(self, partition: Partition, committed: int) -> int | None:
         """Return the end of the gap after the position ``committed``; None if a message or no gap follows the position.
 
-        A callback may call this method. In a callback, the messages of the running ``consume`` are not known yet.
+        A callback may call this method. A callback does not know the messages of the running ``consume``.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:
@@ -97,11 +97,11 @@ class Intake:
         return found.offset if found.offset > committed else None
 
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
-        """Read on in a partition that is being given back, to find a gap after its last message.
+        """Continue to read a partition during its release, to find a gap after its last message.
 
-        The client may read the last message before the transaction marker that follows it. The call ends as soon as a
-        message or a gap after ``committed`` is known, or when the log ends at ``committed``. A revoke may end the
-        assignment meanwhile. Must not be called in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
+        The client may read the last message before the transaction marker that follows it. The call ends when it knows
+        a message or a gap after ``committed``, or the log ends at ``committed``. A revoke may end the assignment during
+        the call. Must not be called in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
 
         Args:
             partition: The assignment.
@@ -200,7 +200,7 @@ class Intake:
 
 
 def _joined(first: Delivered, events: list[Delivered]) -> list[Delivered]:
-    """Put the run of the first message before the next run of its assignment, because each run costs a delivery."""
+    """Merge the run of the first message into the next run of its assignment, because each run costs a delivery."""
     for index, event in enumerate(events):
         if event.partition is first.partition:
             events[index] = Delivered(event.partition, first.run + event.run, first.size + event.size)
@@ -209,7 +209,7 @@ def _joined(first: Delivered, events: list[Delivered]) -> list[Delivered]:
 
 
 def partition_id_of(raw: Raw) -> PartitionId:
-    """The partition of a message, or of an error that concerns one partition."""
+    """Return the partition of a message, or of an error that concerns one partition."""
     topic, number = raw.topic(), raw.partition()
     assert topic is not None and number is not None, "a fetched message has a topic and a partition"
     return PartitionId(topic, number)

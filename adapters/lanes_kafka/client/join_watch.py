@@ -3,8 +3,8 @@
 A new member waits for the first answer. A member whose partitions were all revoked waits again, until the end of the
 rebalance.
 
-Under the classic protocols a group that assigns nothing to a member tells the member so. Under KIP-848 the client tells
-nothing, so the wait ends after the session too, when the group has removed every dead member.
+Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
+The wait therefore also ends after the session, when the group has removed every dead member.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class JoinWatch:
             self._due = self._since + WARN_AFTER
 
     def answered(self) -> None:
-        """Record that the group has assigned partitions, or none. Idempotent."""
+        """Record that the group has sent an assignment, perhaps an empty one. Idempotent."""
         self.waits = self._rebalances = False
 
     def rebalances(self) -> None:
-        """Record that the member has given all its partitions back, so that the group owes it an answer. Idempotent.
+        """Record that the member has released all its partitions, and waits for the group's answer. Idempotent.
 
-        Under KIP-848 the group may owe nothing.
+        Under KIP-848 the group may send no answer, so the call has no effect.
         """
         if not (self.waits or self._rebalances or self._tells_nothing):
             self._rebalances = True
@@ -68,7 +68,7 @@ class JoinWatch:
             self._due = self._since + WARN_AFTER
 
     def look(self, session: float, *, outage: bool) -> None:
-        """Report the wait when it is time.
+        """Report the wait when a log line is due.
 
         Args:
             session: Session of the members of the group, in seconds.

@@ -40,7 +40,7 @@ class KeyWatch:
             census.observe(number, event.run, _key)
 
     def report(self, known: Mapping[str, Topic]) -> None:
-        """Log each finding once. When a topic gets more partitions, its census starts again."""
+        """Log each finding once. If the number of a topic's partitions grows, its census starts again."""
         for topic, census in list(self._censuses.items()):
             report = census.report(topic)
             if report is not None:

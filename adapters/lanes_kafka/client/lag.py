@@ -40,10 +40,10 @@ class _End(NamedTuple):
     """The end offset of one partition.
 
     Attributes:
-        offset: The offset after the last message, also of an open transaction; ``OFFSET_INVALID`` while unknown.
+        offset: The offset after the last message, even in an open transaction; ``OFFSET_INVALID`` while unknown.
         stable: The offset after the last readable message, at the last answer of the broker; ``OFFSET_INVALID`` before
             the first answer. Fetches do not report this offset.
-        ask_at: Time at which to ask the broker, unless a fetch reports a higher end before.
+        ask_at: Time at which to ask the broker, unless a fetch reports a higher end earlier.
         position: The next position to deliver.
     """
 
@@ -56,15 +56,15 @@ class _End(NamedTuple):
 class EndOffsets:
     """The end of each partition, and the end of its readable messages.
 
-    A client that reads only committed messages reads none from the beginning of an open transaction on. The fetches of
-    such a client still report the end of the log, so only an answer of the broker shows how many messages wait.
+    A client that reads only committed messages stops at the beginning of an open transaction. The fetches of such a
+    client still report the end of the log, so only a broker's answer shows the number of waiting messages.
 
     Used in the thread that owns the client, except for ``of`` and ``unread``.
 
     Args:
         clock: Monotonic clock, in seconds.
-        admin: Returns the client that asks for ends; None = do not ask. This client has connections of its own, because
-            a broker answers the requests of one connection in order. A fetch without an answer therefore delays no
+        admin: Returns the client that asks for ends; None = do not ask. This client has separate connections, because a
+            broker answers the requests of one connection in order. A fetch without an answer therefore delays no
             question.
         isolation: Isolation level of the client's fetches.
     """
@@ -83,12 +83,15 @@ class EndOffsets:
         self._known: dict[Partition, _End] = {}
 
     def of(self, partition: Partition) -> int | None:
-        """The highest known end offset, or None while it is unknown. Callable from any thread. Does not block."""
+        """Return the highest known end offset, or None while the end is unknown.
+
+        Callable from any thread. Does not block.
+        """
         end = self._known.get(partition)
         return None if end is None or end.offset == OFFSET_INVALID else end.offset
 
     def unread(self, partition: Partition) -> int | None:
-        """The distance from the position to deliver next to the end of the readable messages, or None while unknown.
+        """Return the distance from the next position to the end of the readable messages; None = unknown.
 
         Callable from any thread. Does not block.
         """
@@ -104,8 +107,8 @@ class EndOffsets:
         Args:
             client: The client.
             owned: Assignments whose ends are updated.
-            ask: Whether to ask the broker for ends that have not risen for ``ASK_AFTER`` seconds, and for those of
-                partitions whose position has not.
+            ask: Whether to ask the broker about partitions whose end or position has not risen for ``ASK_AFTER``
+                seconds.
         """
         now = self._clock()
         answers = self._answers(now)
@@ -142,7 +145,7 @@ class EndOffsets:
         self._asked = {each.partition: by_id[each.partition.id] for each in assignments}
 
     def _answers(self, now: float) -> dict[Partition, _End]:
-        """Take the answers to the open question, once all of them have arrived."""
+        """Process the answers to the open question when all answers have arrived."""
         if not all(future.done() for future in self._asked.values()):
             return {}
         asked, self._asked = self._asked, {}
@@ -162,14 +165,17 @@ class EndOffsets:
 
 
 def isolation_of(level: object) -> IsolationLevel:
-    """The isolation level that a client's setting ``isolation.level`` names; None = the client's default."""
+    """Return the isolation level that a client's setting ``isolation.level`` names; None = the client's default."""
     return (
         IsolationLevel.READ_UNCOMMITTED if str(level).lower() == "read_uncommitted" else IsolationLevel.READ_COMMITTED
     )
 
 
 def cached_end(client: Consumer, assignment: Assignment) -> int:
-    """The end that the last fetch reported, or ``OFFSET_INVALID`` before the first fetch. Does not ask the broker."""
+    """Return the end that the last fetch reported, or ``OFFSET_INVALID`` before the first fetch.
+
+    Does not ask the broker.
+    """
     try:
         found = client.get_watermark_offsets(assignment.at(), cached=True)
     except KafkaException:

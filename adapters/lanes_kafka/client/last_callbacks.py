@@ -19,18 +19,18 @@ _QUIET_FOR: Final = 0.01
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
     """Serve the pending callbacks of a client before ``close``, which could hang in such a callback.
 
-    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The callback's
-    request to the group, an assignment by default, then gets no answer. The callback waits for ever and holds the
-    interpreter's lock (librdkafka's issue 4884).
+    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The group then does
+    not answer the callback's request, an assignment by default. The callback waits for ever and holds the interpreter's
+    lock (librdkafka's issue 4884).
 
-    Blocks for about 2 s at most. Errors are ignored, because ``close`` raises the same errors again.
+    Blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.
 
     Args:
         client: The client to close.
         group: Assignments of the client, with ``closing`` set.
         clock: Monotonic clock, in seconds.
-        static: Whether the client is a static member. A static member keeps its partitions, because giving them back
-            would leave the group.
+        static: Whether the client is a static member. A static member keeps its partitions, because a release would
+            leave the group.
     """
     until = clock() + _LAST_CALLBACKS
     try:

@@ -19,13 +19,13 @@ class Demand:
 
     Attributes:
         number: Number of this demand, higher than the number of every earlier demand.
-        messages: Number of messages that fit on the event loop; 0 or less without room.
-        credit: Messages and bytes that the thread may have read in all, since its start.
-        assigned: Number of assignments that the loop knew. The thread reads nothing for a demand that does not know the
-            newest assignment.
-        paused: Partitions whose messages are not delivered.
-        rewind: For each partition whose messages the loop has dropped, the number of the demand that dropped them and
-            the position to read again.
+        messages: Number of messages for which the event loop has room; 0 or less = no room.
+        credit: Total of messages and bytes that the thread may have read since its start.
+        assigned: Number of assignments that the loop knew. The thread ignores a demand that does not know the newest
+            assignment.
+        paused: Partitions whose messages the loop does not deliver.
+        rewind: For each partition with dropped messages: the number of the demand that dropped them, and the position
+            from which to read again.
         client_paused: Partitions of ``paused`` for which the client itself is paused.
     """
 
@@ -40,7 +40,7 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class Release:
-    """The command to give a drained partition back.
+    """The command to release a drained partition.
 
     Attributes:
         partition: The assignment.
@@ -54,7 +54,7 @@ class Release:
 
 
 class Expire:
-    """The command to presume every partition lost, because the thread did not poll the client in time."""
+    """The command to treat every partition as lost, because the thread did not poll the client in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class Confirm:
 
     Attributes:
         partitions: The assignments.
-        answer: Receives the assignments that are owned.
+        answer: Receives the assignments that this client owns.
     """
 
     partitions: Sequence[Partition]
@@ -111,7 +111,7 @@ class Mailbox:
         self._commands.put(command)
 
     def serve(self) -> bool:
-        """Perform all queued commands, and return whether there was one. ``None`` does not count."""
+        """Perform all queued commands, and return whether a command was queued. ``None`` does not count."""
         served = False
         while True:
             try:

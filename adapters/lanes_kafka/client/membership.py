@@ -1,13 +1,13 @@
 """The question whether this client is still a member of its group, asked after a freeze of the process.
 
-A group gives the partitions of a member away when it has heard no heartbeat for a session. A client that wakes from a
-freeze learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the change at
-once. Unlike a commit, the question moves no position. A member in the list has not been removed since it joined, so no
-other member owns its partitions. A group that rebalances waits for its members, or removes them.
+A group assigns the partitions of a member to other members when it has received no heartbeat for a session. After a
+freeze, a client learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the
+change at once. The question moves no position, unlike a commit. A member in the list has not been removed since it
+joined, so no other member owns its partitions. A group that rebalances waits for its members, or removes them.
 
-A member that is not in the list has lost its partitions, even if the client still believes in them. Such a client may
-get no answer to its heartbeats for a whole session, for example after a router has dropped its connection. A lost
-partition therefore comes back only by an assignment, or after a newer list that has the member.
+A member outside the list has lost its partitions, even if the client still counts them as owned. The heartbeats of such
+a client may have no answer for a whole session, for example after a router has dropped its connection. The client
+therefore recovers a lost partition only by an assignment, or after a newer list that has the member.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class SessionWatch:
     """The newest known session of a member.
 
     Under KIP-848 an operator may change the session while the member runs. ``refresh`` therefore asks for the settings
-    of the group every minute. The former session counts while the question fails.
+    of the group every minute. The former session applies while the question fails.
 
     Args:
         config: Configuration of the client.
@@ -110,7 +110,7 @@ class SessionWatch:
         self._next = clock() + SESSION_EVERY
 
     def refresh(self) -> None:
-        """Process an answer, and ask when it is time. Does not block."""
+        """Process an answer, and ask when a question is due. Does not block."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
@@ -160,7 +160,7 @@ class Membership:
         make: Makes the client for one question.
         group: Assignments of the client.
         session: Returns the session of the member.
-        lost: Called with the reason when the broker does not list this member any more.
+        lost: Called with the reason when the broker no longer lists this member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors.
     """
@@ -189,7 +189,7 @@ class Membership:
         return bool(self._waiting or self._asked)
 
     def ask(self, command: Confirm) -> None:
-        """Queue a command. A question that is under way does not answer the command, because it may be older.
+        """Queue a command. A running question does not answer the command, because the question may be older.
 
         The command follows a freeze, so partitions that were presumed lost before are doubted too.
         """
@@ -232,7 +232,7 @@ class Membership:
                 self._begin(client)
 
     def end(self) -> None:
-        """Let all commands end without a confirmation, because the client is closed."""
+        """End all commands without a confirmation, because the client is closed."""
         for command in [*self._asked, *self._waiting]:
             command.answer.give(())
         self._asked, self._waiting, self._heard_at = [], [], None

@@ -54,11 +54,11 @@ def start_positions(
 ) -> dict[PartitionId, StartPosition]:
     """Ask for the position at which reading each partition starts.
 
-    If the group has committed nothing for a topic, a ``start`` other than ``"beginning"`` decides the positions of all
-    partitions of the topic, and not only of ``ids``. If later one partition has no position and others have positions,
-    the partition is therefore newer than the first run. A newer partition is read from its beginning.
+    If the group has no committed position for a topic, a ``start`` other than ``"beginning"`` decides the positions of
+    all its partitions, not only of ``ids``. A partition that later has no position, while other partitions have
+    positions, is therefore newer than the first run. The source reads a newer partition from its beginning.
 
-    Asks three or four questions, one after the other. Blocks until they are answered.
+    The call asks three or four questions in sequence. The call blocks until the broker has answered.
 
     Args:
         client: The client to ask.
@@ -108,10 +108,10 @@ def start_positions(
 
 
 def _beyond(target: int, completed: Runs) -> StartPosition:
-    """The start at ``target``, above a committed position that the log does not contain any more.
+    """Make the start at ``target``, above a committed position that the log no longer contains.
 
-    The completed positions from ``target`` on stay completed. A commit of this start would have no metadata, and would
-    forget them.
+    Completed positions at and above ``target`` stay completed. A start with completed positions stays uncommitted,
+    because its commit without metadata would discard them.
     """
     left = [(max(begin, target), end) for begin, end in completed if end > target]
     if left and left[0][0] == target:

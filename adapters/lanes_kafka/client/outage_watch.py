@@ -1,4 +1,4 @@
-"""The log lines about an outage: a broker that hangs gives the client no error, so these lines may be the only ones."""
+"""The log lines about an outage. A hanging broker causes no error of the client, so the log may have no other lines."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The one buffer between a client and the engine. Messages wait in it, so that all partitions share the room.
+"""The only buffer between a client and the engine. Messages wait in the buffer, so that all partitions share the room.
 
 The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
-the order of the queue, handlers would run for one partition at a time, and at most one handler for each key of this
-partition. ``Prefetched`` keeps messages on the event loop, and divides the room among the partitions. ``credit`` bounds
-what the client's thread reads. The thread keeps no messages itself.
+the order of the queue, handlers would run for one partition at a time, with at most one handler for each key.
+``Prefetched`` keeps messages on the event loop, and divides the room among the partitions. ``credit`` bounds the
+messages that the client's thread reads. The thread keeps no messages itself.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _NEVER: Final = (0, 0)
 
 
 class Credit(NamedTuple):
-    """The messages that the thread may have read in all, since its start.
+    """Total of messages that the thread may have read since its start.
 
-    A total needs no correction for messages that are on their way to the loop.
+    A total needs no correction for messages in transit to the loop.
 
     Attributes:
         messages: Number of messages.
-        bytes: Size of the messages. The last message may exceed it.
+        bytes: Size of the messages. The last message may exceed the size.
     """
 
     messages: int
@@ -45,7 +45,7 @@ class Credit(NamedTuple):
 
 
 class Prefetched:
-    """Events from the client's thread that are not delivered yet, in the order of arrival. Used on the event loop.
+    """Undelivered events from the client's thread, in the order of arrival. Used on the event loop.
 
     Attributes:
         messages: Number of prefetched messages.
@@ -68,9 +68,9 @@ class Prefetched:
         self._is_new = self._is_filling = False
 
     def add(self, events: Sequence[SourceEvent], number: int, *, filling: bool = False) -> None:
-        """Add events that were read for demand ``number``, except those read before a rewind of their partition.
+        """Add events that the thread read for demand ``number``, except events before a rewind of their partition.
 
-        ``filling``: whether the thread reads on at once, and adds events again even if it finds no further message.
+        ``filling``: whether the thread continues to read at once, and adds events again even without a further message.
         """
         self._is_new = self._is_new and (filling or not self._is_filling)
         self._is_filling = filling
@@ -106,14 +106,14 @@ class Prefetched:
         self.bytes -= event.size
 
     def credit(self, room: Room, owned: Set[Partition]) -> Credit:
-        """Return what the thread may read in all, for a room on the event loop.
+        """Return the total that the thread may read, for a room on the event loop.
 
         Args:
             room: The room on the event loop, with the paused partitions.
             owned: All owned partitions.
 
         Returns:
-            The credit, which is at least what was received.
+            The credit, at least the total of received messages.
         """
         messages, size = self.received
         paused = room.paused
@@ -135,20 +135,20 @@ class Prefetched:
         return Credit(messages + max(0, most), size + max(0, most_bytes))
 
     def needs_credit(self, credit: Credit) -> bool:
-        """Whether the thread needs this credit now: at most half of it is left in the credit that the thread has."""
+        """Return whether the thread needs this credit now, because it has at most half of this credit."""
         return _is_due(credit.messages, self.granted.messages, self.received.messages) or _is_due(
             credit.bytes, self.granted.bytes, self.received.bytes
         )
 
     def _aside(self, paused: frozenset[Partition]) -> tuple[int, int]:
-        """Number and size of the prefetched messages whose partition is paused."""
+        """Return number and size of the prefetched messages whose partition is paused."""
         if not paused or not self._events:
             return 0, 0
         found = [event for event in self._events if isinstance(event, Delivered) and event.partition in paused]
         return sum(len(event.run) for event in found), sum(event.size for event in found)
 
     def due(self) -> float:
-        """Time at which ``rewind`` must act next on the partitions that were paused at its last call; inf = never."""
+        """Return the time at which ``rewind`` must next act on partitions paused at its last call; inf = never."""
         if not self._paused_at:
             return math.inf
         crowded = self._is_crowded()
@@ -165,8 +165,8 @@ class Prefetched:
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
         """Drop the messages of partitions that stay paused, and choose the partitions for which the client is paused.
 
-        A partition counts as staying paused after ``REWIND_AFTER`` seconds, or as soon as the messages of paused
-        partitions use up half of the read-ahead.
+        A partition counts as staying paused after ``REWIND_AFTER`` seconds, or when the messages of paused partitions
+        fill half of the read-ahead.
 
         Args:
             room: The room on the event loop, with the paused partitions.
@@ -175,8 +175,8 @@ class Prefetched:
             now: Time of the clock, in seconds.
 
         Returns:
-            For every partition rewound so far, the demand of the rewind and the position to read again. Each call
-            returns all of them, because a newer demand may replace a demand before the thread has seen it.
+            For every rewound partition, the demand of the rewind and the position from which to read again. Each call
+            returns all rewinds, because a newer demand may replace a demand that the thread has not read.
         """
         self._paused_at = {partition: self._paused_at.get(partition, now) for partition in room.paused}
         self._is_taking = room.messages > 0
@@ -245,7 +245,7 @@ class Prefetched:
         return received.messages < granted.messages and received.bytes < granted.bytes
 
     def _shares(self, room: Room) -> dict[Partition, int]:
-        """Number of messages of each partition that fit.
+        """Return the number of messages of each partition that fit.
 
         Room that a partition does not need goes to the other partitions.
         """

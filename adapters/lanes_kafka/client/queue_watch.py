@@ -1,7 +1,7 @@
-"""The watch over partitioned queues: messages in topics of a queue that no member of the group reads.
+"""The check of partitioned queues for messages in topics that no member of the group reads.
 
-Producers with another number of partitions than the workers write such messages. A look asks for topics that exist, for
-the bounds of their logs, and for the group. Most looks end after the first question, because no such topic exists.
+Producers with another number of partitions than the workers write such messages. A check asks for the existing topics,
+the bounds of their logs, and the group. Most checks end after the first question, because no such topic exists.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ _Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
 
 
 class QueueWatch:
-    """The watch over the queues of one source. True during a look.
+    """The check of the queues of one source. The object is True during a check.
 
     Used in the thread that owns the client, except for ``found``.
 
     Args:
-        queues: The queues that the source reads; without one, there is no look.
+        queues: The queues that the source reads; without a queue, no check runs.
         group: Name of the group.
         admin: Returns the client that asks for topics and logs; None = do not ask.
         make: Makes a client for questions about the members of the group.
         consumer: Returns the client that asks for positions of the group.
-        wake: Called with None by a thread of the client when ``advance`` may go on.
+        wake: Called with None by a thread of the client when ``advance`` may continue.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for log lines.
     """
@@ -110,18 +110,18 @@ class QueueWatch:
 
     @property
     def found(self) -> tuple[Stranded, ...]:
-        """Topics with stranded messages at the last look; any thread may read this property."""
+        """Topics with stranded messages at the last check; any thread may read this property."""
         return self._stranded.found
 
     def __bool__(self) -> bool:
-        """Whether a look waits for an answer."""
+        """Whether a check waits for an answer."""
         return self._look is not None
 
     def advance(self, *, ask: bool) -> None:
-        """Start a look that is due, or continue a look whose questions are answered. Does not block.
+        """Start a check that is due, or continue a check whose questions are answered. Does not block.
 
         Args:
-            ask: Whether to start looks.
+            ask: Whether to start checks.
         """
         now = self._clock()
         if self._look is None:
@@ -148,7 +148,7 @@ class QueueWatch:
                 future.add_done_callback(lambda _: self._wake(None))
 
     def end(self) -> None:
-        """End the present look without a result. Idempotent."""
+        """End the running check without a result. Idempotent."""
         self._look, self._waiting, self._own = None, (), None
 
     def _one_look(self) -> _Look:

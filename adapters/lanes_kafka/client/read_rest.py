@@ -1,4 +1,4 @@
-"""The rest of a client's thread between small reads: messages that arrive one by one are delivered together.
+"""The pause of a client's thread between small reads, after which it delivers separate messages together.
 
 A delivery to the event loop wakes several tasks, and costs as much CPU as several messages.
 """
@@ -17,17 +17,17 @@ SMALL: Final = 100
 class ReadRest:
     """Decides how long the thread leaves messages in the client.
 
-    A message that arrives alone never waits: the rest begins with the second of two close reads.
+    A single message never waits, because the pause begins with the second of two close reads.
 
     Attributes:
-        until: Time at which the rest ends; 0 = no rest.
+        until: Time at which the pause ends; 0 = no pause.
     """
 
     def __init__(self) -> None:
         self.until = self._read_at = 0.0
 
     def read(self, count: int, now: float, *, more: bool) -> None:
-        """Note a read.
+        """Record a read.
 
         Args:
             count: Number of the messages, 1 or more.

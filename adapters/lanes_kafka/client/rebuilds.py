@@ -1,4 +1,4 @@
-"""When a client that has failed for good is made again."""
+"""The schedule by which a source rebuilds a client after a permanent failure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ other one pauses."""
 class Rebuilds:
     """Decides whether and when a client is rebuilt after a permanent failure.
 
-    The pauses grow exponentially and have no jitter. If two clients take one ``group.instance.id`` from each other, one
-    client must give up.
+    The pauses grow exponentially and have no jitter. If two clients take the same ``group.instance.id`` from each
+    other, one client must give up.
 
     Args:
         attempts: Number of rebuilds, 0 or more, without a period of health between them.

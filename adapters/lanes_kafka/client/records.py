@@ -33,7 +33,7 @@ def record_key(raw: Raw) -> PartitionKey | None:
 
 
 def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tuple[list[Message], int]:
-    """Make messages from the records of one partition; also return their size: bytes of keys, values and headers.
+    """Make messages from the records of one partition. Also return the size: bytes of keys, values and headers.
 
     If the key function fails for a record, the message of this record has no key and is ``broken``. Takes O(records).
     """
@@ -61,7 +61,7 @@ def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tup
 
 
 def offset_of(raw: Raw) -> int:
-    """The offset of a message that is not an error."""
+    """Return the offset of a message that is not an error."""
     offset = raw.offset()
     assert offset is not None, "a fetched message has an offset"
     return offset

@@ -1,8 +1,8 @@
-"""When the broker deletes the messages of a partition: by age, or by the size of the log.
+"""Estimates of the time at which the broker deletes messages of a partition, by age or by the size of the log.
 
-A broker deletes whole segments, and by size only while the log without the segment has its limit. A message may
-therefore live longer than its limits allow. The broker is asked only about partitions whose oldest unfinished message
-is held, blocked or slow.
+A broker deletes whole segments. By size it deletes a segment only if the remaining log still reaches the limit. A
+message may therefore live longer than its limits allow. The client asks only about partitions whose oldest unfinished
+message waits for a retry, is blocked or is slow.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class _Limits(NamedTuple):
 
     Attributes:
         known: Whether this user may read the limits.
-        deletes: Whether the broker deletes by age and size; False for a topic that is only compacted, or keeps all.
+        deletes: Whether the broker deletes by age and size; False for a topic that is only compacted or deletes no
+            messages.
         age: ``retention.ms`` in seconds; None = no limit.
         size: ``retention.bytes``; None = no limit.
         segment: ``segment.bytes``.
@@ -98,7 +99,7 @@ class _Log:
     Attributes:
         start: First offset of the log.
         end: Offset after the last readable message.
-        keeps: Number of newest messages that the broker keeps, as its deletions show; None before a deletion.
+        keeps: Number of newest messages that the broker keeps, estimated from its deletions; None before a deletion.
         read: Number of positions that the client has read from the log, gaps included.
         size: Size of the messages that the client has read from the log, in bytes.
         pace: Growth of the end in a second.
@@ -114,7 +115,7 @@ class _Log:
     at: float
 
     def average(self, message: Message) -> float | None:
-        """The average size of a position without that of ``message``; None as long as too few positions were read."""
+        """Return the average size of a position, without ``message``; None = the client has read too few positions."""
         others, newer = self.read - 1, self.end - message.position - 1
         if others < min(_SAMPLE, max(_SMALL_SAMPLE, newer / 2)):
             return None
@@ -152,7 +153,10 @@ class LogRetention:
     # --- on the event loop
 
     def of(self, message: Message) -> Retention | None:
-        """The retention of a message, by the facts so far. The call also requests newer facts. Does not block."""
+        """Return the retention of a message by the last known facts.
+
+        The call also requests newer facts. Does not block.
+        """
         partition = message.partition
         self._wanted[partition] = self.clock()
         limits, found = self._limits.get(partition.id.source), self._logs.get(partition)
@@ -195,9 +199,11 @@ class LogRetention:
     # --- in the thread that owns the client
 
     def refresh(self, owned: Collection[Assignment], *, ask: bool) -> None:
-        """Process answers, and ask for the starts of wanted partitions and the limits of their topics. Does not block.
+        """Process answers, and ask for the log starts of wanted partitions and the limits of their topics.
 
-        A call asks for the starts of one portion of the partitions. Every partition has its turn in each round.
+        Does not block.
+
+        A call asks for the log starts of a portion of the partitions. Each round covers every partition.
 
         Args:
             owned: The assignments of the owned partitions.
@@ -225,7 +231,7 @@ class LogRetention:
             self._ask_limits(admin, {partition.id.source for partition in wanted}, now)
 
     def _ask(self, admin: AdminClient, wanted: Collection[Partition]) -> None:
-        """Ask for the starts of the next partitions of the round."""
+        """Ask for the log starts of the next partitions of the round."""
         by_id: dict[PartitionId, Partition] = {}
         while self._turns and len(by_id) < PORTION:
             partition = self._turns.pop()
@@ -278,10 +284,10 @@ class LogRetention:
         self._logs[partition] = found
 
     def _kept(self, partition: Partition, deleted: int, left: int) -> float:
-        """The number of newest messages that the broker keeps, after a deletion that has left ``left`` messages.
+        """Estimate the number of newest messages that the broker keeps, after a deletion that left ``left`` messages.
 
-        The broker keeps up to one segment more than its limit. The size of the deleted segments shows the size of a
-        message on disk, and so the number of messages within the limit.
+        The broker keeps up to one segment more than its limit. The size of the deleted segments shows the average size
+        of a message on disk, and thus the number of messages within the limit.
         """
         limits = self._limits.get(partition.id.source, _UNKNOWN)
         if limits.size is None or not limits.segment:

@@ -1,9 +1,9 @@
 """The thread that owns a client and makes all its calls, because a call could block the event loop for seconds.
 
-The event loop sends demands and commands, and receives events and answers. Only in a revoke does the thread wait for
-the loop inside a call of the client, until the drain has ended. The thread serves demands and commands between two
-calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds. If no message and no command has
-arrived for a while, each call waits for at most ``IDLE_POLL`` seconds.
+The event loop sends demands and commands, and receives events and answers. The thread waits for the loop inside a call
+of the client only in a revoke, until the drain has ended. The thread serves demands and commands between two calls of
+``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds. If no message and no command has arrived for a
+while, each call waits for at most ``IDLE_POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class ClientThread:
         make: Makes a client from its configuration.
         key: Returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver_on_loop: Called on the event loop with events in order, with the number of the demand that they answer,
-            and with whether the thread reads on at once and then makes this call again.
+        deliver_on_loop: Called on the event loop with events in order, the number of their demand, and a flag. The flag
+            is True if the thread continues to read at once and then calls again.
         failed: Called on the event loop when the thread cannot continue.
         ended: Called on the event loop when the thread ends.
         clock: Monotonic clock, in seconds.
@@ -103,14 +103,14 @@ class ClientThread:
         hands_over: Whether commits carry metadata for the next owner of a partition.
         rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
         queues: Partitioned queues among the topics.
-        on_growth: The reaction to a topic that gets more partitions.
+        on_growth: The reaction to a growing number of partitions of a topic.
         polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         end_offsets: End offsets of the owned partitions.
         retention: Retention of the owned partitions.
-        queue_watch: The watch over ``queues``.
-        growth: The watch over the number of partitions of the topics.
+        queue_watch: The check of ``queues``.
+        growth: The check of the number of partitions of the topics.
         errors: Log of the client's errors.
         client_log: Log of the lines that the client writes.
     """
@@ -164,7 +164,7 @@ class ClientThread:
     # --- from the event loop
 
     def start(self, answer: Answer[None]) -> None:
-        """Start the thread, which creates the client and joins the group, and answers then. Does not block."""
+        """Start the thread, which creates the client, joins the group, and then answers. Does not block."""
         self._opened = answer
         self.thread.start()
 
@@ -179,7 +179,10 @@ class ClientThread:
         return self._session.session
 
     def last_error(self) -> tuple[str, float] | None:
-        """The last error or warning of the client and its age in seconds; None before one. Callable from any thread."""
+        """The last error or warning of the client and its age in seconds; None before the first.
+
+        Callable from any thread.
+        """
         # A request without an answer is only a warning in the log of the client.
         said = [each for each in (self.errors.last(), self.client_log.last()) if each is not None]
         return min(said, key=lambda each: each[1], default=None)
@@ -191,7 +194,7 @@ class ClientThread:
         return self._topics.contact.outage(*(self.last_error() or ("", None)))
 
     def rejoining(self) -> bool:
-        """Whether the group has assigned nothing since the start or an outage. Callable from any thread."""
+        """Whether the group has assigned no partition since the start or an outage. Callable from any thread."""
         return hasattr(self, "_group") and (self._group.rejoining or self._group.join_watch.waits)
 
     def send(self, command: Command) -> None:
@@ -364,7 +367,7 @@ class ClientThread:
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
     def _to_read(self, demand: Demand) -> int:
-        """Choose the number of messages to read now."""
+        """Return the number of messages to read now."""
         if self._failure is not None or demand.assigned < self._assigned:
             return 0
         size = demand.credit.bytes - self._bytes_sent
@@ -543,7 +546,10 @@ class ClientThread:
                 self._fail(failure)
 
     def _deliver(self, events: Sequence[SourceEvent], *, filling: bool = False) -> None:
-        """Send events to the loop. ``filling``: whether the thread reads on at once, and calls this method again."""
+        """Send events to the loop.
+
+        ``filling``: whether the thread continues to read at once, and calls this method again.
+        """
         if not events and not self._filling:
             return
         self._filling = filling

@@ -74,7 +74,7 @@ class Topics:
             without effect.
         known: The existing topics of the newest answer, by name.
         answered: Number of the question that ``known`` answers.
-        contact: Whether a broker answers these questions, which are asked every second.
+        contact: Answers and failures of these questions, which the object asks every second.
     """
 
     names: Sequence[str]
@@ -95,7 +95,7 @@ class Topics:
     def poll(self) -> bool:
         """Process an answer that has arrived, and ask the next question when it is due. Does not block.
 
-        Returns whether an answer was processed. A failed question is repeated.
+        Returns whether an answer was processed. The object repeats a failed question.
         """
         answered = False
         if self._is_asked():
@@ -107,7 +107,7 @@ class Topics:
         return answered
 
     def ask(self) -> int:
-        """Ask now, or as soon as the open question has ended; return the number of the new question. Does not block.
+        """Ask now, or when the open question has ended. Return the number of the new question. Does not block.
 
         The answer to the new question is newer than this call. The answer to the open question may be older.
         """
@@ -118,7 +118,7 @@ class Topics:
         return self._wanted
 
     def wait(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
-        """Ask, and block for up to ``timeout`` seconds; return whether a complete answer arrived in time.
+        """Ask, and block for up to ``timeout`` seconds. Return whether a complete answer arrived in time.
 
         The wait ends early when ``give_up`` returns True.
         """
@@ -148,7 +148,7 @@ class Topics:
     def check(
         self, timeout: float, settings: Mapping[str, Any], name: str, reported: Collection[KafkaError] = ()
     ) -> None:
-        """Check that all topics exist. Blocks. The question is repeated until a broker answers.
+        """Check that all topics exist. Blocks. The call repeats the question until a broker answers.
 
         Args:
             timeout: Maximum time for the first answer, and for each later answer, in seconds.
@@ -179,7 +179,7 @@ class Topics:
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
-        """Text about the deletion or new id of a topic that had the id ``incarnation``; None without a known change."""
+        """Return a text about the deletion or new id of a topic whose id was ``incarnation``; None = no change."""
         now = self.known.get(topic)
         if now is None:
             return "deleted"
@@ -188,7 +188,7 @@ class Topics:
         return None
 
     def id_of(self, topic: str) -> str:
-        """The id of a topic; "" while it is unknown."""
+        """Return the id of a topic; "" while the id is unknown."""
         return "" if (found := self.known.get(topic)) is None else found.id
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class Topics:
         self._asked, self.admin = {}, None
 
     def _similar(self, topic: str) -> str:
-        """A question about the topics that resemble a missing topic, for the end of an error. Blocks."""
+        """Make a question about the topics that resemble a missing topic, for the last part of an error. Blocks."""
         return "" if self.admin is None else similar_topic(self.admin, topic, timeout=_TIMEOUT)
 
     def _lacks(self, topic: str) -> bool:
@@ -205,7 +205,7 @@ class Topics:
     def _is_asked(self) -> bool:
         """Whether a question waits for its answer.
 
-        After 10 s the question is given up, and a late answer is ignored.
+        After 10 s the object gives the question up and ignores a late answer.
         """
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
@@ -269,6 +269,6 @@ class Topics:
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Whether a missing topic was known until a moment ago, and therefore does not count as deleted yet."""
+        """Return whether a missing topic was known until recently, and therefore does not count as deleted yet."""
         now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER

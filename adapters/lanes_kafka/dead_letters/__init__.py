@@ -1,4 +1,4 @@
-"""Dead letters in a Kafka topic: code that writes, reads and disposes of them.
+"""Dead letters in a Kafka topic: the code that writes, reads and disposes of dead letters.
 
 Reading order: ``wire``, ``producer``, ``writer``, ``log_reader``, ``box``.
 """

@@ -52,8 +52,8 @@ class KafkaDeadLetterBox:
     """The dead letters that ``KafkaDeadLetters`` wrote to a topic; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
-    ``ids`` and ``find`` first read the records that were written since the last call. The box keeps the ids and
-    positions of all dead letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
+    ``ids`` and ``find`` first read the new records since the last call. The box keeps the ids and positions of all dead
+    letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client.
@@ -61,7 +61,7 @@ class KafkaDeadLetterBox:
 
     Attributes:
         remembers: Whether ``find`` distinguishes a disposed dead letter from an unknown id.
-        other_messages: Number of messages read so far that are neither dead letters nor dispositions.
+        other_messages: Number of messages read by this box that are neither dead letters nor dispositions.
     """
 
     remembers = True
@@ -225,13 +225,13 @@ class KafkaDeadLetterBox:
 
 
 def message_at(topic: str, raw: Raw) -> Message:
-    """The message of ``lanes`` for a record of the topic. The key of the message is the key of the record."""
+    """Make the message of ``lanes`` for a record of the topic. The key of the message is the key of the record."""
     number, offset = position_of(raw)
     return Message(Partition(PartitionId(topic, number), READER), offset, raw.key(), 0, raw, None)
 
 
 def position_of(raw: Raw) -> _Position:
-    """The partition and offset of a record."""
+    """Return the partition and offset of a record."""
     number, offset = raw.partition(), raw.offset()
     # Every record that was read has a partition and an offset.
     assert number is not None and offset is not None
@@ -241,7 +241,7 @@ def position_of(raw: Raw) -> _Position:
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
     """Ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
 
-    Two dead letters far apart are in different passes, so the gap between them is not read.
+    Two distant dead letters are in different passes, so no pass reads the gap between them.
     """
     ranges: dict[int, list[Range]] = {}
     for number, offset in positions:

@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Make the settings of a safe producer from the dictionary of a consumer. Pure.
 
-    Settings that only consumers have are left out. Raises ``ConfigError`` if a setting makes writes unsafe, if no
+    The function omits settings that only consumers have. Raises ``ConfigError`` if a setting makes writes unsafe, if no
     broker is named, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
     """
     whole = UserSettings(config)
@@ -216,7 +216,7 @@ class ConfirmedProducer:
             raise SourceError(f"{self._name}: not opened, or already closed; await open() first")
 
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
-        """Wait up to ``timeout`` seconds for unconfirmed records, then end client and thread. Idempotent.
+        """Wait up to ``timeout`` seconds for unconfirmed records, and then end client and thread. Idempotent.
 
         Records that are still unconfirmed after this time fail.
         """
@@ -299,7 +299,7 @@ class ConfirmedProducer:
 
 
 def _finish(producer: Producer, timeout: float) -> None:
-    """Wait up to ``timeout`` seconds for confirmations, then let the unconfirmed records fail."""
+    """Wait up to ``timeout`` seconds for confirmations, and then fail the unconfirmed records."""
     if producer.flush(timeout):
         producer.purge()
         producer.flush(_POLL)

@@ -40,7 +40,7 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        """An upper bound of the uncompressed size of the record in the log, in bytes."""
+        """Return an upper bound of the uncompressed size of the record in the log, in bytes."""
         size = _OVERHEAD + len(self.key or b"") + len(self.value or b"")
         for name, value in self.headers:
             size += _OVERHEAD_OF_HEADER + len(name.encode()) + len(value or b"")
@@ -56,7 +56,7 @@ def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: i
         dead_letter: The dead letter.
         by_id: Whether the topic is compacted, where records of one key replace each other. The key is then the id of
             the dead letter, and the record is never a tombstone.
-        limit: Size in bytes to which the record is cut if possible; None = the record is not cut.
+        limit: Size in bytes to which the function shortens the record if possible; None = no limit.
 
     Returns:
         The record to produce.
@@ -80,8 +80,8 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
     Use the function as ``decode=read_dead_letter`` of a consumer whose source reads the dead-letter topic. The function
     neither blocks nor changes the message. A dead letter that was too large for the topic has no original headers, and
-    its value may be cut. The header ``Lanes-Truncated`` of the message then holds the original length of the value in
-    bytes. A dead letter that was not too large equals the written dead letter.
+    may have a shortened value. The header ``Lanes-Truncated`` of the message then holds the original length of the
+    value in bytes. Any other dead letter equals the written dead letter.
 
     Args:
         message: Message of the dead-letter topic.

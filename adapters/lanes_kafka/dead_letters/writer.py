@@ -53,8 +53,8 @@ class KafkaDeadLetters:
     record is the id of the dead letter, because dead letters of one key would replace each other.
 
     Args:
-        config: The dictionary of a ``confluent_kafka`` client, usually the dictionary of the consumer. Settings that
-            only consumers have are left out.
+        config: The dictionary of a ``confluent_kafka`` client, usually the dictionary of the consumer. The writer omits
+            settings that only consumers have.
         topic: Name of the dead-letter topic.
 
     Raises:
@@ -102,7 +102,7 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter, cut if the topic refuses its size, and wait for its confirmation, by default 10 s a try.
+        """Write a dead letter, shortened if the topic refuses its size, and wait 10 s a try for its confirmation.
 
         A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
@@ -136,7 +136,7 @@ class KafkaDeadLetters:
                     raise self._failure(error) from None
 
     def _smaller(self, record: Record, limit: int | None) -> int:
-        """The next size limit in bytes to try after the broker refused a record as too large."""
+        """Return the next size limit in bytes to try, after the broker refused a record as too large."""
         if limit is not None and record.size > limit:
             raise SourceError(
                 f"dead letter refused by {self._topic}: its key and error text alone have {record.size} bytes; raise "
@@ -168,7 +168,7 @@ class KafkaDeadLetters:
         return Destination("kafka", self._topic)
 
     async def aclose(self) -> None:
-        """Wait up to 5 seconds for unconfirmed dead letters, then close the client. Idempotent."""
+        """Wait up to 5 seconds for unconfirmed dead letters, and then close the client. Idempotent."""
         await self._producer.aclose()
 
 
