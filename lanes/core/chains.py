@@ -1,4 +1,4 @@
-"""The chains of all lanes, and the one queue of the heads that can start.
+"""The chains of all lanes, and the queue of the heads that can start.
 
 The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, inserts a
 late message by its position, and removes abandoned messages from their lanes.
@@ -29,8 +29,7 @@ class Chains:
 
     Attributes:
         ready: The heads that can start. An engine with budgets per partition puts its ``FairQueue`` here.
-        fenced: Messages whose handlers still run although their assignment is fenced. Each of these messages keeps its
-            lane.
+        fenced: Messages of fenced assignments whose handlers still run. Each of these messages keeps its lane.
         tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
         relabels: Whether the lane of a message may differ from its key.
     """
@@ -159,7 +158,7 @@ class Chains:
                 tails[message.lane] = message
 
     def forget(self, partition_id: PartitionId) -> None:
-        """Forget a partition that has neither an assignment nor a running handler. Idempotent."""
+        """Remove a partition that has neither an assignment nor a running handler. Idempotent."""
         if not self.tails.get(partition_id):
             self.tails.pop(partition_id, None)
 
@@ -187,7 +186,7 @@ def _has_started(message: Message) -> bool:
 
 
 def _last(started: list[Message]) -> Message:
-    """Return the last started message of a lane. A batch runs several messages of a lane in a row."""
+    """Return the last started message of a lane. A batch runs several messages of a lane in sequence."""
     return next(message for message in started if message.next not in started)
 
 

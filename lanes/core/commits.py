@@ -1,6 +1,6 @@
 """The commits of partitions whose source commits one position.
 
-A partition has at most one commit on its way. A commit counts when the broker confirms it. A commit with an unknown
+A partition has at most one commit in transit. A commit counts when the broker confirms it. A commit with an unknown
 result counts as unconfirmed, and the next commit repeats it.
 
 ``max_ahead`` bounds the messages admitted above the floor that the broker confirmed. Messages delivered beyond the
@@ -34,8 +34,8 @@ PARTITION_PACE: Final = 1e-3
 class PartitionCommits:
     """The commits of one assignment.
 
-    A commit is due some time after its first change, but not before ``not_before``; see ``Committer.pace``. It is due
-    sooner if ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
+    A commit is due at the pace of ``Committer.pace`` after its first change, but not before ``not_before``. The commit
+    is due sooner if ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.
@@ -43,9 +43,9 @@ class PartitionCommits:
         confirmed_ordinal: Number of the first delivery above the confirmed floor.
         changes: Number of changes since the last commit; after an unknown result, ``_count`` or more.
         since: Time of the first change since the last commit, in seconds of the engine's clock.
-        sending: The commit on its way; None = no commit is on its way.
+        sending: The commit in transit; None = no commit is in transit.
         over: Whether no further commit may begin.
-        finished: Number of messages that were finished here, and that no confirmed commit reports.
+        finished: Number of messages that finished in this assignment and are missing in every confirmed commit.
     """
 
     confirmed: int
@@ -67,7 +67,7 @@ class PartitionCommits:
 
     @property
     def pending(self) -> bool:
-        """Whether the next commit may begin: changes wait, no commit is on its way, and ``over`` is False."""
+        """Whether the next commit may begin: changes wait, no commit is in transit, and ``over`` is False."""
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, pace: float, *, urgent: bool) -> float:
@@ -86,7 +86,7 @@ class PartitionCommits:
         return max(at, self.not_before)
 
     def send(self, settlement: Settlement) -> None:
-        """Record that a commit with every change so far is on its way."""
+        """Record that a commit with every pending change was sent."""
         self.sending = settlement
         self.changes = 0
         self._sent = self.finished
@@ -100,7 +100,7 @@ class PartitionCommits:
         self.finished -= self._sent
 
     def unknown(self, again_at: float) -> None:
-        """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
+        """Repeat the sent commit, whose result is unknown, at ``again_at`` or later."""
         self.sending = None
         self.not_before = again_at
         # ``since`` has passed. With ``_count`` changes the next commit does not wait for the pace.
@@ -145,12 +145,12 @@ class Committer:
         self.partitions[partition] = ledger
 
     def forget(self, partition: Partition) -> None:
-        """Send no further commit of a partition. Idempotent."""
+        """Stop sending commits of a partition. Idempotent."""
         self.partitions.pop(partition, None)
         self.ahead.discard(partition)
 
     def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
-        """Admit the messages of a run that ``max_ahead`` allows; the others wait.
+        """Admit the messages of a run that ``max_ahead`` allows; the other messages wait.
 
         Args:
             partition: The assignment.
@@ -204,11 +204,11 @@ class Committer:
         return count, size
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
-        """Return the commits to send now. The floor and the completed set of a commit describe the same moment.
+        """Return the commits to send now. The floor and the completed set of a commit describe the same state.
 
         Args:
             now: Time now.
-            everything: Whether to return commits that are not due yet too.
+            everything: Whether to return all pending commits, even before they are due.
 
         Returns:
             At most one commit for each partition.
@@ -255,7 +255,7 @@ class Committer:
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
         """Record a confirmed commit, and admit messages that waited for the commit.
 
-        Ignored for a partition that was given up meanwhile.
+        Ignored for a partition that was given up before the confirmation.
 
         Args:
             settlement: The commit.

@@ -1,12 +1,12 @@
 """The drain of a partition: the order of the steps, and the time limit of each step.
 
-Most phases of a drain are a task for the runtime. The tasks let handlers end, cancel handlers, settle finished
-messages, write the store of attempts, and let the source release the partition. The runtime reports the result of each
+Most phases of a drain are a task for the runtime. The tasks wait for handlers, cancel handlers, settle finished
+messages, write the store of attempts, and request the release by the source. The runtime reports the result of each
 task to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and
 forget the partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
-``close_prefix`` the queued messages below the highest started message start too. The runtime closes the prefix if the
+``close_prefix`` the queued messages below the highest started message also start. The runtime closes the prefix if the
 source commits and ``SourceTraits.hands_over`` is False.
 
 ``TRANSITIONS`` lists every allowed pair of phase and event. Any other pair raises ``IllegalEvent``.
@@ -59,7 +59,7 @@ TRANSITIONS.update({(LOST, event): LOST for event in (*_PERFORMED, "lost")})
 
 
 class IllegalEvent(Exception):
-    """The phase of a drain does not allow an event: a bug of the runtime."""
+    """Error of an event that the phase of a drain does not allow, because of a bug of the runtime."""
 
 
 class Limits(NamedTuple):
@@ -67,8 +67,8 @@ class Limits(NamedTuple):
 
     Attributes:
         grace: Seconds for cancelled handlers to end.
-        settle: Minimum number of seconds to settle finished messages. If handlers end early and leave more
-            seconds unused, the unused seconds apply instead.
+        settle: Minimum number of seconds to settle finished messages. If handlers end early, a larger number of unused
+            seconds replaces this minimum.
         last: Seconds to settle finished messages if handlers have no time limit.
     """
 
@@ -88,7 +88,7 @@ class PartitionDrain:
         close_prefix: See ``Ownership.drain``.
         phase: The phase, one of the constants of this module.
         until: Time at which the phase ends as late. ``NEVER`` = the phase has no time limit.
-        abandoned: The messages that the last event abandoned while no handler ran for them.
+        abandoned: The messages without a running handler that the last event abandoned.
         zombies: The messages whose handlers still ran at the fence.
     """
 
@@ -103,7 +103,7 @@ class PartitionDrain:
 
     @property
     def left(self) -> bool:
-        """Whether a finished message of the fenced partition is not settled."""
+        """Whether the fenced partition has an unsettled finished message."""
         commits = self.partition.commits
         if commits is not None:
             return commits.changes > 0 or commits.sending is not None or bool(self.partition.finished)
@@ -112,14 +112,14 @@ class PartitionDrain:
 
     @property
     def unsettled(self) -> int:
-        """Number of finished messages of the fenced partition that are not settled, so that they run again."""
+        """Number of unsettled finished messages of the fenced partition, which run again."""
         commits = self.partition.commits
         if commits is not None:
             return commits.finished + len(self.partition.finished)
         return self.partition.ledger.holes()
 
     def begin(self, now: float, timeout: float) -> None:
-        """Start no more messages, and give running handlers ``timeout`` seconds to end.
+        """Stop starting messages, and wait at most ``timeout`` seconds for running handlers.
 
         The engine emits ``Drained`` when no handler runs and no message of the prefix waits, perhaps at once.
         """
@@ -132,7 +132,7 @@ class PartitionDrain:
             self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Give running handlers at most ``timeout`` seconds from ``now``. Ignored in every phase but ``ENDING``."""
+        """Wait at most ``timeout`` seconds from ``now`` for running handlers. Ignored in every phase but ``ENDING``."""
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 

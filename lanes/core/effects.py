@@ -36,7 +36,7 @@ class Failed(Effect):
 
 @dataclass(slots=True, eq=False)
 class Held(Failed):
-    """The head of a lane waits for its next attempt.
+    """Effect: the head of a lane waits for its next attempt.
 
     Attributes:
         delay: Minimum number of seconds from the end of the failed attempt to the next attempt.
@@ -67,7 +67,7 @@ class Blocked(Failed):
 
 
 class Interrupted(Failed):
-    """The message failed while its partition drained, and was abandoned.
+    """Effect: the message failed while its partition drained, and the engine abandoned it.
 
     A store of attempts keeps ``follows`` for the next owner.
     """
@@ -77,21 +77,21 @@ class Interrupted(Failed):
 
 @dataclass(slots=True, eq=False)
 class Abandoned(Effect):
-    """The engine abandoned the messages, because the handler of an earlier message was interrupted."""
+    """Effect: the engine abandoned the messages, because the handler of an earlier message was interrupted."""
 
     messages: list[Message]
 
 
 @dataclass(slots=True, eq=False)
 class Drained(Effect):
-    """No handler of the draining partition runs any more: settle finished messages, then release the partition."""
+    """Effect: no handler of the draining partition runs. Settle finished messages, and then release the partition."""
 
     partition: Partition
 
 
 @dataclass(slots=True, eq=False)
 class Redelivered(Effect):
-    """The source delivered a position that is not new, or that is below the highest delivered position.
+    """Effect: the source delivered a known position, or a position below the highest delivered position.
 
     Attributes:
         message: The new delivery.
@@ -106,13 +106,13 @@ class Redelivered(Effect):
 
 @dataclass(slots=True, eq=False)
 class Zombie(Effect):
-    """A handler of a fenced assignment ended, and its result changed nothing."""
+    """Effect: a handler of a fenced assignment ended, and its result changed nothing."""
 
     message: Message
 
 
 class Saturated(Effect):
-    """A bound of the messages or bytes in flight is reached: receive no more messages from the source."""
+    """Effect: messages or bytes in flight have reached a bound. Stop receiving messages from the source."""
 
     __slots__ = ()
 
@@ -120,8 +120,8 @@ class Saturated(Effect):
 class Resumed(Effect):
     """Receive messages from the source again.
 
-    Messages and bytes in flight are at or below their low-water marks, or a bound has lasted, there is room, and a
-    handler is idle.
+    Messages and bytes in flight are at or below their low-water marks, or a lasting bound leaves room for an idle
+    handler.
     """
 
     __slots__ = ()
@@ -129,12 +129,12 @@ class Resumed(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadReached(Effect):
-    """``max_ahead`` messages were admitted above the confirmed floor: receive no more messages of the partition.
+    """Effect: ``max_ahead`` messages were admitted above the confirmed floor. Stop receiving messages of the partition.
 
     Attributes:
         partition: The assignment.
-        oldest: The unfinished message that holds the floor; None = every message is finished, and the broker has
-            not confirmed the floor.
+        oldest: The unfinished message at the floor; None = every message is finished, and the broker has not confirmed
+            the floor.
     """
 
     partition: Partition
@@ -143,19 +143,25 @@ class AheadReached(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
-    """The broker confirmed a higher floor: receive messages of the partition again."""
+    """Effect: the broker confirmed a higher floor. Receive messages of the partition again."""
 
     partition: Partition
 
 
 @dataclass(slots=True, eq=False)
 class PartitionResumed(Effect):
-    """The budget of a full partition is at or below its low-water mark: receive messages of the partition again."""
+    """Effect: the budget of a full partition is at or below its low-water mark.
+
+    Receive messages of the partition again.
+    """
 
     partition: Partition
 
 
 class PauseDue(Effect):
-    """A bound has stopped the intake for ``PAUSE_AFTER`` seconds: pause the partitions that ``Engine.room`` names."""
+    """Effect: a bound has stopped the intake for ``PAUSE_AFTER`` seconds.
+
+    Pause the partitions that ``Engine.room`` names.
+    """
 
     __slots__ = ()

@@ -10,20 +10,20 @@ Rules
    A draining partition admits no message.
 3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its lane: messages of
    that lane in a new assignment wait for the handler.
-4. A redelivered position never runs twice at once. If the position is in flight, its message receives the new token.
-   If the position is settled, the engine settles it again. An unknown position is inserted into its lane by position,
-   and counts as late. The positions of a source that commits always rise.
-5. A draining partition starts no message, except to close the prefix. Queued and stopped messages are abandoned at
-   once. Running handlers may end. A success counts, and a failed message is abandoned. The engine emits ``Drained``
+4. A redelivered position never runs twice at the same time. If the position is in flight, its message receives the new
+   token. If the position is settled, the engine settles it again. An unknown position is inserted into its lane by
+   position, and counts as late. The positions of a source that commits always rise.
+5. A draining partition starts no message, except to close the prefix. The engine abandons queued and stopped messages
+   at once. Running handlers may end. A success counts, and a failed message is abandoned. The engine emits ``Drained``
    once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later messages of its
    lane must not overtake its message. If a source cannot hand over the completed set, finished messages above a queued
-   message would run again. For such a source the queued messages below the highest started message run too
+   message would run again. For such a source the queued messages below the highest started message also run
    (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
-7. A partition has at most one commit on its way. The floor and the completed set of a commit describe the same moment.
-   A commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the
-   confirmed floor.
+7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state. A
+   commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the confirmed
+   floor.
 
 Operation
 ---------
@@ -131,7 +131,7 @@ class Engine(Ownership):
             self.committer.progressed(partition, position, now)
 
     def take(self) -> Message | None:
-        """Take the next message to run; None = no lane is ready, or as many handlers run as may run."""
+        """Take the next message to run; None = no lane is ready, or the maximum number of handlers runs."""
         if not self._ready or self.running_handlers >= self._most_running:
             return None
         message = self._ready.popleft()
@@ -142,7 +142,7 @@ class Engine(Ownership):
     def take_batch(self, limit: int) -> list[Message]:
         """Take up to ``limit`` messages for one call of a handler. The call counts as one of ``concurrency``.
 
-        The batch has heads of different lanes, each with its successors after it.
+        The batch has heads of different lanes, each followed by its successors.
         """
         batch: list[Message] = []
         if self.running_handlers >= self._most_running:
@@ -171,9 +171,11 @@ class Engine(Ownership):
         return count
 
     def hold_starts(self) -> None:
-        """Give out no message until ``resume_starts``. Idempotent. Any thread may call this method, unlike the others.
+        """Stop handing out messages until ``resume_starts``.
 
-        Messages that were taken continue, and every other call of the engine works as before.
+        Idempotent. Any thread may call this method, unlike the other methods.
+
+        Taken messages continue, and every other call of the engine has its usual effect.
         """
         self._most_running = 0
 
@@ -335,7 +337,7 @@ class Engine(Ownership):
     def due(self, now: float) -> None:
         """Make each lane ready whose hold has ended.
 
-        A bound that lasts is looked at every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
+        The engine checks a lasting bound every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
         again. Otherwise the engine emits ``PauseDue`` when the bound has lasted for ``PAUSE_AFTER`` seconds.
         """
         self._ready.extend(self.stopped.due(now))
@@ -353,7 +355,10 @@ class Engine(Ownership):
         return min(self.stopped.next_due(), self.flow.pause_at, self.flow.look_at)
 
     def pause(self, *, paused: bool) -> bool:
-        """Pause or resume the consumer, and return whether the call changed its state. A pause outlives assignments."""
+        """Pause or resume the consumer, and return whether the call changed its state.
+
+        A pause also applies to later assignments.
+        """
         before, self.flow.paused = self.flow.paused, paused
         return before != paused
 
@@ -385,12 +390,12 @@ class Engine(Ownership):
         return True
 
     def _has_idle_handler(self) -> bool:
-        """Return whether every handler is idle, or a handler is idle and a message that arrives now could start."""
+        """Return whether every handler is idle, or an idle handler could start a new message."""
         busy = self.running_handlers + len(self._ready)
         return not busy or (busy < self.concurrency and any(map(self._could_start, self.partitions.values())))
 
     def _could_start(self, partition: Partition) -> bool:
-        """Return whether a message of the partition that arrives now could start at once, except for a busy key."""
+        """Return whether a new message of the partition with an idle key could start at once."""
         return partition.steady and not (partition.tails and self.policy.order in ("partition", "serial"))
 
     # --- redelivery
@@ -417,7 +422,7 @@ class Engine(Ownership):
         return True
 
     def _receive_draining(self, partition: Partition, ledger: AckLedger, run: list[Message]) -> None:
-        """Handle known positions only, in flight or settled: a draining partition admits no message."""
+        """Handle only known positions, in flight or settled, because a draining partition admits no message."""
         for message in run:
             if message.position in ledger.unsettled or ledger.is_settled(message.position):
                 self._redelivered(ledger, message, 0.0)
@@ -428,11 +433,11 @@ class Engine(Ownership):
         """Collect the settlements to send now, at most one for each partition.
 
         The caller must later pass each settlement to ``settled`` or ``unsettled``. Until that call the messages to
-        acknowledge stay in flight, and a partition with a commit has no other commit.
+        acknowledge stay in flight, and a partition with a commit sends no other commit.
 
         Args:
             now: Time now.
-            everything: Whether to collect commits that are not due yet too.
+            everything: Whether to collect all pending commits, even before they are due.
 
         Returns:
             The settlements.
@@ -455,7 +460,7 @@ class Engine(Ownership):
         return self.committer.next_at()
 
     def settled(self, settlements: list[Settlement]) -> None:
-        """Record settlements that were sent, and commits that the broker has confirmed."""
+        """Record sent settlements, and commits that the broker has confirmed."""
         for settlement in settlements:
             if settlement.floor is not None:
                 self._released(*self.committer.confirmed(settlement))
@@ -466,7 +471,7 @@ class Engine(Ownership):
             self._released(count, size)
 
     def unsettled(self, settlements: list[Settlement], *, again_at: float = 0.0) -> None:
-        """Queue settlements again whose sending failed or is uncertain; commits are due at ``again_at`` or later."""
+        """Queue settlements with a failed or unknown result again; commits are due at ``again_at`` or later."""
         for settlement in settlements:
             if not self.owns(settlement.partition):
                 continue
@@ -483,11 +488,11 @@ class Engine(Ownership):
         return len(self._ready)
 
     def stopped_lanes(self) -> list[StoppedLane]:
-        """Return the lanes whose head is held, blocked or on its way to the dead letters."""
+        """Return the lanes whose head waits for a retry, is blocked, or waits for its dead letter."""
         return list(self.stopped.by_head.values())
 
     def in_flight_since(self, time: float) -> list[Message]:
-        """Return the messages admitted and not settled that were delivered at or before ``time``."""
+        """Return the admitted, unsettled messages that were delivered at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:

@@ -1,9 +1,9 @@
-"""The queue of an engine with budgets per partition: the heads that can start, taken from the budgets in turn.
+"""The queue of an engine with budgets per partition. The budgets take turns to start their heads.
 
-A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head
-and fewer than ``limit`` running calls. After its turn, a budget goes to the end of the line. A budget with a head and a
-free call therefore waits for at most one call of each other budget. The partitions of a physical queue use its turns
-one after the other.
+A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head and
+fewer than ``limit`` running calls. After its turn, a budget goes to the end of the line. A budget with a head and a
+free call therefore waits for at most one call of each other budget. The partitions of a physical queue share its turns
+in sequence.
 
 The queue has the methods of ``collections.deque`` that the engine uses, so an engine without budgets keeps its deque.
 """
@@ -109,7 +109,7 @@ class FairQueue:
         return head
 
     def begin(self, name: BudgetId) -> None:
-        """Count a call of a budget, whose turn comes again after those of the other budgets."""
+        """Count a call of a budget, whose next turn follows the turns of the other budgets."""
         before = self._startable(name)
         self.running[name] = self.running.get(name, 0) + 1
         self._changed(name, before)
@@ -153,14 +153,14 @@ class FairQueue:
             heads[heads.index(former)] = head
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all heads: first those of the budgets with a turn. ``extend`` in this order restores the turns."""
+        """Yield all heads, beginning with the budgets that have a turn. ``extend`` in this order restores the turns."""
         for name in self._turns:
             yield from self._heads[name]
         for name in in_order(self._heads.keys() - set(self._turns)):
             yield from self._heads[name]
 
     def __len__(self) -> int:
-        """Return the number of heads that could start now, each in a call of its own."""
+        """Return the number of heads that could start now, each in a separate call."""
         return self._count
 
     def _startable(self, name: BudgetId) -> int:
@@ -179,7 +179,7 @@ class FairQueue:
 
 
 def in_order(budgets: Iterable[BudgetId]) -> list[BudgetId]:
-    """Return budgets in an order that depends on their names only: the partitions, then the physical queues."""
+    """Return budgets in an order that depends only on their names: first the partitions, then the physical queues."""
     names = list(budgets)
     return [
         *sorted(name for name in names if not isinstance(name, str)),

@@ -7,8 +7,8 @@ and start at every message.
 The low-water mark of bytes is half the bound. The low-water mark of messages is halfway between ``concurrency`` and the
 bound, because with fewer than ``concurrency`` messages in flight some handlers would be idle.
 
-Messages that wait for a stuck message may keep the counts above a low-water mark for ever. Intake therefore also starts
-again below the bounds, when a bound has lasted for ``LOOK_EVERY`` seconds and the engine has an idle handler.
+Messages that wait for a stuck message may keep the counts above a low-water mark permanently. Intake therefore also
+starts again below the bounds, when a bound has lasted for ``LOOK_EVERY`` seconds and the engine has an idle handler.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ class Flow:
         low: Low mark of messages.
         in_flight: Number of messages in flight.
         bytes: Number of bytes in flight.
-        peak: Highest number of messages in flight so far. The number stays within the bound while the source
-            keeps to ``room()``.
-        peak_bytes: Highest number of bytes in flight so far. The number may exceed the bound, because a size is known
-            only on arrival.
+        peak: Highest number of messages in flight since the start. The number stays within the bound while the source
+            respects ``room()``.
+        peak_bytes: Highest number of bytes in flight since the start. The number may exceed the bound, because a size
+            is known only on arrival.
         taking: Whether intake runs: False from a high mark until both low marks are reached.
         paused: Whether the user paused the consumer.
         pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
         pause_at: Time from which the clients are paused. ``NEVER`` = intake runs, or the clients are paused already.
-        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the clients are paused and
-            there is no room.
+        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the clients are paused without
+            room.
     """
 
     max_in_flight: int

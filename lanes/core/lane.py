@@ -2,7 +2,7 @@
 
 A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane,
 ``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
-``StoppedLane`` only while its head is held for a retry, blocked or on its way to the dead letters.
+``StoppedLane`` only while its head waits for a retry, is blocked, or waits for its dead letter.
 
 The state of a lane is the state of its head. ``TRANSITIONS`` lists every allowed pair of state and event. Any other
 pair raises ``IllegalTransition``. The hot path makes the transitions ``admit``, ``start``, ``ack`` and ``settle``
@@ -76,12 +76,15 @@ the batch interrupted the call, or the lease had expired.
 
 
 class IllegalTransition(Exception):
-    """The state of a lane does not allow an event. This is a bug of ``lanes`` or of a source, never of a handler."""
+    """Error of an event that the state of a lane does not allow.
+
+    The error is a bug of ``lanes`` or of a source, never of a handler.
+    """
 
 
 @dataclass(slots=True, eq=False)
 class StoppedLane:
-    """A lane whose head is held, blocked or on its way to the dead letters.
+    """A lane whose head waits for a retry, is blocked, or waits for its dead letter.
 
     Attributes:
         head: The first message of the lane.
@@ -100,7 +103,7 @@ class StoppedLane:
 
 
 def step(message: Message, event: str) -> None:
-    """Apply an event to a message. Raises ``IllegalTransition`` if the message's state does not allow it."""
+    """Apply an event to a message. Raises ``IllegalTransition`` if the message's state does not allow the event."""
     following = TRANSITIONS.get((message.state, event))
     if following is None:
         raise illegal(message, event)
@@ -141,7 +144,7 @@ class StoppedLanes:
             self._push(until, message)
 
     def kept(self, message: Message) -> None:
-        """Let the hold of a message end at its time. Idempotent; ignored for a message that is not held."""
+        """Allow the hold of a message to end at its time. Idempotent; ignored for a message that is not held."""
         lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True

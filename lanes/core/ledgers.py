@@ -1,16 +1,16 @@
 """The record of one assignment: its messages in flight and its settled positions.
 
-``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger tells
-whether the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions
-are sorted runs, so a long stretch of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger
-forgets the lowest runs. A redelivered position that the ledger has forgotten is handled again, so no message is lost.
-For a source that never redelivers a settled position, the ledger keeps no settled positions: on a sparse partition
-each position would be a separate run.
+``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger knows whether
+the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted
+runs, so a long sequence of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the
+lowest runs. A redelivered position that the ledger has forgotten is handled again, so no message is lost. For a source
+that never redelivers a settled position, the ledger keeps no settled positions: on a sparse partition each position
+would be a separate run.
 
 ``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
 *ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
-such gaps. One byte for each message marks unfinished messages. The floor is at the first marked byte. The ledger
-stores the index of the first marked byte and removes the bytes below it, so the floor costs O(1) amortised.
+such gaps. One byte for each message marks unfinished messages. The first marked byte is the floor. The ledger stores
+the index of the first marked byte and removes the bytes below it, so the floor costs O(1) amortised.
 
 A third ledger, ``lanes.core.cohort.ledger``, stores the messages that the next owner of a cohort partition must handle.
 """
@@ -47,7 +47,7 @@ class AckLedger:
 
     Attributes:
         unsettled: The messages delivered and not settled, by position, in order of delivery.
-        highest: Highest position delivered so far; -1 before the first delivery.
+        highest: Highest delivered position; -1 before the first delivery.
     """
 
     __slots__ = ("_ends", "_knows_settled", "_loose", "_loose_limit", "_runs_limit", "_starts", "highest", "unsettled")
@@ -63,7 +63,7 @@ class AckLedger:
         self._knows_settled = knows_settled
 
     def is_settled(self, position: int) -> bool:
-        """Return whether the position was settled in this assignment and is not forgotten."""
+        """Return whether the ledger stores the position as settled in this assignment."""
         if position in self._loose:
             return True
         run = bisect_right(self._starts, position) - 1
@@ -72,7 +72,7 @@ class AckLedger:
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
         """Move messages to the settled runs, and return their number and bytes.
 
-        Idempotent: a message that is no longer in flight, or was replaced at its position, is skipped.
+        The call is idempotent: it skips messages that are no longer in flight or were replaced at their positions.
         """
         unsettled = self.unsettled
         take_out = unsettled.pop
@@ -149,7 +149,7 @@ class AckLedger:
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """Return the number of delivered messages that are not settled."""
+        """Return the number of delivered, unsettled messages."""
         return len(self.unsettled)
 
     def floor(self) -> int:
@@ -188,7 +188,7 @@ _TRIM: Final = 1_024
 
 
 class PositionFell(ValueError):
-    """A source that commits delivered a position that is not above the previous position."""
+    """Error: a source that commits delivered a position at or below the previous position."""
 
 
 class OffsetLedger:
@@ -201,7 +201,7 @@ class OffsetLedger:
 
     Attributes:
         highest: Highest offset admitted; ``floor`` - 1 before the first message.
-        waiting: The messages delivered and not admitted yet, all above ``highest``.
+        waiting: The delivered messages that wait for admission, all above ``highest``.
     """
 
     __slots__ = (
@@ -232,7 +232,7 @@ class OffsetLedger:
         self._first: int = 0  # no entry before this one is unfinished
 
     def deliver(self, run: list[Message], now: float) -> None:
-        """Number the messages of a run and set their time of delivery. ``admit`` enters the messages, at once or later.
+        """Number the messages of a run and set their time of delivery. ``admit`` enters the messages at once or later.
 
         Args:
             run: The messages.
@@ -338,7 +338,7 @@ class OffsetLedger:
 
     @property
     def floor_ordinal(self) -> int:
-        """The ordinal at the floor, as of the last ``floor()``."""
+        """The ordinal at the floor at the last call of ``floor()``."""
         return self._base + self._first
 
     @property
@@ -347,7 +347,7 @@ class OffsetLedger:
         return self._base + len(self._open)
 
     def completed(self) -> Runs:
-        """Return the finished runs above the floor, of the same moment as the last ``floor()``.
+        """Return the finished runs above the floor, as at the last call of ``floor()``.
 
         A run covers the gaps between its deliveries. No message exists in a gap.
         """
@@ -365,7 +365,7 @@ class OffsetLedger:
         return runs
 
     def in_flight(self) -> list[Message]:
-        """Return the messages admitted and not settled, in order of delivery. O(delivered above the floor)."""
+        """Return the admitted, unsettled messages in order of delivery. O(delivered above the floor)."""
         return [message for message in self._messages[self._first :] if message is not None]
 
     def unfinished(self) -> list[Message]:

@@ -1,13 +1,13 @@
 """The completed set above the floor as a short text for the metadata of a commit.
 
 The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. Without
-the text, or with a part of it, finished messages are repeated and no message is lost. An encoder may therefore drop
+the text, or with a part of the text, finished messages run again and no message is lost. An encoder may therefore drop
 completed offsets, the highest first. A decoder ignores an invalid text.
 
 **The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
 bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,
 although its UTF-8 may have three bytes (12,285 bytes in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15
-bits, and none of them is a surrogate or a control character. The capacity is 2.5 times that of base64.
+bits, and none of them is a surrogate or a control character. The capacity is 2.5 times the capacity of base64.
 
 **The format** is a sequence of bytes. The encoder cuts the bytes into characters of 15 bits, highest bit first, with
 zero bits at the end:
@@ -22,8 +22,8 @@ zero bits at the end:
 | … | set | the list or the bitmap, see below |
 | 4 | check | CRC-32 of all bytes before this field, little-endian |
 
-A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, less one.
-For the lowest run, the first number is the distance from the floor. The second number is the length of the run, less
+A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, minus one.
+For the lowest run, the first number is the distance from the floor. The second number is the length of the run, minus
 one. In a bitmap, offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. A set therefore has
 exactly one text.
 
@@ -70,7 +70,7 @@ def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT)
         limit: Maximum number of characters, 0 … 4,095.
 
     Returns:
-        The text; "" for an empty set. A set that does not fit loses no more of its highest completions than necessary.
+        The text; "" for an empty set. A set that does not fit loses as few of its highest completions as possible.
 
     Raises:
         ValueError: An offset is outside 0 … 2⁶⁴−1, the runs are invalid, or the limit is out of its range.

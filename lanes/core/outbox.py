@@ -1,7 +1,7 @@
-"""The finished messages on their way to the broker.
+"""The finished messages that wait for their settlement at the broker.
 
-A partition is *dirty* while it has messages to settle. A settlement that was perhaps not sent returns before the
-messages that finished later, so settlements keep the order of completion.
+A partition is *dirty* while it has messages to settle. A possibly unsent settlement returns to the queue before later
+finished messages, so settlements keep the order of completion.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Outbox:
         message.partition.resettle.append(message)
 
     def collect(self) -> list[Settlement]:
-        """Take out all messages to settle, as one settlement for each dirty partition."""
+        """Remove all messages to settle, and return one settlement for each dirty partition."""
         settlements = []
         for partition in self.dirty:
             settlements.append(Settlement(partition, partition.finished + partition.resettle))
@@ -40,14 +40,14 @@ class Outbox:
         return settlements
 
     def give_back(self, settlement: Settlement) -> None:
-        """Queue a settlement again that was perhaps not sent, without the messages that were abandoned meanwhile."""
+        """Queue a possibly unsent settlement again, without the messages that were abandoned since."""
         partition = settlement.partition
         self._mark(partition)
         partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished
         partition.resettle = [m for m in settlement.messages if m.state == SETTLED] + partition.resettle
 
     def forget(self, partition: Partition) -> None:
-        """Settle no further message of a partition. Idempotent."""
+        """Stop settling messages of a partition. Idempotent."""
         partition.finished.clear()
         partition.resettle.clear()
         if partition.dirty:

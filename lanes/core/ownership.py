@@ -18,11 +18,11 @@ from lanes.core.types import Message, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
-    """A partition was assigned twice. Every assignment needs a new object."""
+    """Error: a partition was assigned twice. Every assignment needs a new object."""
 
 
 class SecondPartition(ValueError):
-    """A second partition was assigned under the order ``serial``, which handles one partition."""
+    """Error: a second partition was assigned under the order ``serial``, which handles one partition."""
 
 
 class Ownership:
@@ -40,7 +40,7 @@ class Ownership:
         self.committer = Committer(policy, self.chains, self.effects)
 
     def owns(self, partition: Partition) -> bool:
-        """Return whether this assignment is owned, and was neither given up nor replaced."""
+        """Return whether this process still owns this assignment, which was neither given up nor replaced."""
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
@@ -62,7 +62,7 @@ class Ownership:
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
-        """Start no more messages of a partition, except those of ``close_prefix``.
+        """Stop starting messages of a partition, except messages that ``close_prefix`` allows.
 
         Idempotent; ignored for a fenced partition.
 
@@ -105,7 +105,7 @@ class Ownership:
             self.effects.append(fx.Drained(partition))
 
     def fence(self, partition: Partition) -> list[Message]:
-        """Accept no further result of a partition, and return its running messages. Idempotent.
+        """Stop accepting results of a partition, and return its running messages. Idempotent.
 
         Finished messages can still be settled.
         """
@@ -128,7 +128,7 @@ class Ownership:
         return zombies
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition and its unsettled messages. Idempotent."""
+        """Remove a partition and its unsettled messages. Idempotent."""
         if not self.owns(partition):
             return
         self.fence(partition)
@@ -158,5 +158,5 @@ class Ownership:
             self._freed_in_pause()
 
     def _freed_in_pause(self) -> None:
-        """Look whether intake can start again, although the counts are above the low-water marks."""
+        """Check whether intake can start again although the counts are above the low-water marks."""
         raise NotImplementedError

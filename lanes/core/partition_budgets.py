@@ -1,27 +1,25 @@
 """The engine with budgets per partition: running calls, and messages in flight.
 
 ``make_engine`` makes the plain ``Engine`` for a policy without these budgets, so that its hot path stays the same. Each
-partition has a budget of its own, except that all partitions of a physical queue (``Policy.queues``) share one.
+partition has a separate budget, but all partitions of a physical queue (``Policy.queues``) share one budget.
 
 Calls
 -----
 ``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
 for each budget that has messages in the call.
 
-Messages in flight
-------------------
-A source knows one bound for all its partitions, ``Room.messages``, and the partitions that deliver nothing,
-``Room.paused``. The engine therefore asks for no more messages than *each* unpaused budget may still have, and the
-partitions of a budget with little left are paused. A budget becomes *full* when the messages left are less than a
-quarter of the bound beyond the calls. The partitions of a full budget deliver again at the low mark. So one nearly full
-budget never reduces the room of the others to a few messages, except where the bound is close to the number of calls.
-``Room.full_queues`` names the full physical queues, because a partition of such a queue may be assigned while the
-source delivers.
+Messages in flight ------------------ A source knows one bound for all its partitions, ``Room.messages``, and the
+partitions that deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
+*each* unpaused budget may still have. The engine pauses the partitions of a nearly full budget. A budget is *full* when
+its remaining messages are less than a quarter of the bound beyond the calls. The partitions of a full budget deliver
+again at the low mark. A nearly full budget therefore reduces the room of other budgets to a few messages only if the
+bound is close to the number of calls. ``Room.full_queues`` names the full physical queues, because a partition of such
+a queue may be assigned while the source delivers.
 
 Messages of full budgets may stay in flight for long. The low-water mark of the consumer is therefore halfway between
-the bound, and these messages plus ``concurrency``. Otherwise a full budget could stop the intake of the others.
+the bound, and these messages plus ``concurrency``. Otherwise a full budget could stop the intake of the other budgets.
 
-A budget's messages in flight are those of the current assignments of its partitions. Messages whose handlers run at the
+A budget counts the messages in flight of the current assignments of its partitions. Messages whose handlers run at the
 fence count against the bound of the whole consumer only.
 """
 
@@ -39,7 +37,7 @@ from lanes.core.types import BudgetId, Message, Outcome, Partition, Room
 
 
 def make_engine(policy: Policy) -> Engine:
-    """Make the engine for a policy: the plain one, or one with budgets per partition."""
+    """Make the engine for a policy: the plain engine, or an engine with budgets per partition."""
     if policy.concurrency_per_partition or policy.max_in_flight_per_partition:
         return PartitionBudgetEngine(policy)
     return Engine(policy)
@@ -53,8 +51,9 @@ class PartitionBudgetEngine(Engine):
 
     Attributes:
         fair: The heads that can start.
-        full: The budgets whose partitions deliver no message, as ``max_in_flight_per_partition`` is nearly reached.
-        reserve: Number of messages below which the rest of a budget makes the budget full.
+        full: The budgets whose partitions deliver no message, because ``max_in_flight_per_partition`` is nearly
+            reached.
+        reserve: Number of remaining messages below which a budget is full.
         low: Number of messages in flight at which a full budget delivers again.
         assigned: The assignments of each budget.
     """
@@ -149,18 +148,18 @@ class PartitionBudgetEngine(Engine):
         self.enter(partition)
 
     def enter(self, partition: Partition) -> None:
-        """Let an assignment use its budget."""
+        """Add an assignment to its budget."""
         partition.budget = self.policy.budget_of(partition.id)
         self.assigned.setdefault(partition.budget, []).append(partition)
 
     def fence(self, partition: Partition) -> list[Message]:
-        """Accept no further result of a partition; see ``Engine.fence``."""
+        """Stop accepting results of a partition; see ``Engine.fence``."""
         zombies = super().fence(partition)
         self._resume_full()  # The running messages have left the budget, which other partitions may share.
         return zombies
 
     def release(self, partition: Partition) -> None:
-        """Forget a partition and its unsettled messages. Idempotent."""
+        """Remove a partition and its unsettled messages. Idempotent."""
         if not self.owns(partition):
             return
         super().release(partition)
@@ -172,7 +171,7 @@ class PartitionBudgetEngine(Engine):
         self._resume_full()
 
     def in_flight_of(self, partition: Partition) -> int:
-        """Return the number of messages of an assignment in flight, with those that the runtime has put aside."""
+        """Return the number of messages of an assignment in flight, including messages deferred by the runtime."""
         ledger = partition.ledger
         if not partition.steady:
             # An ``OffsetLedger`` still has the holes of abandoned messages.
@@ -187,7 +186,7 @@ class PartitionBudgetEngine(Engine):
     def _low_mark(self) -> int:
         """Return the low-water mark of the consumer, above the messages of full budgets.
 
-        These messages may stay in flight for long, and their partitions receive no message meanwhile.
+        These messages may stay in flight for long, while their partitions receive no message.
         """
         flow, slow = self.flow, sum(map(self.used, self.full))
         return min(flow.max_in_flight, (flow.max_in_flight + self.concurrency + slow) // 2)
@@ -208,7 +207,7 @@ class PartitionBudgetEngine(Engine):
         self._resume_full()
 
     def _resume_full(self) -> None:
-        """Let the partitions of the full budgets at or below the low mark deliver again."""
+        """Resume the partitions of full budgets that are at or below the low mark."""
         if not self.full:
             return
         for budget in in_order([budget for budget in self.full if self.used(budget) <= self.low]):

@@ -75,7 +75,7 @@ class Policy(NamedTuple):
     Attributes:
         lanes: Number of lanes of a partition that keys share. 0 = a lane for each key.
         max_ahead: Maximum number of messages admitted above the confirmed floor. Only for sources that commit.
-        commit_interval: Seconds after which the commit of a finished message is due at the latest; see
+        commit_interval: Maximum number of seconds until the commit of a finished message is due; see
             ``lanes.core.commits.Committer.pace``. Only for sources that commit.
         commit_count: Number of finished messages at which a commit is due at once. Only for sources that commit.
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
@@ -84,7 +84,7 @@ class Policy(NamedTuple):
         concurrency_per_partition: Maximum number of running handlers of a budget. 0 = no bound.
         max_in_flight_per_partition: Maximum number of messages in flight of the assignments of a budget. 0 = no bound.
         queues: Names of physical queues of partitioned queues. All partitions of such a source share one budget. Every
-            other partition has a budget of its own.
+            other partition has a separate budget.
     """
 
     concurrency: int
@@ -115,6 +115,6 @@ class Policy(NamedTuple):
         return self.given_up(dead_lettered=failure.dead_lettered)
 
     def given_up(self, *, dead_lettered: bool) -> Follows:
-        """Return the next step of a message that has no attempt left, and maybe a dead letter (``dead_lettered``)."""
+        """Return the next step of a message without a further attempt; ``dead_lettered`` = it has a dead letter."""
         follows = _GIVEN_UP[self.poison]
         return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

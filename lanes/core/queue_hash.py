@@ -1,8 +1,8 @@
 """The partition of a key in a partitioned queue: jump consistent hash over 64 bits of BLAKE3.
 
-The digest is BLAKE3 in derive-key mode with a context string of its own. The digest is therefore independent of the
-slot, the ring partition and the lane of ``ring``, and of the partition that a broker chooses. The keys of one partition
-reach every lane.
+The digest is BLAKE3 in derive-key mode with a separate context string. The digest is therefore independent of the slot,
+the ring partition and the lane of ``ring``, and of the partition that a broker chooses. The keys of one partition reach
+every lane.
 
 Jump consistent hash (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014) reduces the digest
 to a partition. If a queue grows, only keys whose new partition is an added partition move.

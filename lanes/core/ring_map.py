@@ -1,8 +1,7 @@
-"""Ranges of the ring, and the map of their owners. A map follows from its assignments alone, in their order.
+"""Ranges of the ring, and the map of their owners. A map depends only on its assignments and their order.
 
-A range is a run of slots, and both of its ends belong to it. Each slot has at most one owner. An assignment moves slots
-of one owner, or slots that nobody owns. So it never takes slots from two consumers at once, of which one would not
-expect it.
+A range is a run of slots that includes both ends. Each slot has at most one owner. An assignment moves slots of one
+owner, or slots without an owner. An assignment therefore never takes slots from two consumers at once.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class RingMap:
 
     Attributes:
         owned: The ranges with their owners, rising. A range keeps the ends of its assignment until a later assignment
-            cuts it, also beside another range of its owner.
+            divides the range, even next to another range of its owner.
     """
 
     owned: tuple[Assignment, ...] = ()
@@ -92,14 +91,14 @@ class RingMap:
         return ring
 
     def find(self, slot: int) -> Assignment | None:
-        """Return the range of a slot with its owner; None = nobody owns the slot."""
+        """Return the range of a slot with its owner; None = the slot has no owner."""
         index = bisect_right(self._firsts, slot) - 1
         if index < 0 or slot not in self.owned[index].range:
             return None
         return self.owned[index]
 
     def unowned(self) -> list[Range]:
-        """Return the longest ranges that nobody owns, rising."""
+        """Return the longest ranges without an owner, rising."""
         return list(_gaps(WHOLE, [each.range for each in self.owned]))
 
     def assign(self, assignment: Assignment) -> RingMap:
@@ -112,7 +111,7 @@ class RingMap:
             The map.
 
         Raises:
-            ConfigError: The range has slots of two owners, or of an owner and of nobody.
+            ConfigError: The range has slots of two owners, or both owned and free slots.
         """
         wanted, consumer = assignment
         met = [each for each in self.owned if each.range.lo <= wanted.hi and wanted.lo <= each.range.hi]
@@ -145,7 +144,7 @@ class RingMap:
             The assignment, which changes nothing until ``assign``.
 
         Raises:
-            ConfigError: Nobody owns the slot, or the slot is the first one of its range.
+            ConfigError: The slot has no owner, or is the first slot of its range.
         """
         found = self.find(slot)
         if found is None:

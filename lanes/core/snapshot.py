@@ -117,7 +117,7 @@ class CommitsState(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """One assignment, which is owned, or was given up while its handlers run.
+    """One assignment, which is owned, or was given up while its handlers still run.
 
     Attributes:
         in_flight: The messages of the assignment's ledger, in order of delivery.
@@ -176,8 +176,8 @@ class EngineState(NamedTuple):
         assignments: The owned assignments in the order of their assignment, then the fenced assignments by number.
         lanes: The stopped heads, each with its failure, the end of its hold, and whether the store has the failure.
         holds: The held heads by the ends of their holds. Equal ends are in the order of the holds.
-        budgets: The budgets per partition. ``None`` = the policy has none.
-        starts_held: Whether the engine gives out no message, after ``Engine.hold_starts``.
+        budgets: The budgets per partition. ``None`` = the policy has no budgets.
+        starts_held: Whether the engine hands out no message, after ``Engine.hold_starts``.
     """
 
     policy: Policy
@@ -206,7 +206,7 @@ def message_id(message: Message) -> MessageId:
 def snapshot(engine: Engine) -> EngineState:
     """Take a snapshot of an engine, which stays unchanged. O(messages of the engine).
 
-    The call raises ``ValueError`` while effects are not performed, because a snapshot has no effects.
+    The call raises ``ValueError`` while unperformed effects exist, because a snapshot has no effects.
     """
     if engine.effects:
         raise ValueError(

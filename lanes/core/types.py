@@ -143,7 +143,7 @@ class Ledger(Protocol):
     Each value of ``SourceTraits.settles`` has its own class of ledger.
 
     Attributes:
-        highest: Highest position admitted so far.
+        highest: Highest admitted position.
     """
 
     highest: int
@@ -155,7 +155,7 @@ class Ledger(Protocol):
         """Forget an unfinished message, which the broker redelivers later."""
 
     def in_flight(self) -> list[Message]:
-        """Return the messages admitted and not settled, in order of delivery."""
+        """Return the admitted, unsettled messages in order of delivery."""
 
     def unfinished(self) -> list[Message]:
         """Return the messages in flight that are not finished, in order of delivery."""
@@ -164,7 +164,7 @@ class Ledger(Protocol):
         """Return the unfinished message that was delivered first; None = no message is unfinished."""
 
     def holes(self) -> int:
-        """Return the number of deliveries that are not settled."""
+        """Return the number of unsettled deliveries."""
 
     def floor(self) -> int:
         """Return the next position to read. Every delivery below this position is finished."""
@@ -182,10 +182,10 @@ class CommitProgress(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Whether the next commit may begin: changes wait, no commit is on its way, and ``over`` is False."""
+        """Whether the next commit may begin: changes wait, no commit is in transit, and ``over`` is False."""
 
     def unknown(self, again_at: float) -> None:
-        """Repeat the commit on its way, whose result is unknown, at ``again_at`` or later."""
+        """Repeat the sent commit, whose result is unknown, at ``again_at`` or later."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -205,7 +205,7 @@ class PartitionInternals:
         recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the mapping
             before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
         budget: The budget that the calls and messages of the assignment use, under bounds per partition.
-        aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
+        aside: Number of delivered messages that the runtime defers while it loads attempts of the partition.
     """
 
     ledger: Ledger = field(init=False)
@@ -344,7 +344,7 @@ class Message(MessageInternals):
         raw: The message of the client.
         token: Value by which the source settles this delivery.
         broken: Error of a message that the source cannot read, or that a former owner gave up; None = no such error.
-            The handler is not called for a broken message, and the error is the outcome.
+            The runtime calls no handler for a broken message, and the error is the outcome.
         attempt: Number of the attempt. The number starts at 1 in each assignment, or continues with a store of
             attempts.
         data: Result of the consumer's ``decode``; unset without ``decode``.
@@ -438,9 +438,10 @@ class Failure(Outcome):
 
     Attributes:
         error: The exception.
-        chance: Random number for the jitter, in [0, 1). The caller draws it, because the core draws none.
+        chance: Random number for the jitter, in [0, 1). The caller draws the number, because the core draws no random
+            numbers.
         delay: Seconds until the next attempt. ``None`` = the backoff of the policy.
-        terminal: Whether the message gets no further attempt.
+        terminal: Whether the message has no further attempt.
         dead_lettered: Whether an earlier assignment wrote the dead letter of the message, if the policy writes dead
             letters.
     """
@@ -503,8 +504,8 @@ class Room(NamedTuple):
         messages: Maximum number of messages.
         bytes: Maximum sum of the sizes of the messages, in bytes.
         paused: Partitions that deliver no message.
-        full_queues: Physical queues of which no partition delivers a message, also no partition that is assigned during
-            the delivery. ``paused`` has their partitions that were assigned before.
+        full_queues: Physical queues whose partitions deliver no message, including partitions assigned during the
+            delivery. ``paused`` has the earlier assigned partitions of these queues.
     """
 
     messages: int
@@ -516,7 +517,7 @@ class Room(NamedTuple):
         """Return whether a partition delivers no message.
 
         Args:
-            partition: An assignment, also one that the source has not announced yet.
+            partition: An assignment, which the source may not have announced yet.
 
         Returns:
             Whether the partition is in ``paused``, or its source is in ``full_queues``.

@@ -133,7 +133,7 @@ Overlapping: Final = _Answer("Overlapping")
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwned:
-    """This member owns the partition from now on: pull from the consumer ``(epoch, sub)``.
+    """Event: this member has acquired the partition. Pull from the consumer ``(epoch, sub)``.
 
     Attributes:
         epoch: Epoch of the consumer.
@@ -152,7 +152,7 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """The plan moves the partition to another member, or this member stops.
+    """Event: the plan moves the partition to another member, or this member stops.
 
     The driver drains the partition, and then calls ``drained``.
     """
@@ -160,14 +160,14 @@ class LeaseRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """The ownership is lost or may be lost: start no handler and send nothing for the partition."""
+    """Event: the ownership is lost or may be lost. Start no handler and send no request for the partition."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """A revoked partition is handed over: its ledger is stored and its lease is free."""
+    """Event: a revoked partition is handed over, its ledger is stored, and its lease is free."""
 
 
 LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

@@ -1,7 +1,7 @@
 """The pace at which a member stores the ledgers of its partitions.
 
-A crash repeats the finished messages above the floor that no stored ledger has. Each ledger is a write of its own, so
-the pace follows the number of partitions with such messages.
+A crash repeats the finished messages above the floor that are missing in the stored ledgers. Each ledger is a separate
+write, so the pace follows the number of partitions with such messages.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class CheckpointPace:
     """Decides how long the finished messages of a partition wait for their write. No method blocks.
 
     Args:
-        interval: Maximum number of seconds from a finished message to the write that has it, 0 or more.
+        interval: Maximum number of seconds from a finished message to its write, 0 or more.
 
     Attributes:
-        interval: The same; a change applies to later writes.
+        interval: The current maximum; a change applies to later writes.
     """
 
     __slots__ = ("_outstanding", "_waiting", "interval")
@@ -40,7 +40,7 @@ class CheckpointPace:
         self._outstanding = 0  # the sum of ``_waiting``
 
     def begin(self, partition: int, outstanding: int) -> float:
-        """Let a partition wait for a write, and return the seconds until this write is due.
+        """Record that a partition waits for a write, and return the seconds until this write is due.
 
         Args:
             partition: Number of the cohort partition.
@@ -56,7 +56,7 @@ class CheckpointPace:
         return min(self.interval, max(self.interval * PROMPT, cost))
 
     def end(self, partition: int) -> None:
-        """Note that a partition no longer waits, because its write begins or its ownership is over. Idempotent."""
+        """Record that a partition no longer waits, because its write begins or its ownership is over. Idempotent."""
         self._outstanding -= self._waiting.pop(partition, 0)
 
     def __repr__(self) -> str:

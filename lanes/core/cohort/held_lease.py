@@ -1,9 +1,9 @@
-"""A held lease: its nonce, its revision, its deadline and the renewal under way.
+"""A held lease: its nonce, its revision, its deadline and its running renewal.
 
 A renewal reads the lease, and then writes by compare-and-set on the revision that the read returned. The read checks
 the nonce, because a revision may repeat in a new bucket after a loss. After the answer to a write, the renewed lease
-counts from the time at which the write was sent. The machine reads back a write without an answer. If the write was
-applied, the lease counts from the earliest write without an answer.
+counts from the time at which the write was sent. The machine reads the result of a write without an answer. If the
+write was applied, the lease counts from the earliest write without an answer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class HeldLease:
         revision: Revision of the lease; a fence is valid only while ``step`` is ``rest``.
         expires: Clock reading in seconds from which the owner no longer relies on the lease.
         renew_at: Clock reading in seconds of the next renewal.
-        step: Next step of a renewal. ``rest`` = no write of this lease is on its way.
+        step: Next step of a renewal. ``rest`` = no write of this lease is in transit.
     """
 
     __slots__ = ("_margin", "_ttl", "_unsure", "expires", "nonce", "renew_at", "revision", "step")
@@ -51,7 +51,7 @@ class HeldLease:
         self.step = READ
 
     def due(self, now: float) -> bool:
-        """Return whether a renewal is due or under way."""
+        """Return whether a renewal is due or running."""
         return self.step != REST or now >= self.renew_at
 
     def found(self, revision: int) -> None:
@@ -63,7 +63,7 @@ class HeldLease:
         self.step = WRITE
 
     def renewed(self, revision: int, sent: float) -> None:
-        """Record a write that succeeded. Any other write on its way compares with an old revision, and fails."""
+        """Record a write that succeeded. Any other write in transit compares with an old revision, and fails."""
         self.revision = revision
         self._unsure = None
         self.expires = max(self.expires, sent + self._ttl - self._margin)

@@ -78,7 +78,7 @@ class LeaseMachine:
         phase: The phase, one of the constants in ``phases``.
         events: The events for the driver, which empties the list.
         obstructed: Whether a foreign consumer prevents the acquisition.
-        outlasting: Seconds of the longer lease that the machine waits for after a loss of the bucket; 0 = none.
+        outlasting: Seconds of the longer lease whose end the machine awaits after a loss of the bucket; 0 = no wait.
 
     Raises:
         ValueError: The retention is unknown, or the margin is out of its range.
@@ -144,13 +144,16 @@ class LeaseMachine:
     def consumer(self) -> tuple[int, int] | None:
         """Epoch and sub-number of the consumer to pull from.
 
-        ``None`` = there is no consumer to pull from, for example during a takeover.
+        ``None`` = no consumer to pull from, for example during a takeover.
         """
         return (self._epoch, self._sub) if self.phase in (phases.OWNED, phases.DRAINING) else None
 
     @property
     def idle(self) -> bool:
-        """Whether no lease is held or wanted, and no action is under way. An idle member may leave after ``stop``."""
+        """Whether the machine has no lease, wants no lease and performs no action.
+
+        An idle member may leave after ``stop``.
+        """
         return self.phase == phases.IDLE and self._asked is None
 
     # --- inputs
@@ -158,8 +161,8 @@ class LeaseMachine:
     def planned(self, mine: bool, now: float) -> None:
         """Record whether the plan gives the partition to this member. Idempotent.
 
-        A revoked partition is first handed over, and then acquired again if the plan gives it back. After ``stop`` no
-        partition is acquired.
+        The machine hands over a revoked partition before it acquires the partition again, even if the plan gives it
+        back. After ``stop`` the machine acquires no partition.
         """
         self.expire(now)
         self._wanted = mine and not self._stopped
@@ -172,7 +175,10 @@ class LeaseMachine:
             self._step("unplanned")
 
     def stop(self, now: float) -> None:
-        """Drain and release the partition as after ``planned(False)``, and never acquire it again. Idempotent."""
+        """Drain and release the partition as for ``planned(False)``, and never acquire the partition again.
+
+        Idempotent.
+        """
         self._stopped = True
         self.planned(False, now)
 
@@ -246,7 +252,7 @@ class LeaseMachine:
             done: The whole ledger.
             now: Clock reading in seconds.
             ended: Whether no handler of the partition runs. If a handler runs, the machine writes the ledger and lets
-                the lease expire, so that no other member starts a message that this member still handles.
+                the lease expire. Until then, no other member starts a message that this member still handles.
         """
         self.expire(now)
         if self.phase == phases.FENCED:
@@ -268,7 +274,7 @@ class LeaseMachine:
         """Return the next action.
 
         A ``Wait`` ends at its time or at the next input, such as ``seen``. Pass the result of any other action to
-        ``apply``. While an action is under way, the call raises ``IllegalInput``.
+        ``apply``. While an action runs, the call raises ``IllegalInput``.
 
         Args:
             now: Clock reading in seconds.
@@ -330,7 +336,7 @@ class LeaseMachine:
     def expire(self, now: float) -> None:
         """Give up a lease past its deadline.
 
-        A driver may call this method at any time, even while an action is under way.
+        A driver may call this method at any time, even while an action runs.
         """
         if self._held_lease is not None and now >= self._held_lease.expires:
             self._give_up("the lease was not renewed in time")
@@ -471,10 +477,12 @@ class LeaseMachine:
         return self._ask(Write(self._state_key, value, None, fence=fence), handler)
 
     def _is_written(self, result: Any) -> bool:
-        """Return whether a fenced write was applied. If the result is unknown, renew the lease before the next write.
+        """Return whether a fenced write was applied.
 
-        A renewal by this member may have caused the refusal. The new renewal changes the fence, so a write that is
-        still on its way cannot apply after the next write.
+        After an unknown result, the machine renews the lease before the next write.
+
+        A renewal by this member may have caused the refusal. The new renewal changes the fence, so a write in transit
+        cannot apply after the next write.
         """
         if result is Refused or result is Unknown:
             self._required_lease().demand()
@@ -693,7 +701,7 @@ class LeaseMachine:
             self._fence(reason)
 
     def _fence(self, reason: str) -> None:
-        """Give up a lease that is lost or may be lost. This member never renews that lease again."""
+        """Give up a lost or possibly lost lease. This member never renews that lease again."""
         # Another member may own the partition meanwhile and the bucket may be lost, so the next acquisition waits
         # again.
         self._waited = False

@@ -52,12 +52,12 @@ NOTHING: Final = Done(0, ())
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """An outstanding sequence.
+    """An outstanding sequence of the ledger.
 
     Attributes:
         sequence: The sequence.
-        before: The next lower outstanding sequence; None = no lower one.
-        after: The next higher outstanding sequence; None = no higher one.
+        before: The next lower outstanding sequence; None = no lower sequence.
+        after: The next higher outstanding sequence; None = no higher sequence.
         gap: Number of settled and unsaved sequences up to the next outstanding sequence.
     """
 
@@ -157,7 +157,7 @@ class DeliveryLedger:
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """Settle the outstanding sequences below ``sequence`` that a consumer skipped, as their messages are gone."""
+        """Settle the outstanding sequences below ``sequence`` that a consumer skipped; their messages no longer exist."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:
@@ -183,7 +183,7 @@ class DeliveryLedger:
 
 
 def encode_done(done: Done) -> list[int]:
-    """Encode as small numbers: ``highest``, then the distance of each outstanding sequence from the number above."""
+    """Encode a ledger as small numbers: ``highest``, then the distance of each sequence from the number above."""
     encoded = [done.highest]
     above = done.highest
     for sequence in reversed(done.outstanding):

@@ -64,19 +64,19 @@ def plan(
 
     Args:
         owners: Present owner of each partition. The partitions of an owner that is not among ``members`` count as free.
-        members: Weight of each live member, 1 or more. A member that gets partitions gets its proportion within the
+        members: Weight of each live member, 1 or more. A member with partitions receives its proportion within the
             targets, rounded down or up, and at least one partition.
-        active_members: Maximum number of members that get partitions. Members that own the most partitions are chosen
-            first. A member with a higher target replaces a chosen member if the chosen members would exceed their
-            targets. Among the members whose target is enough, the member with the most partitions is chosen.
-            ``None`` = all members.
+        active_members: Maximum number of members that receive partitions. The plan first chooses the members that own
+            the most partitions. A member with a higher target replaces a chosen member if the chosen members would
+            exceed their targets. The plan then chooses the member with the most partitions among members with a
+            sufficient target. ``None`` = all members.
         targets: Largest number of partitions that each member prefers to own, 1 or more. A member without a target
             owns any number. ``None`` = no targets.
-        draining: Members that get no partition while a member that does not drain lives.
+        draining: Members that receive no partition while a live member does not drain.
         rules: Version of the plan rules, 0 to ``PLAN_RULES``.
 
     Returns:
-        The plan, which covers every partition if a member lives.
+        The plan, which covers every partition if at least one member is live.
 
     Raises:
         ValueError: A weight, a target or ``active_members`` is below 1, or the version of the rules is unknown.
@@ -127,7 +127,7 @@ def plan(
 def _chosen(
     candidates: Sequence[str], limits: Mapping[str, int], partitions: int, active_members: int | None
 ) -> Sequence[str]:
-    """Return the members that get partitions, from candidates in the order of preference."""
+    """Return the members that receive partitions, from candidates in the order of preference."""
     count = min(partitions, len(candidates) if active_members is None else active_members)
     chosen, rest = list(candidates[:count]), list(candidates[count:])
     missing = partitions - sum(limits[member] for member in chosen)
@@ -151,9 +151,10 @@ def _shares(
 ) -> dict[str, int]:
     """Return the number of partitions of each member.
 
-    Each member gets its quota, rounded down. The members with the largest remainders get one partition more
-    (Hamilton's method). Among equal remainders, a member that saves a move is preferred, then the member with the
-    lower name. With equal weights and without limits all remainders are equal, and no other choice takes fewer moves.
+    Each member receives its quota, rounded down. The members with the largest remainders receive one more partition
+    (Hamilton's method). Among equal remainders, the plan prefers a member that saves a move, and then the member with
+    the lower name. With equal weights and without limits all remainders are equal, and this choice requires the fewest
+    moves.
     """
     quotas = _quotas(partitions, weights, limits)
     shares = {member: int(quota) for member, quota in quotas.items()}
@@ -169,9 +170,9 @@ def _shares(
 def _quotas(partitions: int, weights: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, Fraction]:
     """Divide the partitions in proportion to the weights, but within a lower and an upper bound for each member.
 
-    If the limits together reach the number of partitions, a member gets one partition at least and its limit at most.
-    Otherwise each member gets its limit at least. A member with less than one partition would be a standby in the next
-    plan, and its partition would move.
+    If the limits together reach the number of partitions, each member receives at least one partition and at most its
+    limit. Otherwise each member receives at least its limit. A member with less than one partition would be a standby
+    in the next plan, and its partition would move.
 
     A quota is ``level * weight``, cut to the bounds. The sum of the quotas rises with the level, and its slope changes
     at the levels at which a quota meets a bound.

@@ -52,7 +52,9 @@ _BEFORE: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class CohortConfig:
-    """The settings that a cohort never changes. Every joining member compares all settings but ``start`` with its own.
+    """The settings that a cohort never changes.
+
+    Every joining member compares all settings but ``start`` with its own settings.
 
     A field is ``None``, and is not compared, if an earlier version of ``lanes`` wrote the record without the field.
 
@@ -65,7 +67,7 @@ class CohortConfig:
         tokens: Numbers of the subject tokens that make the key, from 1.
         incarnation: Text that distinguishes a recreated stream from the former stream.
         retention: Retention of the stream.
-        start: The user's ``start`` as text: the place in the stream where the cohort begins.
+        start: The user's ``start`` as text: the position in the stream at which the cohort begins.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
         lease: Length of every member's leases in seconds.
@@ -148,7 +150,7 @@ class Lease:
         member: Member that holds the lease.
         nonce: Random text that identifies the acquisition.
         epoch: Epoch of the acquisition. ``None`` = not chosen yet.
-        released: Whether the member has given the lease back.
+        released: Whether the member has released the lease.
     """
 
     member: str
@@ -167,7 +169,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """The request that a member owns no partition while a member that does not drain lives.
+    """The request that a member owns no partition while another live member does not drain.
 
     Attributes:
         since: Time of the request in milliseconds since 1970.
@@ -297,7 +299,7 @@ def _not_ours(key: str, value: bytes, why: str) -> ValueError:
 
 
 def _apart(one: object, other: object) -> tuple[str, str]:
-    """Return two differing values as texts, cut so that both show the difference."""
+    """Return two differing values as shortened texts that both show the difference."""
     begin = 0
     if isinstance(one, str) and isinstance(other, str) and max(len(one), len(other)) >= SHOWN:
         pairs = enumerate(zip(one, other, strict=False))
