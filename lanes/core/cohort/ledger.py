@@ -157,7 +157,7 @@ class DeliveryLedger:
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """Settle the outstanding sequences below ``sequence`` that a consumer skipped; their messages no longer exist."""
+        """Settle the outstanding sequences below ``sequence`` that a consumer skipped; their messages are gone."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:
