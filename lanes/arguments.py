@@ -29,7 +29,11 @@ _T = TypeVar("_T")
 
 
 def names_unknown_options(
-    caller: str, refusal: Callable[[str], LanesError] = ConfigError, *, hints: Mapping[str, str] | None = None
+    caller: str,
+    refusal: Callable[[str], LanesError] = ConfigError,
+    *,
+    hints: Mapping[str, str] | None = None,
+    homes: Mapping[str, str] | None = None,
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Make the constructor of a class raise an error that names the right arguments after a wrong call.
 
@@ -40,6 +44,7 @@ def names_unknown_options(
         refusal: Function that makes the error from its text.
         hints: Sentences about the values of required arguments, by argument name. The error about a missing argument
             shows them.
+        homes: Remedies for options that belong elsewhere, by the names of the options.
 
     Returns:
         The decorator of the class.
@@ -52,7 +57,9 @@ def names_unknown_options(
 
         @functools.wraps(initialize)
         def checked(self: object, *values: object, **options: object) -> None:
-            if (refused := _refused_call(caller, parameters, len(values), options, hints or {})) is not None:
+            if (
+                refused := _refused_call(caller, parameters, len(values), options, hints or {}, homes or {})
+            ) is not None:
                 raise refusal(refused)
             initialize(self, *values, **options)
 
@@ -75,7 +82,7 @@ def names_wrong_calls(
         caller: Name by which users call the function.
         refusal: Function that makes the error from its text.
         method: Whether the first parameter is the object of the method.
-        homes: Remedies for options that belong to another call, by the names of the options.
+        homes: Remedies for options that belong elsewhere, by the names of the options.
 
     Returns:
         The decorator of the function.
@@ -110,7 +117,7 @@ def _refused_call(
     given: int,
     options: Iterable[str],
     hints: Mapping[str, str],
-    homes: Mapping[str, str] | None = None,
+    homes: Mapping[str, str],
 ) -> str | None:
     """Return the text of the error for a wrong call, or None if the arguments fit the parameters.
 
@@ -119,7 +126,7 @@ def _refused_call(
     known = [parameter.name for parameter in parameters]
     for name in options:
         if name not in known:
-            if homes is not None and name in homes:
+            if name in homes:
                 return f"{caller} has no option {name}=: {homes[name]}"
             return str(unknown_name(caller, name, known))
     refused = _needs_names(caller, parameters, given) or _needs_more(caller, parameters, given, options, hints)

@@ -223,7 +223,7 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
         def end_process(failure: BaseException | None) -> NoReturn:
             """End the process beside a handler that ignores its cancellation, for which the event loop would wait."""
             try:
-                status = _status(failure, at_once=at_once)
+                status = _status(consumer._life.name, failure, at_once=at_once)
             except SystemExit as leaving:
                 status = _exit_status(leaving)
             except BaseException as error:
@@ -247,10 +247,10 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             failure = error
         finally:
             signals.close(bounded=at_once and ends_process)
-    return _status(failure, at_once=at_once)
+    return _status(consumer._life.name, failure, at_once=at_once)
 
 
-def _status(failure: BaseException | None, *, at_once: bool) -> int:
+def _status(name: str, failure: BaseException | None, *, at_once: bool) -> int:
     """Return the exit status of a run, and report its error. Raises an error that is no error of ``lanes``."""
     if at_once:
         return EXIT_AT_ONCE
@@ -263,7 +263,7 @@ def _status(failure: BaseException | None, *, at_once: bool) -> int:
         # No caller gets the error. The line on stderr has its text, and the log has the traceback.
         cause = failure.__cause__
         at = f" at {failure.place}" if failure.place else ""
-        log.error("the run ends after %s%s", shown(cause), at, exc_info=traceback_of(cause))
+        log.error("%s: the run ends after %s%s", name, shown(cause), at, exc_info=traceback_of(cause))
     _say(_describe(failure))
     return EXIT_HALTED if halted else EXIT_FAILED
 

@@ -18,6 +18,18 @@ _VARYING: Final = re.compile(r"\(after [^()]*\)|\d+ ?ms\b")
 """Parts of a line that differ when the client repeats the line."""
 
 
+def _line(template: str, values: tuple[object, ...]) -> str:
+    """Return a line without the name of its client.
+
+    The line has the name of the owner already. A source has a second client, which librdkafka calls a producer, and two
+    clients of one owner repeat each other.
+    """
+    if len(values) != 3:
+        return template % values
+    facility, _, text = values
+    return f"{facility} {text}"
+
+
 class ClientLog:
     """The ``logger`` of the clients of one owner, unless the user's configuration has a ``logger``.
 
@@ -53,9 +65,8 @@ class ClientLog:
         if level == logging.WARNING:
             self._last = template, values, self._clock()
         if log.isEnabledFor(level):
-            # Two clients of one owner repeat each other, so their names do not count.
-            kind = _VARYING.sub("", " ".join(map(str, values[:1] + values[2:])))
-            self._folded.write(level, kind, printable(redacted(template % values, self._settings)))
+            line = _line(template, values)
+            self._folded.write(level, _VARYING.sub("", line), printable(redacted(line, self._settings)))
 
     def last(self) -> tuple[str, float] | None:
         """The text of the last warning and its age in seconds; None before a warning. Callable from any thread."""
@@ -63,7 +74,7 @@ class ClientLog:
         if last is None:
             return None
         template, values, at = last
-        return printable(redacted(template % values, self._settings)), self._clock() - at
+        return printable(redacted(_line(template, values), self._settings)), self._clock() - at
 
     def due(self) -> None:
         """Log the numbers of repeated lines, for each kind of line whose count is due."""

@@ -29,6 +29,7 @@ from lanes_kafka.client.prefetch import Prefetched
 from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
+from lanes_kafka.keywords import of_the_client
 from lanes_kafka.topic_names import read_topics
 
 log = logging.getLogger("lanes.kafka")
@@ -39,7 +40,7 @@ _WATCH_EVERY: Final = 1.0
 """Seconds between two checks that the client is polled."""
 
 
-@names_unknown_options("KafkaSource")
+@names_unknown_options("KafkaSource", homes=of_the_client("KafkaSource", "topics=…"))
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 

@@ -47,6 +47,7 @@ _MEANT: Final[Mapping[str, str]] = {
     "topic": "read message.subject",
     **dict.fromkeys(("offset", "sequence", "seq"), "read message.position"),
     **dict.fromkeys(("payload", "body"), "read message.value"),
+    "json": "pass decode=lambda message: json.loads(message.value) to the consumer, and read message.data",
     "timestamp": "read message.raw, the message of the client",
 }
 """The remedy by an attribute that messages of the clients have and a ``Message`` has not."""

@@ -40,16 +40,17 @@ def test_the_first_line_is_logged_and_repeated_lines_are_counted(caplog: pytest.
         log.log(40, TEMPLATE, "FAIL", client, f"a:1/2: Connect failed: hunter2\n (after {number}ms in state CONNECT)")
         log.log(30, TEMPLATE, "SESSTMOUT", client, f"timed out after {number} ms")
     start = "kafka billing/orders: "
-    fail = "FAIL [rdkafka#consumer-{}] a:1/2: Connect failed: …\\n (after {}ms in state CONNECT)"
-    timeout = "SESSTMOUT [rdkafka#consumer-{}] timed out after {} ms"
-    first = [("WARNING", start + fail.format(0, 0)), ("WARNING", start + timeout.format(0, 0))]
+    # The name of the client would only repeat the owner, or call a consumer a producer.
+    fail = "FAIL a:1/2: Connect failed: …\\n (after {}ms in state CONNECT)"
+    timeout = "SESSTMOUT timed out after {} ms"
+    first = [("WARNING", start + fail.format(0)), ("WARNING", start + timeout.format(0))]
     assert lines(caplog) == first
     log.due()
     assert lines(caplog) == first
     now = 15.0
     log.due()
     assert lines(caplog)[2:] == [
-        ("WARNING", f"{start}240 more line(s) in 10.0 s, the last: {each.format(0, 240)}") for each in (fail, timeout)
+        ("WARNING", f"{start}240 more line(s) in 10.0 s, the last: {each.format(240)}") for each in (fail, timeout)
     ]
     log.end()
     assert len(lines(caplog)) == 4

@@ -239,6 +239,10 @@ def calls_the_value(message: Any) -> None:
     message.value().decode()
 
 
+async def reads_json(message: Any) -> None:
+    message.json()
+
+
 async def reads_the_topic(message: Any) -> None:
     assert message.topic
 
@@ -268,6 +272,11 @@ async def reads_a_key_of_a_list(batch: Any) -> None:
         (indexes_a_message, None, "is not subscriptable: the handler gets one Message, with attributes such as"),
         (acknowledges, None, "no attribute 'ack': leave the call out, because lanes acknowledges the message"),
         (calls_the_value, None, "not callable: message.value and message.key are attributes; read them without ()"),
+        (
+            reads_json,
+            None,
+            "no attribute 'json': pass decode=lambda message: json.loads(message.value) to the consumer",
+        ),
         (reads_the_topic, None, "no attribute 'topic': read message.subject"),
         (
             indexes_the_headers,

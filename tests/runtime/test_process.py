@@ -298,7 +298,7 @@ def test_a_halt_has_its_own_exit_status(job: Job) -> None:
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0")
     # Term is a decision of the handler, so its traceback tells nothing.
-    assert before == ["the run ends after Term (never) at memory/0 position 0"]
+    assert before == ["memory: the run ends after Term (never) at memory/0 position 0"]
 
 
 @pytest.mark.process
@@ -308,7 +308,7 @@ def test_a_halt_prints_its_error_once_and_the_traceback_of_the_handler(job: Job)
     assert process.returncode == EXIT_HALTED
     *before, last = err.splitlines()
     assert last.startswith("lanes: HandlerHalted: memory: the handler failed 1 time(s) at memory/0 position 0 with Key")
-    assert before[0] == "the run ends after KeyError at memory/0 position 0"
+    assert before[0] == "memory: the run ends after KeyError at memory/0 position 0"
     assert before[1] == "Traceback (most recent call last):"
     assert before[-1] == "KeyError: 'sku'"
     assert err.count("Traceback") == err.count("The poison policy") == 1

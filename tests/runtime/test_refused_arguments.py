@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import lanes
+import lanes_jetstream
+import lanes_kafka
+import lanes_postgres
+import memsource
 from lanes import ConfigError, Consumer, History, Journal
 from lanes_jetstream import JetStreamSource
-from lanes_kafka import KafkaSource
+from lanes_kafka import KafkaDeadLetters, KafkaSource
 from memsource import MemoryBroker, MemoryDeadLetters, MemorySource
 from tests.fakes.support import acknowledge
 
@@ -248,6 +253,43 @@ def test_main_says_how_to_install_trio(capsys: pytest.CaptureFixture[str], monke
     assert capsys.readouterr().err == (
         "lanes: ConfigError: backend=\"trio\": trio is not installed; pip install 'anyio[trio]', or leave backend out\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "remedy"),
+    [
+        (KafkaSource, "bootstrap_servers", 'KafkaSource({"bootstrap.servers": …}, topics=…)'),
+        (KafkaSource, "group_id", 'KafkaSource({"group.id": …}, topics=…)'),
+        (KafkaDeadLetters, "security_protocol", 'KafkaDeadLetters({"security.protocol": …}, topic)'),
+    ],
+)
+def test_a_client_setting_as_a_keyword_names_the_dictionary(kind: Any, option: str, remedy: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        kind(**{option: "x", "topics": "orders"})
+    assert str(refused.value) == (
+        f"{kind.__name__} has no option {option}=: write it into the dictionary of the client: {remedy}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        (lanes_jetstream, "Cohort CohortStream JetStreamDeadLetters JetStreamSource header subject_token"),
+        (lanes_kafka, "KafkaDeadLetters KafkaSource"),
+        (lanes_postgres, "Log PostgresDeadLetters PostgresSource Record"),
+        (memsource, "MemoryBroker MemoryDeadLetters MemorySource World"),
+    ],
+)
+def test_an_import_of_a_backend_from_lanes_names_its_package(module: ModuleType, names: str) -> None:
+    for name in names.split():
+        assert hasattr(module, name)
+        said = f"^{name} is not in lanes: write from {module.__name__} import {name}$"
+        with pytest.raises(ImportError, match=said):
+            exec(f"from lanes import {name}")
+        with pytest.raises(ImportError, match=said):
+            getattr(lanes, name)
+    with pytest.raises(ImportError, match="cannot import name 'KafkaConsumer' from 'lanes'"):
+        exec("from lanes import KafkaConsumer")
 
 
 @pytest.mark.parametrize("delay", ["5", [1], object()])

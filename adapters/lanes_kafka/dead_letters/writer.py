@@ -15,6 +15,7 @@ from lanes_kafka.broker import describe_topic
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
 from lanes_kafka.errors import NOT_ALLOWED, client_text
+from lanes_kafka.keywords import of_the_client
 from lanes_kafka.topic_names import is_topic
 
 _TOO_LARGE: Final = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
@@ -29,7 +30,7 @@ _USUAL_LIMIT: Final = 1_048_588
 """Maximum size in bytes of a batch in a topic without a ``max.message.bytes`` of its own."""
 
 
-@names_unknown_options("KafkaDeadLetters")
+@names_unknown_options("KafkaDeadLetters", homes=of_the_client("KafkaDeadLetters", "topic"))
 class KafkaDeadLetters:
     """Writes dead letters to a topic, which must exist.
 

@@ -1,0 +1,38 @@
+"""The remedies for settings of the client that a call passes by keyword, as other clients take them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_SETTINGS: Final = (
+    "auto.offset.reset",
+    "bootstrap.servers",
+    "client.id",
+    "enable.auto.commit",
+    "group.id",
+    "group.instance.id",
+    "heartbeat.interval.ms",
+    "isolation.level",
+    "max.poll.interval.ms",
+    "sasl.mechanism",
+    "security.protocol",
+    "session.timeout.ms",
+)
+"""Settings that other clients take as keyword arguments, with underscores in place of dots."""
+
+
+def of_the_client(caller: str, rest: str) -> dict[str, str]:
+    """Return the remedies for settings of the client that a call passes by keyword, as other clients take them.
+
+    Args:
+        caller: Name of the class.
+        rest: The arguments after the dictionary in the right call.
+
+    Returns:
+        The remedies by keyword.
+    """
+    settings = {setting.replace(".", "_"): setting for setting in _SETTINGS}
+    return {
+        keyword: f'write it into the dictionary of the client: {caller}({{"{setting}": …}}, {rest})'
+        for keyword, setting in settings.items()
+    }
