@@ -231,7 +231,7 @@ def test_route_over_one_partition_shows_the_plain_queue(lanes: Command) -> None:
 
 def test_the_help_of_ring_names_the_partitions_that_it_does_not_show(lanes: Command) -> None:
     said = " ".join(lanes("ring", "slot", "--help").out.split())
-    for words in ("no broker places messages", "lanes kafka partition", "nats stream subjects STREAM"):
+    for words in ("no broker assigns messages", "lanes kafka partition", "nats stream subjects STREAM"):
         assert words in said
 
 
