@@ -204,9 +204,9 @@ class Consumer:
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has ended.
 
-        Blocks until every partition is handed over or lost, and the source is closed. A ``MemoryError`` of a handler,
-        or an exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain and is
-        raised.
+        The call blocks until every partition is handed over or lost, and the source is closed. A ``MemoryError`` of a
+        handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain
+        and is raised.
 
         A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
         asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
@@ -288,8 +288,9 @@ class Consumer:
     def stop(self, *, at_once: bool = False) -> None:
         """Drain: stop receiving messages, wait for running handlers, settle, and release. Then ``run`` returns.
 
-        Does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler, may call
-        this method. After this call no further handler starts, unless the source cannot hand over the completed set.
+        The call does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler,
+        may call this method. After this call no further handler starts, unless the source cannot hand over the
+        completed set.
 
         Args:
             at_once: Whether to stop without a drain, also during a drain; see ``run``.
@@ -322,8 +323,8 @@ class Consumer:
         """Wait until the consumer is ready; see ``ready``.
 
         Await this method while another task calls ``run``, or in the block of the context manager. Idempotent and
-        cancel-safe. Any number of tasks may wait. Returns at once if the consumer was ready before, even if ``run`` has
-        ended since without an error. Only the thread of the event loop may call this method.
+        cancel-safe. Any number of tasks may wait. The call returns at once if the consumer was ready before, even if
+        ``run`` has ended since without an error. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
@@ -337,8 +338,8 @@ class Consumer:
         """Wait until ``run`` has ended, for example because another task has called ``stop``.
 
         Await this method while another task calls ``run``, or in the block of the context manager, whose end drains the
-        consumer. Does not stop the consumer. Returns at once if ``run`` has ended. Idempotent and cancel-safe. Any
-        number of tasks may wait. Only the thread of the event loop may call this method.
+        consumer. Does not stop the consumer. The call returns at once if ``run`` has ended. Idempotent and cancel-safe.
+        Any number of tasks may wait. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
@@ -435,7 +436,7 @@ class Consumer:
         return self.health().ok
 
     def health(self) -> Health:
-        """Check whether the consumer makes progress. Does not block; O(in flight).
+        """Check whether the consumer makes progress. The call does not block; O(in flight).
 
         Any thread may call this method.
 
@@ -460,7 +461,7 @@ class Consumer:
         return self._life.health()
 
     def status(self) -> Status:
-        """Take a snapshot of the consumer. Does not block; O(in flight).
+        """Take a snapshot of the consumer. The call does not block; O(in flight).
 
         Any thread may call this method. On another thread, two values of one snapshot may differ by the messages that
         finish meanwhile.
@@ -507,15 +508,15 @@ class Consumer:
     def pause(self) -> None:
         """Stop receiving messages from the source. Messages in flight continue.
 
-        Does not block. Idempotent. Any thread may call this method, also before ``run``. A pause also applies to later
-        assignments. A drain ignores the pause.
+        The call does not block. Idempotent. Any thread may call this method, also before ``run``. A pause also applies
+        to later assignments. A drain ignores the pause.
         """
         self._pause(paused=True)
 
     def resume(self) -> None:
         """Receive messages again after ``pause``.
 
-        Does not block. Idempotent. Any thread may call this method.
+        The call does not block. Idempotent. Any thread may call this method.
         """
         self._pause(paused=False)
 
@@ -529,7 +530,7 @@ class Consumer:
                 run.room_changed_elsewhere()
 
     def unblock(self, key: PartitionKey | None) -> int:
-        """Give the heads of a key's blocked lanes one more attempt. Does not block.
+        """Give the heads of a key's blocked lanes one more attempt. The call does not block.
 
         The earlier attempts still count. Only the thread of the event loop may call this method.
 
@@ -550,7 +551,7 @@ class Consumer:
         return count
 
     def park(self, key: PartitionKey | None) -> int:
-        """Send the blocked and held heads of a key to the dead letters. Does not block.
+        """Send the blocked and held heads of a key to the dead letters. The call does not block.
 
         A lane continues after the broker has confirmed its dead letter. Only the thread of the event loop may call this
         method.

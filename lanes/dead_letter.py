@@ -42,7 +42,7 @@ class DetailedReader(Protocol):
     """An optional method of a ``Reader`` that reads the details of a message for its dead letter."""
 
     def details(self, raw: object) -> Details:
-        """Read the details of a message. Does not block, and changes nothing.
+        """Read the details of a message. The call does not block, and changes nothing.
 
         Args:
             raw: The message as the client library delivered it.

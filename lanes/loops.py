@@ -79,7 +79,7 @@ def runs_a_loop() -> bool:
 
 
 class ThreadSafeCall:
-    """A callable that calls a function on the event loop on which the object was made. Does not block.
+    """A callable that calls a function on the event loop on which the object was made. The call does not block.
 
     In a task of that loop, the function is called at once. From a callback of the loop, such as a signal handler, or
     from another thread, ``wake`` is called in the next turn of the loop. The task that ``wake`` wakes then calls
@@ -116,7 +116,10 @@ class ThreadSafeCall:
                 self._enter(self._ask)
 
     def serve(self) -> None:
-        """Call the function if a callback or a thread has requested it. Must be called in a task of the loop."""
+        """Call the function if a callback or a thread has requested it.
+
+        The caller must call this method in a task of the loop.
+        """
         if self._asked:
             self._asked = False
             self._function()
@@ -146,7 +149,10 @@ class Doorbell:
         return "<Doorbell, waiting>" if self._waiter is not None or self._event is not None else "<Doorbell>"
 
     def ring(self) -> None:
-        """Wake the waiting task. Does not block. Idempotent. Must be called on the event loop."""
+        """Wake the waiting task.
+
+        The call does not block. Idempotent. The caller must call this method on the event loop.
+        """
         if self._waiter is not None:
             if not self._waiter.done():
                 self._waiter.set_result(None)

@@ -111,9 +111,9 @@ class Assigned:
     """Event: this process has acquired the partition.
 
     Attributes:
-        partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. After
-            the deadline no handler starts and no message is settled. A source without leases is ``Confirming`` if its
-            broker takes partitions away from a silent process.
+        partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. At the
+            deadline, the runtime stops starting handlers and settling messages. A source without leases is
+            ``Confirming`` if its broker takes partitions away from a silent process.
     """
 
     partition: Partition
@@ -353,7 +353,7 @@ class Backlogged(Protocol):
     """
 
     def backlog(self, partition: Partition) -> Backlog:
-        """Return the backlog of a partition. Sends nothing, raises nothing and does not block.
+        """Return the backlog of a partition. The call sends nothing, raises nothing and does not block.
 
         Messages that the broker must not deliver yet, for example because an operator paused its consumer, do not
         count. The runtime calls the method once a second, or every quarter of a shorter ``Settings.unhealthy_after``,
@@ -550,7 +550,9 @@ class Retaining(Protocol):
     """
 
     def retention(self, message: Message) -> Retention | None:
-        """Return the time until the broker may delete a message. Sends nothing, raises nothing and does not block.
+        """Return the time until the broker may delete a message.
+
+        The call sends nothing, raises nothing and does not block.
 
         The runtime calls the method once a second for at most one message of each partition. This message has the
         lowest position of all messages that have been unfinished for a second. After the call, the source may read the
@@ -576,7 +578,7 @@ class Declaring(Protocol):
     def declared(self) -> SourceTraits:
         """Return the traits that the arguments of the source decide, and defaults for traits that the broker decides.
 
-        Sends nothing and does not block.
+        The call sends nothing and does not block.
 
         Returns:
             The traits.
@@ -591,7 +593,7 @@ class Checkpointing(Protocol):
     """
 
     def checkpoint_within(self, seconds: float) -> None:
-        """Set the time within which the source stores a finished message. Does not block.
+        """Set the time within which the source stores a finished message. The call does not block.
 
         Called at most once, before ``open``. While writes are few, the source stores the message sooner.
 
@@ -613,7 +615,7 @@ class Confirming(Protocol):
     def freeze_limit(self) -> float:
         """Return the seconds of silence after which the broker may take partitions away.
 
-        Called after ``open``, from any thread. Sends nothing and does not block.
+        Called after ``open``, from any thread. The call sends nothing and does not block.
 
         Returns:
             The seconds. A value below 1 counts as 1. Infinity = the broker takes no partition away. If the first call
@@ -664,7 +666,7 @@ class Reading(Protocol):
     def reads(self, destination: Destination) -> bool:
         """Return whether the source reads messages of ``destination``.
 
-        Sends nothing and does not block.
+        The call sends nothing and does not block.
 
         Args:
             destination: Topic or stream, possibly of another broker.

@@ -89,7 +89,7 @@ class JetStreamSource:
             ack_wait and one second, and needs no permission to change the consumer. With ``"auto"`` on a consumer of
             another program, and without a permission to change the consumer, the source uses ``"hold-back"``. The log
             names the method.
-        acks: When to wait for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
+        acks: Mode of waiting for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
             acted on the last acknowledgement. If the stream or the consumer has only one copy on disk, a release waits
             up to 0.25 s more, until the server has written the acknowledgement. In all modes, a killed server that has
@@ -238,7 +238,7 @@ class JetStreamSource:
         return f"<JetStreamSource over {self._source!r}>"
 
     def checkpoint_within(self, seconds: float) -> None:
-        """Set the time within which a member of a cohort stores a finished message. Does not block.
+        """Set the time within which a member of a cohort stores a finished message. The call does not block.
 
         Does nothing on a durable, which stores each acknowledgement; see ``lanes.source.Checkpointing``.
 

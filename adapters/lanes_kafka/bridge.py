@@ -25,14 +25,17 @@ class Bridge:
         self._waking = False
 
     def post(self, call: Callable[[], None]) -> None:
-        """Call a plain function on the loop, unless the loop has ended. Callable from any thread. Does not block."""
+        """Call a plain function on the loop, unless the loop has ended.
+
+        Any thread may call this method. The call does not block.
+        """
         self._calls.append(call)
         # Two threads may both find the flag unset: the loop is then woken twice, which does no harm.
         if not self._waking:
             self.is_alive()
 
     def is_alive(self) -> bool:
-        """Whether the loop still runs. Callable from any thread. Does not block.
+        """Whether the loop still runs. Any thread may call this method. The call does not block.
 
         The call wakes the loop for the check, so a running loop also performs all posted calls.
         """
@@ -81,11 +84,11 @@ class Answer(Generic[T]):
         return self._value[0]
 
     def give(self, value: T) -> None:
-        """Answer with ``value``. Any thread may call this method. The first answer counts. Does not block."""
+        """Answer with ``value``. Any thread may call this method. The first answer counts. The call does not block."""
         self._bridge.post(lambda: self._end([value], None))
 
     def fail(self, error: Exception) -> None:
-        """Answer with ``error``. Any thread may call this method. The first answer counts. Does not block."""
+        """Answer with ``error``. Any thread may call this method. The first answer counts. The call does not block."""
         self._bridge.post(lambda: self._end([], error))
 
     def _end(self, value: list[T], error: Exception | None) -> None:

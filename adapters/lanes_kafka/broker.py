@@ -129,7 +129,7 @@ def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaEr
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
     """Read the broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
 
-    Blocks for up to ``timeout`` seconds. Raises the errors of ``broker_settings``.
+    The call blocks for up to ``timeout`` seconds. Raises the errors of ``broker_settings``.
     """
     text = broker_settings(admin, timeout=timeout).get(METADATA_LIMIT)
     return None if text is None else int(text)
@@ -138,8 +138,8 @@ def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
     """Read the settings of one broker; empty if this user may not read the settings.
 
-    Blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission. The
-    error is retryable unless every repetition would fail too.
+    The call blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission.
+    The error is retryable unless every repetition would fail too.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -185,7 +185,7 @@ class TopicFacts(NamedTuple):
 def describe_topic(
     settings: Mapping[str, Any], topic: str, wanted: Callable[[], bool] = lambda: True, *, name: str
 ) -> TopicFacts | None:
-    """Ask for the facts of a topic, without creating the topic. Blocks for up to ``TOPIC_DEADLINE`` seconds.
+    """Ask for the facts of a topic, without creating the topic. The call blocks for up to ``TOPIC_DEADLINE`` seconds.
 
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.

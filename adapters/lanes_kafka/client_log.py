@@ -69,7 +69,10 @@ class ClientLog:
             self._folded.write(level, _VARYING.sub("", line), printable(redacted(line, self._settings)))
 
     def last(self) -> tuple[str, float] | None:
-        """The text of the last warning and its age in seconds; None before a warning. Callable from any thread."""
+        """The text of the last warning and its age in seconds; None before a warning.
+
+        Any thread may call this method.
+        """
         last = self._last
         if last is None:
             return None

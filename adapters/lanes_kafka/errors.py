@@ -206,6 +206,6 @@ class ErrorLog:
         self.down = False
 
     def last(self) -> tuple[str, float] | None:
-        """The text of the last error and its age in seconds; None before an error. Callable from any thread."""
+        """The text of the last error and its age in seconds; None before an error. Any thread may call this method."""
         last = self._last
         return None if last is None else (client_message(last[0], self.settings), self.clock() - last[1])

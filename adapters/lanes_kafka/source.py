@@ -45,7 +45,7 @@ class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 
     A separate thread owns the client. The thread calls ``key`` and the callbacks of ``config``, such as ``stats_cb``,
-    ``error_cb`` and ``oauth_cb``. Runs on asyncio and on trio.
+    ``error_cb`` and ``oauth_cb``. The object runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches

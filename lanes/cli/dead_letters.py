@@ -136,13 +136,13 @@ def replay_dead_letters(
 
     Exit status 0 means that no dead letter of the command is still listed. Exit status 3 means that a replay or the
     broker failed, or that an id is unknown. A dead letter whose replay failed stays listed. The command replays one
-    dead letter at a time. A replay breaks the order within its key, because later messages of the key ran before. A
-    second replay of a dead letter does nothing. If the first replay was interrupted between the effect and its record,
-    the second replay may repeat the effect. --queue selects as in list. Without --partitions, the command replays
-    nothing if it finds dead letters of NAME__p1, NAME__p2 and so on whose consumer registered no queue. --to-origin
-    publishes each message to its origin partition, and only at the server of the dead letters. A message of another
-    broker, or of a topic, stream or log that was recreated, stays listed. --new-origin publishes such a message to the
-    topic, stream or log of the same name.
+    dead letter at a time. A replay does not keep the order within its key, because later messages of the key have
+    already run. A second replay of a dead letter does nothing. If the first replay was interrupted between the effect
+    and its record, the second replay may repeat the effect. --queue selects as in list. Without --partitions, the
+    command replays nothing if it finds dead letters of NAME__p1, NAME__p2 and so on whose consumer registered no queue.
+    --to-origin publishes each message to its origin partition, and only at the server of the dead letters. A message of
+    another broker, or of a topic, stream or log that was recreated, stays listed. --new-origin publishes such a message
+    to the topic, stream or log of the same name.
     """
     if bool(ids) == every:
         raise Misuse("needs IDs, or --all, one of the two")

@@ -64,11 +64,11 @@ class Alarm:
         self._event = anyio.Event()
 
     def wake(self) -> None:
-        """End the wait. Does not block. Idempotent."""
+        """End the wait. The call does not block. Idempotent."""
         self._event.set()
 
     def hint(self) -> None:
-        """End the wait now, and the next waits after 10 ms and 50 ms. Does not block."""
+        """End the wait now, and the next waits after 10 ms and 50 ms. The call does not block."""
         now = self._clock()
         self._looks = deque(now + delay for delay in _LOOKS)
         self._event.set()
@@ -219,7 +219,7 @@ class LeaseKeeper:
     def hint(self) -> None:
         """Schedule an early read of the lease, because the lease may have changed.
 
-        Ignored while this member owns the partition.
+        The call is ignored while this member owns the partition.
         """
         if self.machine.deadline == -math.inf:
             self.alarm.hint()

@@ -121,7 +121,7 @@ class Membership:
         settings: Settings of this member; None = the defaults.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
         changed: Function that the tasks of ``run`` call when ``take`` has events, a deadline has moved, or the
-            generation has changed. Must not block.
+            generation has changed. The function must not block.
         clock: Clock of the deadlines.
         wall: Clock of the seconds since 1970, for the time of the join.
         nonce: Function that returns a value that was never used before.
@@ -328,7 +328,9 @@ class Membership:
         self._keepers[partition].checkpoint(done)
 
     def checkpoint_soon(self, partition: int, outstanding: int, ledger: Callable[[], Done | None]) -> None:
-        """Write the ledger of an owned partition at the pace of ``checkpoint_within``. Ignored while a write waits.
+        """Write the ledger of an owned partition at the pace of ``checkpoint_within``.
+
+        The call is ignored while a write waits.
 
         Args:
             partition: Number of the cohort partition.

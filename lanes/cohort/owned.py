@@ -60,7 +60,7 @@ class OwnedPartition(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Stop pulling messages until ``begin`` is called for the next durable. Does not block. Idempotent."""
+        """Stop pulling messages until ``begin`` is called for the next durable. The call does not block. Idempotent."""
 
     def unsaved(self) -> Done | None:
         """Return the ledger for a write, if a finished message above the floor is unsaved.
@@ -349,7 +349,7 @@ class OwnedPartitions(Generic[T]):
     def lose(self, owned: T, reason: str) -> None:
         """Give up a partition after its durable or the clock has shown that this member no longer owns it. Idempotent.
 
-        Ignored for an ownership that is over, because the member may own the partition again.
+        The call is ignored for an ownership that is over, because the member may own the partition again.
 
         Args:
             owned: The partition.

@@ -187,7 +187,7 @@ class Committer:
         return len(finished), sum(m.size for m in finished)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """Record that the source has read up to ``position``. Ignored for a partition without commits."""
+        """Record that the source has read up to ``position``. The call is ignored for a partition without commits."""
         ledger = self.partitions.get(partition)
         if ledger is not None:
             before = ledger.floor()
@@ -255,7 +255,7 @@ class Committer:
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
         """Record a confirmed commit, and admit messages that waited for the commit.
 
-        Ignored for a partition that was given up before the confirmation.
+        The call is ignored for a partition that was given up before the confirmation.
 
         Args:
             settlement: The commit.

@@ -125,7 +125,7 @@ class Engine(Ownership):
     def progressed(self, partition: Partition, position: int, now: float) -> None:
         """Record that the source has read up to ``position``, and delivers no further message below ``position``.
 
-        Ignored for a partition that drains or is fenced, and for a source that does not commit.
+        The call is ignored for a partition that drains or is fenced, and for a source that does not commit.
         """
         if partition.live and not partition.draining:
             self.committer.progressed(partition, position, now)
@@ -304,7 +304,10 @@ class Engine(Ownership):
         self.stopped.kept(message)
 
     def dead_lettered(self, message: Message) -> None:
-        """Record that the broker confirmed the dead letter of a message. Ignored for an abandoned message."""
+        """Record that the broker confirmed the dead letter of a message.
+
+        The call is ignored for an abandoned message.
+        """
         if message.state == ABANDONED:
             return
         blocked = message.state == DEAD_LETTERING_BLOCKED

@@ -31,7 +31,7 @@ _LANE: Final = blake3(derive_key_context="lanes-runtime ring v1: lane of a key")
 
 
 def slot(key: PartitionKey) -> int:
-    """Return the slot of a key: the first two bytes of its BLAKE3 hash, little-endian. Does not block.
+    """Return the slot of a key: the first two bytes of its BLAKE3 hash, little-endian. The call does not block.
 
     Args:
         key: The key: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian).

@@ -142,7 +142,7 @@ class Journal:
         self._writer.start(begin.removesuffix(HEAD_END) + "1" + HEAD_END[1:])
 
     def _finish(self) -> None:
-        """Let the thread write the remaining rows and end. Does not block. Idempotent."""
+        """Let the thread write the remaining rows and end. The call does not block. Idempotent."""
         if self._writer is not None:
             self._writer.finish()
 

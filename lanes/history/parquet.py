@@ -68,7 +68,7 @@ class ParquetFile:
             self._write()
 
     def publish(self) -> None:
-        """Close the file and give it its name."""
+        """Close the file and rename it."""
         self._write()
         self._writer.close()
         self._sink.close()
@@ -161,7 +161,7 @@ class JournalWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Let the thread write the remaining rows and end. Does not block. Idempotent."""
+        """Let the thread write the remaining rows and end. The call does not block. Idempotent."""
         self._finishing = True
         self._buffer.wake.set()
 

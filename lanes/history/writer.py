@@ -145,7 +145,7 @@ class SegmentFile:
             )
 
     def _tear(self, lines: list[str], count: int) -> int:
-        """Store the missing part of a line that is torn at byte ``count``; return the index of the first lost line."""
+        """Store the missing part of a line torn at byte ``count``, and return the index of the first lost line."""
         cut, end = 0, len(lines[0])
         while end <= count:
             cut += 1

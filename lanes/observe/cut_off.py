@@ -55,7 +55,7 @@ class CutOffLog:
         name: Name of the source.
         handler: Name of the handler.
         drain_timeout: The setting, in seconds.
-        reaction: Words for the end of a handler after the limit: it was cancelled, or it failed.
+        reaction: Words for the end of a handler after the limit, by cancellation or by failure.
     """
 
     def __init__(self, name: str, handler: str, drain_timeout: float, reaction: Reaction) -> None:

@@ -49,7 +49,7 @@ class FailedAttempts:
         return f"<FailedAttempts {len(self._limit)} types>"
 
     def failed(self, effect: fx.Held | fx.Interrupted, now: float) -> None:
-        """Log or count a failed attempt after which the message runs again. Does not block."""
+        """Log or count a failed attempt after which the message runs again. The call does not block."""
         if not log.isEnabledFor(logging.WARNING):
             return
         message, error = effect.message, effect.failure.error
@@ -79,7 +79,7 @@ class FailedAttempts:
         )
 
     def given_up(self, message: Message, error: BaseException, now: float) -> None:
-        """Log or count a message that goes to the dead letters. Does not block."""
+        """Log or count a message that goes to the dead letters. The call does not block."""
         if not log.isEnabledFor(logging.ERROR):
             return
         unread = _decode_failed(error)

@@ -329,7 +329,9 @@ class SettledReader(Protocol):
     """An optional method of a ``Reader`` that returns whether the handler has settled a message itself."""
 
     def settled(self, raw: object) -> bool:
-        """Return whether a method of the client's message has settled the message. Does not block, and changes nothing.
+        """Return whether a method of the client's message has settled the message.
+
+        The call does not block, and changes nothing.
 
         Args:
             raw: The message as the client library delivered it.

@@ -57,8 +57,8 @@ class IntakeWatch:
     Args:
         name: Name of the source, for the log.
         source: The source.
-        unhealthy_after: Seconds after which a silent partition makes the consumer unhealthy, above 0; at least
-            ``FACTS_AGE`` count.
+        unhealthy_after: Seconds, above 0, after which a silent partition makes the consumer unhealthy; the effective
+            minimum is ``FACTS_AGE``.
 
     Attributes:
         period: Seconds between two checks.

@@ -17,7 +17,7 @@ _NAMED: Final = 5
 
 
 class KeylessWatch:
-    """The check of the first messages of a run, until a message has a key. Does not block.
+    """The check of the first messages of a run, until a message has a key. The call does not block.
 
     Args:
         name: Name of the source, for the log.

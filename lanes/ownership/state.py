@@ -107,7 +107,7 @@ class StateStore(Protocol):
 
         Args:
             key: Name of the state.
-            start: Floor of a state that does not exist yet. Ignored if the state exists.
+            start: Floor of a state that does not exist yet. The call is ignored if the state exists.
 
         Returns:
             The state with its new epoch, and with the last floor and completed positions of the former owner.

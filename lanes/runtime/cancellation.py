@@ -47,7 +47,7 @@ async def stop_on_second_cancel(
 
     Args:
         ended: Event that is set at the end of the drain.
-        stop_at_once: Function that ends the drain. Does not block.
+        stop_at_once: Function that ends the drain. The call does not block.
         cancels: Number of cancellations that have reached the caller.
 
     Returns:

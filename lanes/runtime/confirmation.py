@@ -41,7 +41,10 @@ class Confirmation:
         self.watch = FreezeWatch(context.clock, source.freeze_limit, self._noticed)
 
     def serve(self) -> None:
-        """Begin a confirmation that another thread has requested. Must be called in a task of the loop."""
+        """Begin a confirmation that another thread has requested.
+
+        The caller must call this method in a task of the loop.
+        """
         self._told.serve()
 
     async def look(self) -> None:

@@ -110,7 +110,7 @@ class Handover:
             cost.abandoned(messages)
 
     def begin(self, partition: Partition, timeout: float) -> bool:
-        """Begin the drain of a partition. Does not block.
+        """Begin the drain of a partition. The call does not block.
 
         Args:
             partition: The assignment.

@@ -296,11 +296,17 @@ class Run:
         return "drained" if drained else "stopped"
 
     def stop(self) -> None:
-        """Stop receiving messages, and drain. Does not block. Idempotent. Other threads may call this method."""
+        """Stop receiving messages, and drain.
+
+        The call does not block. Idempotent. Other threads may call this method.
+        """
         self._told_to_stop()
 
     def stop_at_once(self) -> None:
-        """Cancel the handlers and end the run. Does not block. Idempotent. Other threads may call this method."""
+        """Cancel the handlers and end the run.
+
+        The call does not block. Idempotent. Other threads may call this method.
+        """
         self.at_once = True
         self._told_to_stop_at_once()
 
@@ -360,7 +366,7 @@ class Run:
         self._handover.interrupting(partition)
 
     def stop_because(self, error: BaseException, *, message: Message | None = None, function: str = "") -> None:
-        """Drain and stop the run; the consumer raises the first ``error`` that was passed. Does not block.
+        """Drain and stop the run; the consumer raises the first ``error`` that was passed. The call does not block.
 
         Args:
             error: The error.
@@ -392,7 +398,7 @@ class Run:
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
-        """Compute the next deadline again, because a hold may end sooner. Does not block."""
+        """Compute the next deadline again, because a hold may end sooner. The call does not block."""
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -692,7 +698,7 @@ class Run:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Call ``Source.receive`` again with the new room. Does not block."""
+        """Call ``Source.receive`` again with the new room. The call does not block."""
         # receive() is cancel-safe, and ``_pump`` calls it again.
         self._receiving.cancel()
 

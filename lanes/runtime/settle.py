@@ -143,7 +143,7 @@ class Settler:
     def give_up(self, partition: Partition) -> None:
         """Cancel a running commit of a partition, because the commit could undo a commit of the next owner.
 
-        The settler repeats the commits of other partitions in the same call. Does not block. Idempotent.
+        The settler repeats the commits of other partitions in the same call. The call does not block. Idempotent.
         """
         for scope, settlements in self._sends.items():
             if any(settlement.partition is partition for settlement in settlements):

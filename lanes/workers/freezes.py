@@ -86,7 +86,7 @@ class FreezeWatch:
 
         Return whether handlers may start.
 
-        Must be called on the event loop.
+        The caller must call this method on the event loop.
         """
         self.look(now)
         with self._lock:

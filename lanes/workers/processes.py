@@ -86,12 +86,12 @@ class _Process:
         self.reason = ""
 
     def kill(self, reason: str) -> None:
-        """Kill the process. Does not block. Idempotent. ``reason``: reason for the log."""
+        """Kill the process. The call does not block. Idempotent. ``reason``: reason for the log."""
         self.reason = self.reason or reason
         self.process.kill()
 
     def leave(self) -> None:
-        """Make the process end after its call. Does not block. Idempotent."""
+        """Make the process end after its call. The call does not block. Idempotent."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -243,7 +243,7 @@ class ProcessPool:
     # --- on the event loop
 
     def start(self) -> None:
-        """Start the processes. Does not block: each process imports the handler meanwhile."""
+        """Start the processes. The call does not block: each process imports the handler meanwhile."""
         self._enter, self._ended = entry_of_loop(), anyio.Event()
         try:
             self._first_frame = _first_frame(*self._call)
@@ -263,14 +263,17 @@ class ProcessPool:
             self._keepers.append(thread)
 
     def cancel(self, partition: Partition) -> None:
-        """Kill the processes that handle messages of a partition, so their calls raise ``Killed``. Does not block."""
+        """Kill the processes that handle messages of a partition, so their calls raise ``Killed``.
+
+        The call does not block.
+        """
         with self._changed:
             self._cancel(lambda call: any(message.partition is partition for message in call.messages))
 
     def end(self) -> None:
         """Begin no further call, kill the processes that have a call, and let the idle processes end.
 
-        Does not block.
+        The call does not block.
         """
         with self._changed:
             self._ending = True
@@ -282,7 +285,7 @@ class ProcessPool:
                     process.kill("the run ends")
 
     def kill(self) -> None:
-        """Kill all processes. Does not block. Idempotent."""
+        """Kill all processes. The call does not block. Idempotent."""
         with self._changed:
             self._ending = True
             for process in self._all:

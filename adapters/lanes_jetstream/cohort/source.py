@@ -348,7 +348,7 @@ class CohortSource:
         await asyncio.wait([running])
 
     async def _leave(self, running: asyncio.Task[None]) -> None:
-        """Wait until the member has given up all partitions. Returns at once if a handler may still run."""
+        """Wait until the member has given up all partitions. The call returns at once if a handler may still run."""
         while not running.done():
             self._inbox.wake.clear()
             if not self._partitions.leave():

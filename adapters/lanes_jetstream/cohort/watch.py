@@ -66,7 +66,7 @@ class CohortWatch:
         self._retention_asked = -_WANTED_FOR
 
     def start(self) -> None:
-        """Start the checks. Does not block."""
+        """Start the checks. The call does not block."""
         self._spawn(self._run())
 
     async def stop(self) -> None:
@@ -77,12 +77,15 @@ class CohortWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def retention_of(self, message: Message) -> Retention | None:
-        """Return the retention of a message by the last check; the next check reads it again. Does not block."""
+        """Return the retention of a message by the last check; the next check reads it again.
+
+        The call does not block.
+        """
         self._retention_asked = monotonic()
         return self._retention.of(message)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Give up or take over a partition, because no server answers for its consumer. Does not block."""
+        """Give up or take over a partition, because no server answers for its consumer. The call does not block."""
         self._spawn(self._resolve(owned, consumer))
 
     # --- dropped messages

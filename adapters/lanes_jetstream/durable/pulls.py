@@ -26,7 +26,7 @@ class DurablePulls(PullRequests):
         self._subscription = UnboundedSubscription(client)
 
     async def renew(self) -> None:
-        """Drop all open requests, and subscribe to a fresh inbox. Sends no request."""
+        """Drop all open requests, and subscribe to a fresh inbox. The call sends no request."""
         await self.close()
         inbox = self._client.new_inbox()
         await self._subscription.open_inbox(f"{inbox}.*", self._receive)
@@ -47,7 +47,7 @@ class DurablePulls(PullRequests):
     async def wait(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for a message or a status. Cancel-safe.
 
-        Returns at once if a message has arrived, or after an interruption.
+        The call returns at once if a message has arrived, or after an interruption.
         """
         if self.arrived or self.check() is not None:
             return

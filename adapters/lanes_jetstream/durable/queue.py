@@ -85,7 +85,7 @@ class QueuePart(DurableSource):
             task.result()
 
     def begin_takeover(self, room: Room) -> None:
-        """Start a takeover if the durable needs a takeover and no takeover runs. Does not block."""
+        """Start a takeover if the durable needs a takeover and no takeover runs. The call does not block."""
         if self._task is None and not self.released and (not self._taken_over or self._pulls.check() is not None):
             self._task = asyncio.create_task(self._take_over(room))
             self._task.add_done_callback(lambda _: self.wake.set())

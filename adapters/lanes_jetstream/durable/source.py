@@ -51,7 +51,7 @@ class DurableSource:
         connection: Connection to the server.
         durable: The consumer.
         key: Function that returns the key of a message; None = no keys.
-        acks: When to wait for confirmations of acknowledgements; see ``JetStreamSource``.
+        acks: Mode of waiting for confirmations of acknowledgements; see ``JetStreamSource``.
         out_of_range: Policy for messages that the stream dropped.
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.

@@ -103,7 +103,7 @@ class DurableWatch:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
-        """Start the checks. Does not block.
+        """Start the checks. The call does not block.
 
         Args:
             read: Function that returns the progress of the source.

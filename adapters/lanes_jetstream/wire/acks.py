@@ -134,7 +134,7 @@ class Acks:
 
     Args:
         client: The connected client.
-        mode: When to wait for confirmations; see ``JetStreamSource``.
+        mode: Mode of waiting for confirmations; see ``JetStreamSource``.
         name: Name of the source, for errors and the log.
     """
 

@@ -109,7 +109,7 @@ class PullRequests:
         self.interruption: Interruption | None = Interruption("new", "not started")
 
     def restart(self, inbox: str) -> None:
-        """Forget all earlier requests, and expect answers at ``inbox``. Sends no request."""
+        """Forget all earlier requests, and expect answers at ``inbox``. The call sends no request."""
         self.arrived: list[Msg] = []
         self.outstanding = 0
         self._open = 0

@@ -89,7 +89,7 @@ class QueueWatch:
         return (stranded_text(found, self._group),) if found else ()
 
     def start(self) -> None:
-        """Start the checks, if the source reads a queue. Does not block."""
+        """Start the checks, if the source reads a queue. The call does not block."""
         if self._queue is not None:
             self._task = asyncio.create_task(self._run(self._queue))
 

@@ -48,8 +48,8 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
     """Check the settings, topics, group and broker of a consumer. If the broker check fails, no later check runs.
 
-    Blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of the
-    client becomes a failed ``Check``, or a ``Check`` with an unknown result.
+    The call blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of
+    the client becomes a failed ``Check``, or a ``Check`` with an unknown result.
     """
     try:
         # A client without a subscription checks every setting, and connects to no broker.

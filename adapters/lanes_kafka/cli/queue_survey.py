@@ -182,7 +182,7 @@ class Cluster:
             A line for each created topic. Another process may have created the other topics during the call.
 
         Raises:
-            ConfigError: No topic can have one of the names.
+            ConfigError: A name is invalid for a topic.
             SourceError: The broker does not answer, or refuses a topic.
         """
         for name in names:

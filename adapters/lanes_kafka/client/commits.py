@@ -69,8 +69,8 @@ def metadata_room(admin: AdminClient, name: str) -> int:
     """Ask for the UTF-16 units of commit metadata that the broker accepts before the client's NUL: 0 to ``LIMIT``.
 
     If the broker does not report its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
-    limit is too small for a single completed message, the function logs a warning and returns 0. Blocks for up to 5
-    seconds.
+    limit is too small for a single completed message, the function logs a warning and returns 0. The call blocks for up
+    to 5 seconds.
     """
     try:
         allowed = metadata_limit(admin)
@@ -131,7 +131,7 @@ class Commit:
 
 @dataclass(eq=False, repr=False)
 class Commits:
-    """The commits of one client, used in the thread that owns it.
+    """The commits of one client. Only the thread that owns the client uses the object.
 
     Attributes:
         owns: Returns whether this client may still commit positions of a partition.
@@ -256,7 +256,9 @@ class Commits:
 
 @dataclass(eq=False, repr=False)
 class TopicIdCheck:
-    """Sends commits, after a check of their topic ids if they have topic ids. Used in the thread that owns the client.
+    """Sends commits, after a check of their topic ids if they have topic ids.
+
+    Only the thread that owns the client uses the object.
 
     The object is True while commits wait. Only one question to the broker is open at a time. The next question covers
     all commits that the loop queues before the answer.
@@ -308,7 +310,7 @@ class TopicIdCheck:
     def advance(self, client: Consumer) -> None:
         """Process answers about topic ids, send the commits that these answers allow, and fail overdue commits.
 
-        Does not block.
+        The call does not block.
         """
         self.commits.expire(self.clock())
         if self.topics.poll():
@@ -391,8 +393,8 @@ def _has_ids(commit: Commit) -> bool:
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
     """Ask whether the broker stored the commit.
 
-    The broker answers a client's requests in order, so its answer shows the result of the commit. Blocks for at most
-    ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
+    The broker answers a client's requests in order, so its answer shows the result of the commit. The call blocks for
+    at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
     pairs = zip(found, commit.offsets, strict=True)

@@ -18,7 +18,7 @@ OnGrowth = Literal["stop", "alarm"]
 class GrowthWatch:
     """The check of the topics of one source.
 
-    Used in the thread that owns the client, except for ``grown``.
+    Only the thread that owns the client uses the object, except for ``grown``.
 
     Args:
         name: Name of the source, for errors and log lines.
@@ -41,7 +41,7 @@ class GrowthWatch:
     def look(self, known: Mapping[str, Topic]) -> None:
         """Compare the numbers with the numbers at the start.
 
-        Log each growth or end the source, once for each growth. Does not block.
+        Log each growth or end the source, once for each growth. The call does not block.
 
         Args:
             known: Topics by name. The first call sets the numbers at the start.

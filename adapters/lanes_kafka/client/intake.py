@@ -44,7 +44,7 @@ class Intake:
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
         """Read messages, and serve the client's callbacks during the wait.
 
-        Blocks for up to ``timeout`` seconds for the first message. Does not wait for further messages.
+        The call blocks for up to ``timeout`` seconds for the first message. Does not wait for further messages.
 
         Args:
             count: Maximum number of messages.
@@ -101,7 +101,7 @@ class Intake:
 
         The client may read the last message before the transaction marker that follows it. The call ends when it knows
         a message or a gap after ``committed``, or the log ends at ``committed``. A revoke may end the assignment during
-        the call. Must not be called in a callback. Reads at most ``_READ_PAST_LIMIT`` messages.
+        the call. A callback must not call this method. Reads at most ``_READ_PAST_LIMIT`` messages.
 
         Args:
             partition: The assignment.

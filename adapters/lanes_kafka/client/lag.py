@@ -59,7 +59,7 @@ class EndOffsets:
     A client that reads only committed messages stops at the beginning of an open transaction. The fetches of such a
     client still report the end of the log, so only a broker's answer shows the number of waiting messages.
 
-    Used in the thread that owns the client, except for ``of`` and ``unread``.
+    Only the thread that owns the client uses the object, except for ``of`` and ``unread``.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -85,7 +85,7 @@ class EndOffsets:
     def of(self, partition: Partition) -> int | None:
         """Return the highest known end offset, or None while the end is unknown.
 
-        Callable from any thread. Does not block.
+        Any thread may call this method. The call does not block.
         """
         end = self._known.get(partition)
         return None if end is None or end.offset == OFFSET_INVALID else end.offset
@@ -93,7 +93,7 @@ class EndOffsets:
     def unread(self, partition: Partition) -> int | None:
         """Return the distance from the next position to the end of the readable messages; None = unknown.
 
-        Callable from any thread. Does not block.
+        Any thread may call this method. The call does not block.
         """
         end = self._known.get(partition)
         if end is None:
@@ -102,7 +102,9 @@ class EndOffsets:
         return None if readable == OFFSET_INVALID else max(0, readable - end.position)
 
     def refresh(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
-        """Update the end offsets from the last fetches and answers, and ask for ends that are too old. Does not block.
+        """Update the end offsets from the last fetches and answers, and ask for ends that are too old.
+
+        The call does not block.
 
         Args:
             client: The client.

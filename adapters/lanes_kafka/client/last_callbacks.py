@@ -23,7 +23,7 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     not answer the callback's request, an assignment by default. The callback waits for ever and holds the interpreter's
     lock (librdkafka's issue 4884).
 
-    Blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.
+    The call blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.
 
     Args:
         client: The client to close.

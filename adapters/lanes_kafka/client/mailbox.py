@@ -107,7 +107,7 @@ class Mailbox:
         return not self._commands.empty()
 
     def put(self, command: Command) -> None:
-        """Queue a command. Callable from any thread. Does not block."""
+        """Queue a command. Any thread may call this method. The call does not block."""
         self._commands.put(command)
 
     def serve(self) -> bool:

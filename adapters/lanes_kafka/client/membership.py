@@ -76,7 +76,7 @@ def session_of(config: ClientConfig, admin: AdminClient) -> Session:
     """Return the session of a client.
 
     Under KIP-848 the settings of the group count, or else the settings of the broker. If this user may read neither,
-    the defaults of a broker count. Blocks for up to 10 seconds under KIP-848.
+    the defaults of a broker count. The call blocks for up to 10 seconds under KIP-848.
     """
     if config.session_timeout is not None and config.heartbeat_interval is not None:
         return Session(config.session_timeout, config.heartbeat_interval)
@@ -110,7 +110,7 @@ class SessionWatch:
         self._next = clock() + SESSION_EVERY
 
     def refresh(self) -> None:
-        """Process an answer, and ask when a question is due. Does not block."""
+        """Process an answer, and ask when a question is due. The call does not block."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
@@ -153,7 +153,7 @@ def _seconds(settings: Mapping[str, str], name: str, default: float) -> float:
 
 @dataclass(eq=False, repr=False)
 class Membership:
-    """Answers ``Confirm`` commands. Used in the thread that owns the client. True while a command waits.
+    """Answers ``Confirm`` commands. Only the thread that owns the client uses the object. True while a command waits.
 
     Attributes:
         config: Configuration of the client.
@@ -197,9 +197,9 @@ class Membership:
         self.group.doubt()
 
     def advance(self, client: Consumer, poll: Callable[[], None]) -> None:
-        """Ask the broker, or answer the commands when its answer has arrived. Must not be called in a callback.
+        """Ask the broker, or answer the commands when its answer has arrived. A callback must not call this method.
 
-        The broker is also asked while a partition is doubted. Does not block.
+        The broker is also asked while a partition is doubted. The call does not block.
 
         Args:
             client: The client.

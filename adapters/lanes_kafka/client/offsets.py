@@ -141,7 +141,10 @@ def position_in_range(
 def log_bounds(
     client: Consumer, ids: Sequence[PartitionId], timeout: Callable[[], float] = lambda: QUERY_TIMEOUT
 ) -> tuple[dict[PartitionId, int], dict[PartitionId, int]]:
-    """Ask for the first offset and the readable end of each log. Blocks for up to twice ``timeout`` seconds."""
+    """Ask for the first offset and the readable end of each log.
+
+    The call blocks for up to twice ``timeout`` seconds.
+    """
     return _offsets(client, ids, OFFSET_BEGINNING, timeout), _offsets(client, ids, OFFSET_END, timeout)
 
 

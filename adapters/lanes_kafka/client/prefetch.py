@@ -45,7 +45,7 @@ class Credit(NamedTuple):
 
 
 class Prefetched:
-    """Undelivered events from the client's thread, in the order of arrival. Used on the event loop.
+    """Undelivered events from the client's thread, in the order of arrival. Only the event loop uses the object.
 
     Attributes:
         messages: Number of prefetched messages.

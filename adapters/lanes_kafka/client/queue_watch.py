@@ -65,7 +65,7 @@ _Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
 class QueueWatch:
     """The check of the queues of one source. The object is True during a check.
 
-    Used in the thread that owns the client, except for ``found``.
+    Only the thread that owns the client uses the object, except for ``found``.
 
     Args:
         queues: The queues that the source reads; without a queue, no check runs.
@@ -118,7 +118,7 @@ class QueueWatch:
         return self._look is not None
 
     def advance(self, *, ask: bool) -> None:
-        """Start a check that is due, or continue a check whose questions are answered. Does not block.
+        """Start a check that is due, or continue a check whose questions are answered. The call does not block.
 
         Args:
             ask: Whether to start checks.

@@ -155,7 +155,7 @@ class LogRetention:
     def of(self, message: Message) -> Retention | None:
         """Return the retention of a message by the last known facts.
 
-        The call also requests newer facts. Does not block.
+        The call also requests newer facts. The call does not block.
         """
         partition = message.partition
         self._wanted[partition] = self.clock()
@@ -201,7 +201,7 @@ class LogRetention:
     def refresh(self, owned: Collection[Assignment], *, ask: bool) -> None:
         """Process answers, and ask for the log starts of wanted partitions and the limits of their topics.
 
-        Does not block.
+        The call does not block.
 
         A call asks for the log starts of a portion of the partitions. Each round covers every partition.
 

@@ -164,12 +164,12 @@ class ClientThread:
     # --- from the event loop
 
     def start(self, answer: Answer[None]) -> None:
-        """Start the thread, which creates the client, joins the group, and then answers. Does not block."""
+        """Start the thread, which creates the client, joins the group, and then answers. The call does not block."""
         self._opened = answer
         self.thread.start()
 
     def demand(self, demand: Demand) -> None:
-        """Replace the demand. Does not block."""
+        """Replace the demand. The call does not block."""
         self._demand = demand
         self._mailbox.put(None)
 
@@ -181,24 +181,24 @@ class ClientThread:
     def last_error(self) -> tuple[str, float] | None:
         """The last error or warning of the client and its age in seconds; None before the first.
 
-        Callable from any thread.
+        Any thread may call this method.
         """
         # A request without an answer is only a warning in the log of the client.
         said = [each for each in (self.errors.last(), self.client_log.last()) if each is not None]
         return min(said, key=lambda each: each[1], default=None)
 
     def outage(self) -> Outage | None:
-        """The present outage; None = a broker answers. Callable from any thread."""
+        """The present outage; None = a broker answers. Any thread may call this method."""
         if not hasattr(self, "_topics"):
             return None
         return self._topics.contact.outage(*(self.last_error() or ("", None)))
 
     def rejoining(self) -> bool:
-        """Whether the group has assigned no partition since the start or an outage. Callable from any thread."""
+        """Whether the group has assigned no partition since the start or an outage. Any thread may call this method."""
         return hasattr(self, "_group") and (self._group.rejoining or self._group.join_watch.waits)
 
     def send(self, command: Command) -> None:
-        """Send a command to the thread. Does not block."""
+        """Send a command to the thread. The call does not block."""
         self._mailbox.put(command)
 
     # --- the thread

@@ -93,7 +93,7 @@ class Topics:
         self.contact = BrokerContact(self.clock)
 
     def poll(self) -> bool:
-        """Process an answer that has arrived, and ask the next question when it is due. Does not block.
+        """Process an answer that has arrived, and ask the next question when it is due. The call does not block.
 
         Returns whether an answer was processed. The object repeats a failed question.
         """
@@ -107,7 +107,7 @@ class Topics:
         return answered
 
     def ask(self) -> int:
-        """Ask now, or when the open question has ended. Return the number of the new question. Does not block.
+        """Ask now, or when the open question has ended. Return the number of the new question. The call does not block.
 
         The answer to the new question is newer than this call. The answer to the open question may be older.
         """
@@ -137,7 +137,8 @@ class Topics:
         """Wait for a topic and its id for about a second, and return whether the topic is known.
 
         Some brokers learn of a new topic, or of its id, later than other brokers. The call waits for a missing id only
-        while another topic has an id. Blocks for about a second, and up to ``timeout`` seconds for each answer.
+        while another topic has an id. The call blocks for about a second, and up to ``timeout`` seconds for each
+        answer.
         """
         deadline = self.clock() + _APPEARS_WITHIN
         while self._lacks(topic) and self.clock() < deadline:

@@ -53,7 +53,7 @@ class KafkaDeadLetterBox:
 
     Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
     ``ids`` and ``find`` first read the new records since the last call. The box keeps the ids and positions of all dead
-    letters in memory, about 300 bytes a dead letter. Runs on asyncio and on trio.
+    letters in memory, about 300 bytes a dead letter. The object runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client.

@@ -113,7 +113,7 @@ class ConfirmedProducer:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Start the thread. Does not block. Idempotent."""
+        """Start the thread. The call does not block. Idempotent."""
         if self._thread is not None:
             return
         self._bridge = Bridge()

@@ -34,7 +34,8 @@ _USUAL_LIMIT: Final = 1_048_588
 class KafkaDeadLetters:
     """Writes dead letters to a topic, which must exist.
 
-    The producer is idempotent, and all in-sync replicas confirm each dead letter. Runs on asyncio and on trio.
+    The producer is idempotent, and all in-sync replicas confirm each dead letter. The object runs on asyncio and on
+    trio.
 
     A record has the key, value and headers of the original message. Further headers describe the dead letter:
 

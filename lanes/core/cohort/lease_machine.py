@@ -191,8 +191,8 @@ class LeaseMachine:
         """Create another consumer for the same epoch, after a missing delivery or a lost connection.
 
         Delivered messages stay in flight, and queued messages may start until the deadline. After this call, the driver
-        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. Ignored unless the partition is
-        owned.
+        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. The call is ignored unless the
+        partition is owned.
 
         Args:
             done: The whole ledger.
@@ -210,7 +210,7 @@ class LeaseMachine:
         """Write the whole ledger now, so that a crash repeats only messages that finish later.
 
         The machine repeats the write until the write succeeds, a newer checkpoint replaces it, or the ownership ends.
-        Ignored for a partition that is not owned.
+        The call is ignored for a partition that is not owned.
         """
         self.expire(now)
         if self._announced and self.phase not in (phases.SAVING, phases.RELEASING):
@@ -238,7 +238,10 @@ class LeaseMachine:
             self._required_lease().demand()
 
     def gone(self, reason: str, now: float) -> None:
-        """Give up the partition, for example because its durable is gone. Ignored if ``consumer`` is ``None``."""
+        """Give up the partition, for example because its durable is gone.
+
+        The call is ignored if ``consumer`` is ``None``.
+        """
         self.expire(now)
         if self.consumer is not None:
             self._fence(reason)
@@ -246,7 +249,7 @@ class LeaseMachine:
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
         """Answer the event ``LeaseRevoked``. After this call no result of the partition counts.
 
-        Ignored after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
+        The call is ignored after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
 
         Args:
             done: The whole ledger.
