@@ -194,12 +194,19 @@ def encode_done(done: Done) -> list[int]:
 
 def decode_done(encoded: object) -> Done:
     """Decode a result of ``encode_done``. Raises ``ValueError`` for any other value."""
-    if not isinstance(encoded, list) or not encoded: raise ValueError(f"a ledger is a list of whole numbers, got
-        {shown(encoded)}") for number in encoded: if type(number) is not int or not 0 <= number <= HIGHEST_SEQUENCE:
-        raise ValueError(f"a ledger holds whole numbers of 0 to {HIGHEST_SEQUENCE}, got {shown(number)}") highest =
-        above = encoded[0] falling = [] for number, distance in enumerate(encoded[1:]): above -= distance if above < 1
-        or (distance == 0 and number > 0): raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1,
-        got {shown(encoded)}") falling.append(above) return Done(highest, tuple(reversed(falling)))
+    if not isinstance(encoded, list) or not encoded:
+        raise ValueError(f"a ledger is a list of whole numbers, got {shown(encoded)}")
+    for number in encoded:
+        if type(number) is not int or not 0 <= number <= HIGHEST_SEQUENCE:
+            raise ValueError(f"a ledger holds whole numbers of 0 to {HIGHEST_SEQUENCE}, got {shown(number)}")
+    highest = above = encoded[0]
+    falling = []
+    for number, distance in enumerate(encoded[1:]):
+        above -= distance
+        if above < 1 or (distance == 0 and number > 0):
+            raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1, got {shown(encoded)}")
+        falling.append(above)
+    return Done(highest, tuple(reversed(falling)))
 
 
 def shown(value: object) -> str:
