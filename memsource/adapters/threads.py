@@ -140,8 +140,8 @@ class SteppedThread:
         # Calls for the running loop, such as the start of a task, find the loop that waits for this thread.
         _set_running_loop(self._loop)
         try:
-            if not self._ended:
-                self._target()
+            # Also if the run is over: a task may wait for the answer of a thread that has made no step yet.
+            self._target()
         except Ended:
             pass
         except BaseException as error:

@@ -140,6 +140,25 @@ def test_the_end_of_a_run_ends_a_thread_that_catches_everything() -> None:
     assert [type(error) for error in caught] == [Ended, Ended]
 
 
+def test_a_thread_that_is_ended_before_its_first_step_still_answers() -> None:
+    answered: list[str] = []
+
+    def target() -> None:
+        try:
+            sleep(1.0)
+        except Ended:
+            answered.append("ended")
+
+    async def main() -> None:
+        thread = SteppedThread(target=target)
+        thread.start()
+        thread.end()
+        assert not thread.is_alive()
+
+    run(main, chooser=Fifo())
+    assert answered == ["ended"]
+
+
 def test_a_thread_may_call_the_loop() -> None:
     called: list[str] = []
 

@@ -405,6 +405,10 @@ class SimulatedKafka(KafkaBroker):
             self.loop.call_at(until, lambda: self._wake(member, count), context=Context())
 
     def _wake(self, member: str, count: int) -> None:
+        if self.forbidden == "GROUP_AUTHORIZATION_FAILED":
+            # The member may not ask who is in the group. It waits for a heartbeat, which the broker refuses too; see
+            # docs/reference/kafka.md.
+            return
         self._doubtful += [partition for name, partition in self.coordinator.taken[count:] if name == member]
 
     def on_started(self, member: str, message: Message) -> None:
