@@ -12,10 +12,10 @@ import anyio
 import typer
 from rich.table import Table
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, print_table, stop, waiting_line
+from lanes.cli.kit import command_group, one_line_errors, print_table, waiting_line
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
-from lanes.errors import ConfigError, LanesError
+from lanes.errors import ConfigError
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.stream import read_stream, similar_stream
@@ -94,12 +94,8 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
         finally:
             await connection.close()
 
-    try:
+    with one_line_errors():
         anyio.run(job, backend="asyncio")
-    except LanesError as error:
-        stop(printable(str(error)), EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        stop("interrupted", EXIT_INTERRUPTED)
 
 
 async def _only_one(connection: Connection, stream: str) -> str:

@@ -20,11 +20,11 @@ from rich.table import Table
 
 from lanes.cli.dead_letter_places import Where
 from lanes.cli.kit import (
-    EXIT_INTERRUPTED,
     EXIT_UNUSABLE,
     EXIT_USAGE,
     Misuse,
     command_group,
+    one_line_errors,
     print_table,
     stop,
     waiting_line,
@@ -35,7 +35,7 @@ from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, Explaining, StoredDeadLetter, replay
-from lanes.errors import ConfigError, LanesError, SourceError
+from lanes.errors import ConfigError, SourceError
 from lanes.handlers import check_handler
 from lanes.runtime.consumer_arguments import StartedByImport, import_for_a_function
 from lanes.workers.outcomes import counts
@@ -179,12 +179,8 @@ def _run(where: Where, work: Work) -> None:
         async with _opened(where) as box:
             return await work(box)
 
-    try:
+    with one_line_errors("interrupted; every dead letter that is shown as done is done"):
         status = anyio.run(job)
-    except LanesError as error:
-        stop(printable(str(error)))
-    except KeyboardInterrupt:
-        stop("interrupted; every dead letter that is shown as done is done", EXIT_INTERRUPTED)
     raise typer.Exit(status)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
 
 from lanes.cli.misuse import Misuse as Misuse
 from lanes.dead_letter import printable
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, LanesError
 from lanes.process import EXIT_CLOSED_PIPE as EXIT_CLOSED_PIPE
 from lanes.process import EXIT_INTERRUPTED as EXIT_INTERRUPTED
 from lanes.process import EXIT_UNUSABLE as EXIT_UNUSABLE
@@ -204,6 +204,17 @@ def print_table(*printed: Table | str, width: int | None = None) -> None:
         with console.capture() as drawn:
             console.print(each)
         typer.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+@contextmanager
+def one_line_errors(interrupted: str = "interrupted") -> Iterator[None]:
+    """End the process with one line on stderr after an error of ``lanes`` or an interruption."""
+    try:
+        yield
+    except LanesError as error:
+        stop(printable(str(error)))
+    except KeyboardInterrupt:
+        stop(interrupted, EXIT_INTERRUPTED)
 
 
 def stop(text: str, status: int = EXIT_UNUSABLE) -> NoReturn:

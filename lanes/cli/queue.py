@@ -50,7 +50,6 @@ class QueueBroker(Protocol):
 
     def names(self) -> Iterable[str]:
         """Return all names at the broker that may be names of physical queues."""
-        ...
 
     def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
         """Read the facts of physical queues, that of partition 0 first.
@@ -58,30 +57,24 @@ class QueueBroker(Protocol):
         Each physical queue lists the groups in ``named``, even a group without a position. If ``named`` is empty, the
         groups of partition 0 replace it.
         """
-        ...
 
     def arrived(self, earlier: Survey, later: Survey) -> Mapping[str, int]:
         """Return the number of messages that arrived between two surveys, by physical queue."""
-        ...
 
     def create(self, names: Mapping[str, int], like: str) -> list[str]:
         """Create physical queues like an existing one. Returns a line for each of them."""
-        ...
 
     def remove(self, names: Sequence[str]) -> list[str]:
         """Remove physical queues. Returns a line for each of them."""
-        ...
 
     def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
         """Remove the stored number of partitions of each group without members, if it differs from the new number.
 
         Returns a line for each group.
         """
-        ...
 
     def close(self) -> None:
         """Close the connection. Idempotent."""
-        ...
 
 
 queue = command_group("Change the partitions of a queue, or show them.")

@@ -14,9 +14,9 @@ from psycopg import AsyncConnection
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, command_group, print_table, stop, waiting_line
+from lanes.cli.kit import EXIT_UNUSABLE, command_group, one_line_errors, print_table, stop, waiting_line
 from lanes.dead_letter import printable
-from lanes.errors import ConfigError, LanesError
+from lanes.errors import ConfigError
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.cli.doctor import examine
 from lanes_postgres.cli.retention import trim as trim_log
@@ -155,12 +155,9 @@ def run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[
                 raise lanes_error(f"schema {schema!r}", error) from error
 
     _check(dsn, schema)
-    try:
-        return anyio.run(job, backend="asyncio")
-    except LanesError as error:
-        stop(printable(str(error)), EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        stop("interrupted", EXIT_INTERRUPTED)
+    with one_line_errors():
+        result = anyio.run(job, backend="asyncio")
+    return result  # noqa: RET504 (for mypy, the block may swallow an error)
 
 
 def _show(found: list[SubscriptionView]) -> None:

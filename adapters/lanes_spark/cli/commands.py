@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, Misuse, choice, command_group, stop
+from lanes.cli.kit import Misuse, choice, command_group, one_line_errors, stop
 from lanes.dead_letter import error_text, printable
-from lanes.errors import ConfigError, HandlerHalted, LanesError
+from lanes.errors import ConfigError, HandlerHalted
 from lanes.process import EXIT_AT_ONCE, EXIT_HALTED, SignalCounter
 from lanes_spark.audits.audit import audit
 from lanes_spark.cli import options
@@ -160,14 +160,11 @@ def _console() -> Console:
 @contextmanager
 def _exit_statuses() -> Iterator[None]:
     """Convert an error of ``lanes``, or an interruption, to one line on stderr and an exit status."""
-    try:
-        yield
-    except HandlerHalted as error:
-        stop(printable(str(error)), EXIT_HALTED)
-    except LanesError as error:
-        stop(printable(str(error)), EXIT_UNUSABLE)
-    except KeyboardInterrupt:
-        stop("interrupted", EXIT_INTERRUPTED)
+    with one_line_errors():
+        try:
+            yield
+        except HandlerHalted as error:
+            stop(printable(str(error)), EXIT_HALTED)
 
 
 def source_of(
