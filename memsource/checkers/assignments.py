@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Generic, Literal, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from lanes.history.rules import Rules
-from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.checker import Handler, PromiseChecker, on
 from memsource.checkers.verdict import Findings
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -74,10 +74,15 @@ class AssignmentChecker(PromiseChecker, Generic[State]):
     """A checker that keeps a state for each assignment, at most until its loss or a gap in the rows."""
 
     _state_class: type[State]
+    _ends_at: ClassVar[tuple[str, ...]] = ()
+    """The other events that end the state of an assignment."""
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
         self._assignments: Assignments[State] = Assignments(self._state_class)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {**dict.fromkeys(self._ends_at, self._lost), **super().handlers()}
 
     @on("lost")
     def _lost(self, segment: Segment, row: Row) -> None:

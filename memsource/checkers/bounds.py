@@ -359,6 +359,7 @@ class MaxAhead(AssignmentChecker[_Above]):
     """
 
     _state_class = _Above
+    _ends_at = ("revoked",)
 
     @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
@@ -385,10 +386,6 @@ class MaxAhead(AssignmentChecker[_Above]):
             what = f"started {ahead} deliveries above the confirmed floor, max_ahead is {bound}"
             self._findings.violation(segment, row, what)
 
-    @on("revoked")
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
-
 
 class StallNamed(AssignmentChecker[_Above]):
     """A row reports that a partition reached ``max_ahead``, and names the message that holds the floor (29).
@@ -399,6 +396,7 @@ class StallNamed(AssignmentChecker[_Above]):
     """
 
     _state_class = _Above
+    _ends_at = ("revoking",)
 
     @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
@@ -454,10 +452,6 @@ class StallNamed(AssignmentChecker[_Above]):
     @with_state("ahead_left", find="known")
     def _left(self, segment: Segment, row: Row, state: _Above) -> None:
         state.ahead = False
-
-    @on("revoking")
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
 
 
 class PauseAtBounds(PromiseChecker):

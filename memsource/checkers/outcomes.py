@@ -173,6 +173,7 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
     """
 
     _state_class = _Line
+    _ends_at = ("revoked",)
 
     @with_state("delivered")
     def _delivered(self, segment: Segment, row: Row, state: _Line) -> None:
@@ -224,7 +225,3 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
     @with_state("ended ok", "dlq_confirmed", "abandoned")
     def _finished(self, segment: Segment, row: Row, state: _Line) -> None:
         state.held.discard(row.position)
-
-    @on("revoked")
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)

@@ -36,6 +36,7 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
     """
 
     _state_class = _Ready
+    _ends_at = ("revoking",)
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
@@ -186,10 +187,6 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
         state = self._state(segment, row)
         if state is not None:
             state.measured = False
-
-    @on("revoking")
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:

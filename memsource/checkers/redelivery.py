@@ -29,6 +29,7 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
     """
 
     _state_class = _Run
+    _ends_at = ("revoked",)
 
     @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
@@ -55,10 +56,6 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
         state.finished[row.position] = None
         if len(state.finished) > RUNS_LIMIT:
             del state.finished[next(iter(state.finished))]
-
-    @on("revoked")
-    def _over(self, segment: Segment, row: Row) -> None:
-        self._assignments.end(segment, row)
 
 
 class _Alive:
