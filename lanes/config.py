@@ -84,7 +84,7 @@ class Settings:
             With ``batch``, the bound counts calls. ``None`` = no bound for one partition.
         max_in_flight_per_partition: Hard bound on messages of one partition delivered and not yet settled, at least
             ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition. With
-            either bound per partition, partitions start their messages in turn. All partitions of a physical queue of a
+            either bound per partition, partitions take turns to start messages. All partitions of a physical queue of a
             ``PartitionedQueue`` share both bounds, as if they were one partition.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
             repeats at most this number of messages of each partition. Only for sources that commit positions.
@@ -107,7 +107,7 @@ class Settings:
         process_setup: Importable plain function without arguments, which each process calls before its first message.
             Only with ``sync_handlers="processes"``. ``None`` = no function.
         retry: Attempts and backoff; see ``Retry``.
-        poison: Policy for a message that gets no further attempt. ``"skip"`` = write its dead letter, then continue.
+        poison: Policy for a message without a further attempt. ``"skip"`` = write its dead letter, then continue.
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
             letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
             ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.

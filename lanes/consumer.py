@@ -464,7 +464,7 @@ class Consumer:
         """Take a snapshot of the consumer. The call does not block; O(in flight).
 
         Any thread may call this method. On another thread, two values of one snapshot may differ by the messages that
-        finish meanwhile.
+        finish during the call.
 
         Returns:
             Partitions, lanes and counters. Before ``run`` has opened the source, the status has only the bounds of the

@@ -14,9 +14,9 @@ class GroupEvent:
     """A change of ownership or of the plan. A field is ``None`` if the event has no value for the field.
 
     Attributes:
-        name: ``"assigned"`` = this process owns the partition from now on. ``"revoked"`` = the partition was drained
-            and handed over. ``"lost"`` = the process lost the partition without a release. ``"generation"`` = the group
-            has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
+        name: ``"assigned"`` = this process has acquired the partition. ``"revoked"`` = the partition was drained and
+            handed over. ``"lost"`` = the process lost the partition without a release. ``"generation"`` = the group has
+            a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for the next
             ``"assigned"``. ``"under_provisioned"`` = a process of the group owns more partitions than its target under
             the plan. ``"provisioned"`` = every process is within its target again.
         partition: The partition.

@@ -366,8 +366,8 @@ class KafkaSource:
     def stranded(self) -> Sequence[Stranded]:
         """Return the topics whose messages no member of the group reads; see ``lanes.source.Stranding.stranded``.
 
-        The client looks every 5 s for topics with the computed names up to twice the number of partitions. The client
-        also looks for topics of a former, larger number in which the group has committed positions.
+        The client checks every 5 s for topics with the computed names up to twice the number of partitions. The client
+        also checks for topics of a former, larger number in which the group has committed positions.
 
         Returns:
             The topics.

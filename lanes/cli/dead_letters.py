@@ -168,7 +168,7 @@ def drop(
     where: Where,
     as_json: AsJson = False,
 ) -> None:
-    """Drop dead letters for good. Dropping a dead letter again does nothing."""
+    """Drop dead letters permanently. Dropping a dead letter again does nothing."""
     _run(where, functools.partial(_drop, ids=checked(ids), as_json=as_json))
 
 

@@ -18,7 +18,7 @@ class Entry(NamedTuple):
 
     Attributes:
         value: The value; None = the key was deleted, has expired, or was never written.
-        revision: A number that rises with every write of the store; 0 = the store has no trace of the key.
+        revision: A number that rises with every write of the store; 0 = the store has no record of the key.
     """
 
     value: bytes | None
@@ -76,7 +76,7 @@ class LeaseStore(Protocol):
 
         Raises:
             UnknownResult: The store did not answer in time.
-            SourceError: The store is gone for good.
+            SourceError: No later call to the store can succeed.
         """
 
     async def write(
@@ -104,7 +104,7 @@ class LeaseStore(Protocol):
         Raises:
             Conflict: The condition is false.
             UnknownResult: The store did not answer in time.
-            SourceError: The store is gone for good.
+            SourceError: No later call to the store can succeed.
         """
 
     async def entries(self, prefix: str) -> Mapping[str, Entry]:
@@ -118,7 +118,7 @@ class LeaseStore(Protocol):
 
         Raises:
             UnknownResult: The store did not answer in time.
-            SourceError: The store is gone for good.
+            SourceError: No later call to the store can succeed.
         """
 
 

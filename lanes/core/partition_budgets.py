@@ -76,7 +76,7 @@ class PartitionBudgetEngine(Engine):
             self.full.add(partition.budget)
 
     def take_batch(self, limit: int) -> list[Message]:
-        """Take up to ``limit`` messages for one call, from the budgets in turn; see ``Engine.take_batch``."""
+        """Take up to ``limit`` messages for one call; the budgets take turns. See ``Engine.take_batch``."""
         batch: list[Message] = []
         if self.running_handlers >= self._most_running:
             return batch

@@ -142,7 +142,7 @@ def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = ""
 
     Args:
         dead_letter: The dead letter.
-        systems: Kinds of brokers whose messages the box can publish; the first one is the kind of its own broker.
+        systems: Kinds of brokers whose messages the box can publish, beginning with the kind of the box's broker.
         what: Name of the compared fact, such as ``id``.
         found: Incarnation of the topic or stream with the origin's name; "" = unknown, None = missing or not compared.
     """

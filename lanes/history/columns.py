@@ -4,7 +4,7 @@ Each field that SQL queries need has its own column. The column ``detail`` has t
 or with a value that does not fit its column. The JSON lines omit the column ``run``, and the column ``slot``, which
 follows from the key's hash.
 
-Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues meanwhile.
+Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues during the parse.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class IntakeWatch:
         """Return the reports of the partitions that are silent for too long. Any thread may call the method.
 
         Returns:
-            A text for each of the first five of these partitions, and a text that counts the others.
+            A text for each of the first five partitions, and a text that counts the further partitions.
         """
         late = self._late(self._silent)
         reasons = [_text(partition, silence) for partition, silence in late[:_NAMED_LIMIT]]

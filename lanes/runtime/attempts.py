@@ -241,7 +241,7 @@ class AttemptKeeper:
         partition.recalled = begin
 
     def _stays_given_up(self, state: AttemptState) -> bool:
-        """Return whether the poison policy gives the message up again; False = the message gets one more attempt."""
+        """Return whether the poison policy gives the message up again; False = the message has one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
             return policy.given_up(dead_lettered=True) == "block"

@@ -108,16 +108,16 @@ class _Holder:
 
 
 class LoopWatch:
-    """The watch over one event loop, for one consumer.
+    """The check of one event loop, for one consumer.
 
-    The public methods and the answers run on the loop, and the watch runs in its own thread. Any thread may read the
+    The public methods and the answers run on the loop, and the check runs in a separate thread. Any thread may read the
     attributes.
 
     Args:
         name: Name of the source in log lines.
         handler: Name of the handler.
         remedy: Remedy for a handler that holds the loop, for the log.
-        clock: Clock of the run. Without a real clock, in a simulation, no thread watches.
+        clock: Clock of the run. In a simulation, without a real clock, no thread checks the loop.
         lost: Called by the thread with the seconds of each hold.
         pulse: Called by the thread with the time, at least every ``PULSE`` seconds; None = not called.
 

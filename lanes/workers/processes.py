@@ -243,7 +243,7 @@ class ProcessPool:
     # --- on the event loop
 
     def start(self) -> None:
-        """Start the processes. The call does not block: each process imports the handler meanwhile."""
+        """Start the processes. The call does not block. Each process imports the handler in parallel."""
         self._enter, self._ended = entry_of_loop(), anyio.Event()
         try:
             self._first_frame = _first_frame(*self._call)

@@ -118,7 +118,7 @@ class JetStreamLeaseStore:
     async def watch(self, patterns: Sequence[str], changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each key of these patterns when a client writes the key.
 
-        A call is a hint, and may be lost. The watch ends with the connection, or with ``aclose``.
+        A call is a hint, and may be lost. The subscription ends with the connection, or with ``aclose``.
         """
 
         async def receive(message: Msg) -> None:
@@ -128,7 +128,7 @@ class JetStreamLeaseStore:
             self._watches.append(await self._connection.client.subscribe(f"{self._subjects}{pattern}", cb=receive))
 
     async def aclose(self) -> None:
-        """End the watches. The bucket remains, and the connection stays open. Idempotent."""
+        """End the subscriptions of ``watch``. The bucket remains, and the connection stays open. Idempotent."""
         while self._watches:
             watch = self._watches.pop()
             if not self._connection.client.is_closed:

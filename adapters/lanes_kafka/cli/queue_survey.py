@@ -127,8 +127,8 @@ class Cluster:
 
         Args:
             names: Names of the topics, beginning with partition 0.
-            named: Groups that count in each topic, even without a position. A group without a position has finished
-                nothing. If no group is named, the groups of the first topic replace the names.
+            named: Groups that count in each topic, even without a position. A group without a position has finished no
+                message. If no group is named, the groups of the first topic replace the names.
 
         Returns:
             The facts.
@@ -289,8 +289,8 @@ class Cluster:
     def _positions_of(self, group: str, places: list[TopicPartition], deadline: float) -> list[TopicPartition]:
         """Ask for the positions of a group, by a consumer that does not join the group.
 
-        An ``AdminClient`` does not ask: librdkafka 2.16 ends the process by a null pointer if another broker has become
-        the coordinator meanwhile.
+        An ``AdminClient`` does not ask, because librdkafka 2.16 ends the process by a null pointer after a change of
+        the coordinator.
         """
         consumer = Consumer({**self._settings, "log_level": 0, "group.id": group, "enable.auto.commit": False})
         try:
