@@ -95,17 +95,17 @@ class Settings:
             for every key.
         batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
             a call.
-        linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Only with ``batch``.
+        linger: Maximum number of seconds that a batch waits for more messages, 0 or more. The setting requires ``batch``.
         timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
             fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and the
             log reports the handler. A process whose handler takes longer is killed. ``None`` = no limit.
         sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``.
             ``"inline"`` = the event loop, which waits for the handler. ``"processes"`` = ``processes`` long-lived
             processes, for handlers that use the CPU.
-        processes: Number of processes, 1 … ``concurrency``, and maximum number of handlers that run at once. Only with
-            ``sync_handlers="processes"``, which requires a number.
+        processes: Number of processes, 1 … ``concurrency``, and maximum number of handlers that run at once. The
+            setting requires ``sync_handlers="processes"``, which in return requires a number.
         process_setup: Importable plain function without arguments, which each process calls before its first message.
-            Only with ``sync_handlers="processes"``. ``None`` = no function.
+            The setting requires ``sync_handlers="processes"``. ``None`` = no function.
         retry: Attempts and backoff; see ``Retry``.
         poison: Policy for a message without a further attempt. ``"skip"`` = write its dead letter, then continue.
             ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead

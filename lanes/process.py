@@ -140,7 +140,7 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 
     Args:
         source: Source of the messages.
-        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
+        handler: Async or plain function of one ``Message``, or of a list with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
     """
@@ -411,7 +411,7 @@ def main(
 
     Args:
         source: Source of the messages.
-        handler: Async or plain function of one ``Message``, or of a list of them with ``Settings(batch=…)``. A plain
+        handler: Async or plain function of one ``Message``, or of a list with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
         backend: Name of the event loop's library. ``uvloop`` needs the extra ``uvloop``. ``auto`` = uvloop where it is
             installed, and asyncio elsewhere.

@@ -107,7 +107,7 @@ class Ownership:
     def fence(self, partition: Partition) -> list[Message]:
         """Stop accepting results of a partition, and return its running messages. Idempotent.
 
-        Finished messages can still be settled.
+        The runtime can still settle finished messages.
         """
         if not partition.live:
             return []

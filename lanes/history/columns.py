@@ -137,7 +137,7 @@ class RowTables:
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
         """Yield consecutive lines with their parsed table.
 
-        The parser's unreadable lines follow singly, each with None.
+        A line that the parser cannot read follows alone, with None.
         """
         if not lines:
             return

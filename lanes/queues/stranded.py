@@ -198,7 +198,7 @@ class StrandedWatch:
 
         Args:
             asked: Names of the check.
-            facts: Facts by the name of the physical queue. A name without facts holds no message.
+            facts: Facts by the name of the physical queue. A name without facts has no message.
             now: Time now, in seconds.
 
         Returns:

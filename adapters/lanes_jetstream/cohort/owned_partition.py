@@ -124,7 +124,7 @@ class PulledPartition(OwnedPartition):
 
 
 class Backlog:
-    """The undelivered messages of one durable, as its deliveries and its answers report them.
+    """The undelivered messages of one durable, as deliveries and the server's answers report them.
 
     Attributes:
         left: Number of undelivered messages at the last report; None = no report yet.
