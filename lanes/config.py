@@ -95,7 +95,7 @@ class Settings:
             for every key.
         batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
             a call.
-        linger: Maximum number of seconds that a batch waits for more messages, 0 or more. The setting requires ``batch``.
+        linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Requires ``batch``.
         timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
             fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and the
             log reports the handler. A process whose handler takes longer is killed. ``None`` = no limit.
