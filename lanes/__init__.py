@@ -77,18 +77,13 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # otherwise a type checker would accept every name
-    _ELSEWHERE = {
-        "lanes_jetstream": "Cohort CohortStream JetStreamDeadLetters JetStreamSource header subject_token",
-        "lanes_kafka": "KafkaDeadLetters KafkaSource",
-        "lanes_postgres": "Log PostgresDeadLetters PostgresSource Record",
-        "memsource": "MemoryBroker MemoryDeadLetters MemorySource World",
-    }
+    from lanes.arguments import package_of
 
     def __getattr__(name: str) -> str:
-        for module, names in _ELSEWHERE.items():
-            if name in names.split():
-                # For an AttributeError, Python would print a text of its own at `from lanes import …`.
-                raise ImportError(f"{name} is not in {__name__}: write from {module} import {name}")
+        module = package_of(name)
+        if module is not None:
+            # For an AttributeError, Python would print a text of its own at `from lanes import …`.
+            raise ImportError(f"{name} is not in {__name__}: write from {module} import {name}")
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         # Import here, because the import takes a fifth of the time of ``import lanes``, and few programs ask.

@@ -20,6 +20,14 @@ SOURCE: Final = "a source, such as KafkaSource(…) or JetStreamSource(…)"
 DEAD_LETTER_TARGET: Final = "a target of dead letters, such as KafkaDeadLetters(…) or JetStreamDeadLetters(…)"
 """Like ``SOURCE``, the kind of object that an error asks for. The modules of the runtime name no backend."""
 
+_PACKAGES: Final = {
+    "lanes_jetstream": "Cohort CohortStream JetStreamDeadLetters JetStreamSource header subject_token",
+    "lanes_kafka": "KafkaDeadLetters KafkaSource",
+    "lanes_postgres": "Log PostgresDeadLetters PostgresSource Record",
+    "memsource": "MemoryBroker MemoryDeadLetters MemorySource World",
+}
+"""Names that users look for in ``lanes``, by the package that has them."""
+
 _OPTIONS: Final[dict[str, list[str]]] = {}
 """The options of each class with ``names_unknown_options``, by the name of its constructor."""
 
@@ -334,6 +342,11 @@ def _home(name: str, names: Sequence[str]) -> str:
     if home and "settings" in names:
         home = f"settings=lanes.Settings({home})"
     return f"write {home}" if home else ""
+
+
+def package_of(name: str) -> str | None:
+    """Return the package that has a name which users look for in ``lanes``; None = no package is known."""
+    return next((package for package, names in _PACKAGES.items() if name in names.split()), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
