@@ -77,11 +77,11 @@ def sequences(reply: str) -> tuple[int, int]:
     form has ``<domain>.<account hash>`` before the stream, and possibly one more token at the end (NATS ADR-15). Raises
     ``SourceError`` for any other subject.
     """
-    dots = reply.count(".")
-    if dots == 8:
-        _, stream, consumer, _, _ = reply.rsplit(".", 4)
+    tokens = reply.split(".")
+    if len(tokens) == 9:
+        stream, consumer = tokens[5], tokens[6]
     else:
-        stream, consumer = reply.split(".")[7:9] if dots in (10, 11) else ("", "")
+        stream, consumer = tokens[7:9] if len(tokens) in (11, 12) else ("", "")
     # Sequences have 64 bits. Python refuses to parse numbers of thousands of digits.
     both = stream + consumer
     if not (stream and consumer and both.isascii() and both.isdigit() and len(stream) <= 20 >= len(consumer)):
