@@ -355,6 +355,26 @@ class Settings:
                 'kept; use order="none" or shared=False'
             )
 
+    def check_divided(self, name: str) -> None:
+        """Check that the order holds for a source that owns pieces of partitions, each with some of the keys.
+
+        Args:
+            name: Name of the source.
+
+        Raises:
+            ConfigError: The order is that of a whole partition, or several keys share a lane.
+        """
+        if self.order not in ("key", "none"):
+            raise ConfigError(
+                f'order="{self.order}": {name} owns ranges of keys, so no process sees a whole partition; use '
+                'order="key", or leave out ranges='
+            )
+        if self.lanes is not None:
+            raise ConfigError(
+                f"lanes={self.lanes}: the keys of a lane of {name} may have different owners; leave out lanes=, so "
+                "that each key has a lane of its own"
+            )
+
     def in_flight_bound(self, allowed: int | None) -> int:
         """Return the effective bound on messages in flight.
 

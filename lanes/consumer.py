@@ -588,6 +588,11 @@ class Consumer:
         self._life.name, self._queues = traits.name, traits.queues
         settings = self._settings
         bound = self._check_traits(traits)
+        if traits.divides and self._recorder is not None:
+            raise ConfigError(
+                f"{traits.name} owns ranges of keys, and the checkers of a history know whole partitions alone; leave "
+                "out history= and journal="
+            )
         self._check_destination()
         if settings.max_in_flight is None and traits.max_in_flight == bound:
             log.info("%s: max_in_flight is %d, the limit of the broker's consumer", self._life.name, bound)
@@ -632,6 +637,8 @@ class Consumer:
         settings.check_drain(traits.revoke_limit, traits.revoke_limit_from)
         settings.check_partitions(traits.name, traits.partitions)
         settings.check_order(traits.name, ordered=traits.ordered)
+        if traits.divides:
+            settings.check_divided(traits.name)
         return bound
 
     def _check_destination(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lanes.clock import Clock, monotonic
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.core.types import Message, Part, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import Stranded
@@ -32,6 +32,7 @@ __all__ = [
     "Declaring",
     "Delivered",
     "Destination",
+    "Dividing",
     "Exhausted",
     "Generation",
     "Keeping",
@@ -46,6 +47,7 @@ __all__ = [
     "Retaining",
     "Retention",
     "Revoking",
+    "RevokingPart",
     "Source",
     "SourceEvent",
     "SourceTraits",
@@ -86,6 +88,8 @@ class SourceTraits:
         ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
         exclusive: False if several processes own one partition at once, each for separate keys.
         consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
+        divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. The order must then be
+            ``"key"`` or ``"none"``, and each key has a lane of its own.
         queues: Partitioned queues that the source reads. The source of a partition is the name of a physical queue.
     """
 
@@ -103,6 +107,7 @@ class SourceTraits:
     ordered: bool = True
     exclusive: bool = True
     consumer_target: int | None = None
+    divides: bool = False
     queues: tuple[PartitionedQueue, ...] = ()
 
 
@@ -171,6 +176,23 @@ class Revoking:
 
 
 @dataclass(frozen=True, slots=True)
+class RevokingPart:
+    """A part of the partition must be handed over, while its other messages go on.
+
+    The runtime abandons the waiting messages of the part, and lets its running handlers end. Then the runtime settles
+    the partition, and calls ``Dividing.hand_over``. The source delivers no further message of the part.
+
+    Attributes:
+        partition: The assignment, which goes on.
+        part: Function that tells which messages belong to the part. Messages of one key are all in the part, or all
+            outside of it.
+    """
+
+    partition: Partition
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
 class Lost:
     """Event: this process no longer owns the partition.
 
@@ -207,7 +229,7 @@ class Exhausted:
     """A finite source has delivered every message. This event is the last; a further ``receive`` waits."""
 
 
-SourceEvent = Assigned | Delivered | Progressed | Revoking | Lost | Generation | Exhausted
+SourceEvent = Assigned | Delivered | Progressed | Revoking | RevokingPart | Lost | Generation | Exhausted
 """The events that ``Source.receive`` returns."""
 
 
@@ -638,6 +660,26 @@ class Confirming(Protocol):
 
         Raises:
             SourceError: No later request to the broker can succeed.
+        """
+
+
+@runtime_checkable
+class Dividing(Protocol):
+    """An optional part of a source that gives up parts of a partition by ``RevokingPart``. Such a source commits."""
+
+    async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
+        """Let the next owners of the parts begin with the settled position of the partition. Idempotent. Cancel-safe.
+
+        ``settle`` has stored a position that is true for the parts too: every message of the parts that is not finished
+        is above it, and is not among the completed ones. The runtime repeats the call after a retryable error, unless
+        the partition drains or is lost meanwhile. The release of a drained partition hands its parts over too.
+
+        Args:
+            partition: The assignment, which goes on.
+            parts: The parts, as ``RevokingPart`` named them.
+
+        Raises:
+            SourceError: The broker does not answer or refuses the call.
         """
 
 

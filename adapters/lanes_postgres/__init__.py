@@ -33,7 +33,7 @@ from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.log.over import Columns
 from lanes_postgres.migrations import check_schema, migrate
 from lanes_postgres.positions import Positions
-from lanes_postgres.ring.range_map import RangeEvent, RangeMap
+from lanes_postgres.ring.range_map import RangeEvent, RangeMap, RangeMember
 from lanes_postgres.states import PostgresStates
 from lanes_postgres.subscription.source import PostgresSource
 
@@ -48,6 +48,7 @@ __all__ = [
     "PostgresStates",
     "RangeEvent",
     "RangeMap",
+    "RangeMember",
     "Record",
     "check_schema",
     "migrate",

@@ -142,10 +142,10 @@ inline apply(m) { /* a request arrives at the database */
   /* claim: one transaction */ \
   :: atomic { has[IN(m,p)] && !mine[IN(m,p)] && named[p]==m && DRAINED(p) && clearing[m]!=p+1 && !kind[m] -> \
      epoch[p]++; mine[IN(m,p)]=epoch[p]; fed[IN(m,p)]=slots[p]; known[IN(m,p)]=done[p]; since[p]=0 } \
-  /* end a drain whose owner is gone: a later epoch of the parent, or the parent's lock can be had */ \
+  /* end a drain whose owner is gone: a later epoch of the parent, or the parent's lock can be had; the lock of the piece is not needed */ \
   :: atomic { has[IN(m,p)] && !mine[IN(m,p)] && since[p]!=0 && LATER(p) && !clearing[m] -> since[p]=0; SEEN(5) } \
-  :: atomic { has[IN(m,p)] && !mine[IN(m,p)] && since[p]!=0 && FREE(p) && !clearing[m] -> lock[from[p]]=m; clearing[m]=p+1 } \
-  :: atomic { clearing[m]==p+1 && has[IN(m,p)] -> b = from[p]; if :: since[p]!=0 -> since[p]=0; SEEN(6) :: else fi; clearing[m]=0; if :: lock[b]==m && !has[IN(m,b)] -> lock[b]=NOBODY :: else fi; b = 0 } \
+  :: atomic { named[p]==m && !dead[m] && since[p]!=0 && FREE(p) && !has[IN(m,from[p])] && !clearing[m] -> lock[from[p]]=m; clearing[m]=p+1 } \
+  :: atomic { clearing[m]==p+1 -> b = from[p]; if :: since[p]!=0 -> since[p]=0; SEEN(6) :: else fi; clearing[m]=0; if :: lock[b]==m && !has[IN(m,b)] -> lock[b]=NOBODY :: else fi; b = 0 } \
   /* look at the map: one read of the row */ \
   :: atomic { mine[IN(m,p)] && !leave[IN(m,p)] && (named[p]!=m || (fed[IN(m,p)] & ~slots[p])) -> \
      gone[IN(m,p)] = gone[IN(m,p)] | (fed[IN(m,p)] & ~slots[p]); fed[IN(m,p)] = fed[IN(m,p)] & slots[p]; \

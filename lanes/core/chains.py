@@ -7,6 +7,7 @@ late message by its position, and removes abandoned messages from their lanes.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final
 
@@ -29,8 +30,10 @@ class Chains:
 
     Attributes:
         ready: The heads that can start. An engine with budgets per partition puts its ``FairQueue`` here.
-        fenced: Messages of fenced assignments whose handlers still run. Each of these messages keeps its lane.
-        tails: The last message of each lane, by partition. All assignments of a partition share its lanes.
+        fenced: Messages whose handlers still run although their assignment is fenced. Each of these messages keeps its
+            lane.
+        tails: The last message of each lane, by whole partition. All assignments of a partition share its lanes, and so
+            do its pieces, because a key may move from a piece with a fenced handler to another piece.
         relabels: Whether the lane of a message may differ from its key.
     """
 
@@ -120,7 +123,7 @@ class Chains:
         """Return the unfinished messages of a lane, and its messages with fenced handlers."""
         partition = message.partition
         lane = [m for m in partition.ledger.unfinished() if m.lane == message.lane]
-        return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id == partition.id]
+        return lane + [m for m in self.fenced if m.lane == message.lane and m.partition.id.whole == partition.id.whole]
 
     def prefix(self, partition: Partition) -> set[Message]:
         """Return the queued messages below the highest started message, except those in stopped lanes."""
@@ -150,17 +153,17 @@ class Chains:
         for lane in [lane for lane, tail in tails.items() if tail.state == ABANDONED]:
             del tails[lane]
         left = [m for m in partition.ledger.unfinished() if m.state in (RUNNING, QUEUED)]
-        left += [m for m in self.fenced if m.partition.id == partition.id]
+        left += [m for m in self.fenced if m.partition.id.whole == partition.id.whole]
         for message in left:
             while message.next is not None and message.next.state == ABANDONED:
                 message.next = message.next.next
             if message.next is None and message.lane is not None:
                 tails[message.lane] = message
 
-    def forget(self, partition_id: PartitionId) -> None:
-        """Remove a partition that has neither an assignment nor a running handler. Idempotent."""
-        if not self.tails.get(partition_id):
-            self.tails.pop(partition_id, None)
+    def forget(self, whole: PartitionId, assigned: Iterable[PartitionId]) -> None:
+        """Forget the lanes of a partition that has neither an assignment nor a running handler. Idempotent."""
+        if not self.tails.get(whole) and all(each.whole != whole for each in assigned):
+            self.tails.pop(whole, None)
 
     def __repr__(self) -> str:
         return f"<Chains {len(self.ready)} ready, {len(self.fenced)} fenced handlers>"

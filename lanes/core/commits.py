@@ -14,7 +14,7 @@ from typing import Final
 
 from lanes.core import effects as fx
 from lanes.core.chains import Chains
-from lanes.core.lane import SETTLED
+from lanes.core.lane import ABANDONED, SETTLED
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import NEVER, Message, Partition, Settlement
@@ -176,8 +176,13 @@ class Committer:
         ledger.waiting = run[space:]
         if len(run) > space:
             run = run[:space]
-        finished = ledger.admit(run)
-        self._chains.admit(partition, [m for m in run if m.state != SETTLED] if finished else run)
+        # Messages of a part that was given up while they waited.
+        gone = [m for m in run if m.state == ABANDONED]
+        finished = [m for m in ledger.admit(run) if m not in gone]
+        for message in gone:
+            ledger.drop(message)
+        left = run if not (finished or gone) else [m for m in run if m.state not in (SETTLED, ABANDONED)]
+        self._chains.admit(partition, left)
         if finished:
             self._effects += [fx.Redelivered(message, fx.ALREADY_SETTLED) for message in finished]
             commits.changed(len(finished), now)
@@ -194,6 +199,14 @@ class Committer:
             ledger.progressed(position)
             if ledger.floor() > before:
                 _commits(partition).changed(1, now)
+
+    def pass_over(self, partition: Partition, messages: list[Message], now: float) -> None:
+        """Let the floor pass dropped messages, which another process handles."""
+        ledger = self.partitions[partition]
+        before = ledger.floor()
+        ledger.pass_over(messages)
+        if ledger.floor() > before:
+            _commits(partition).changed(1, now)
 
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
         """Enter finished messages into the ledger, and return their number and bytes."""

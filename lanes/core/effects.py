@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lanes.core.policy import Follows
-from lanes.core.types import Failure, Message, Partition
+from lanes.core.types import Failure, Message, Parting, Partition
 
 STILL_IN_FLIGHT: Final = "held"
 ALREADY_SETTLED: Final = "settled"
@@ -102,6 +102,19 @@ class Redelivered(Effect):
 
     message: Message
     cause: str
+
+
+@dataclass(slots=True, eq=False)
+class Parted(Effect):
+    """No handler of the given up parts of a partition runs: store the finished messages, and hand the parts over.
+
+    Attributes:
+        partition: The assignment, which goes on without the parts.
+        parting: The parts.
+    """
+
+    partition: Partition
+    parting: Parting
 
 
 @dataclass(slots=True, eq=False)

@@ -189,7 +189,7 @@ class Engine(Ownership):
             raise illegal(message, "finish")
         partition = message.partition
         self.running_handlers -= 1
-        if outcome is not ACK or not partition.steady:
+        if outcome is not ACK or not partition.steady or partition.parting is not None:
             self._finish_slow(message, outcome, now)
             return
         message.state = FINISHED
@@ -246,21 +246,24 @@ class Engine(Ownership):
             self.zombies += 1
             self.effects.append(fx.Zombie(message))
             chains.free(message)
-            if partition.id not in self.partitions:
-                chains.forget(partition.id)
+            chains.forget(partition.id.whole, self.partitions)
             self._released(1, message.size)
             return
+        leaves = self._leaves(message)
         if outcome is ACK:
             step(message, "ack")
             self._finished(message)
-        elif isinstance(outcome, Failure) and not partition.draining:
+        elif isinstance(outcome, Failure) and not partition.draining and not leaves:
             self._failed(message, outcome, now)
-        elif outcome is RETURN and not partition.draining:
+        elif outcome is RETURN and not partition.draining and not leaves:
             step(message, "return")
             self._ready.append(message)
         else:
             # A lane never continues after an abandoned head.
-            if partition.draining:
+            if leaves and not partition.draining:
+                # The other messages of its key have left already.
+                abandoned = []
+            elif partition.draining:
                 abandoned = self._abandon(partition, successors(message))
                 partition.unended -= len(abandoned)
             else:
@@ -273,6 +276,8 @@ class Engine(Ownership):
             partition.ledger.drop(message)
             chains.free(message)
             self._released(1, message.size)
+        if leaves:
+            self._left_part(message, given_up=message.state == ABANDONED)
         if partition.draining:
             partition.unended -= 1
             self._drained_if_ended(partition)

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
-from lanes.core.lane import FINISHED, SETTLED
+from lanes.core.lane import ABANDONED, FINISHED, SETTLED
 from lanes.core.types import Message, Runs
 
 RUNS_LIMIT: Final = 65_536
@@ -264,6 +264,18 @@ class OffsetLedger:
             self._messages.extend(run)
         return self._seed(run) if self._seeded else []
 
+    def pass_over(self, messages: Iterable[Message]) -> None:
+        """Let the floor pass dropped messages, which another process handles. Waiting ones are removed."""
+        for message in messages:
+            # A former owner may have finished the message, so that the floor has passed it already.
+            index = message.ordinal - self._base
+            if 0 <= index < len(self._open):
+                self._open[index] = 0
+                self._messages[index] = None
+        self.waiting = [m for m in self.waiting if m.state != ABANDONED]
+        for ordinal, message in enumerate(self.waiting, start=self.next_ordinal):
+            message.ordinal = ordinal
+
     def _seed(self, run: list[Message]) -> list[Message]:
         found = []
         seeded = self._seeded
@@ -304,7 +316,7 @@ class OffsetLedger:
         if waiting:
             self.waiting = []
             self._trailing = -1
-        return waiting
+        return [m for m in waiting if m.state != ABANDONED]
 
     def progressed(self, offset: int) -> None:
         """Record that the source has read up to ``offset``, and delivers no further message below ``offset``."""

@@ -10,11 +10,11 @@ from lanes.core import effects as fx
 from lanes.core.chains import Chains
 from lanes.core.commits import Committer
 from lanes.core.flow import Flow
-from lanes.core.lane import RUNNING, StoppedLanes
+from lanes.core.lane import ABANDONED, RUNNING, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.policy import Policy
-from lanes.core.types import Message, Partition, PartitionId
+from lanes.core.types import Message, Part, Parting, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
@@ -58,7 +58,7 @@ class Ownership:
         else:
             self.committer.assign(partition, partition.floor)
         # Fenced assignments share the lanes: a message waits for a handler of its key that a fence has left running.
-        partition.tails = self.chains.tails.setdefault(partition.id, {})
+        partition.tails = self.chains.tails.setdefault(partition.id.whole, {})
         self.partitions[partition.id] = partition
 
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
@@ -80,6 +80,68 @@ class Ownership:
         abandoned = self._stop_starting(partition, kept)
         self._drained_if_ended(partition)
         return abandoned
+
+    def part(self, partition: Partition, part: Part) -> list[Message]:
+        """Give up a part of a partition, while its other messages go on.
+
+        Queued and stopped messages of the part are abandoned at once. Running handlers may end: a success counts, and a
+        failed message is abandoned. Then the engine emits ``Parted``. Until ``parted``, the floor stays below each
+        message of the part that is not finished, so that a commit is true for the part too. A drain of the partition
+        supersedes the parting. Ignored for a partition that drains or is fenced.
+
+        Args:
+            partition: The assignment of a source that commits. The source delivers no further message of the part.
+            part: The part. Messages of one lane are all in the part, or all outside of it.
+
+        Returns:
+            The abandoned messages.
+        """
+        if partition.draining or not partition.live:
+            return []
+        ledger = partition.ledger
+        assert isinstance(ledger, OffsetLedger), "only a source that commits has parts"
+        moved = [m for m in ledger.unfinished() if part(m)]
+        if partition.parting is None:
+            partition.parting = Parting()
+        parting = partition.parting
+        parting.parts.append(part)
+        parting.running.update(m for m in moved if m.state == RUNNING)
+        abandoned = [m for m in moved if m.state != RUNNING]
+        for message in abandoned:
+            self.stopped.by_head.pop(message, None)
+            ledger.drop(message)
+        abandoned += [m for m in ledger.waiting if m.state != ABANDONED and part(m)]
+        if abandoned:
+            self.chains.abandon(partition, abandoned)
+            self._released(len(abandoned), sum(m.size for m in abandoned))
+        parting.given_up += abandoned
+        self._parted_if_ended(partition)
+        return abandoned
+
+    def parted(self, partition: Partition, parting: Parting, now: float) -> None:
+        """Record that the next owners have the parts, so that the floor may pass their messages. Idempotent."""
+        if partition.live and not partition.draining:
+            self.committer.pass_over(partition, parting.given_up, now)
+            parting.given_up = []
+
+    def _leaves(self, message: Message) -> bool:
+        parting = message.partition.parting
+        return parting is not None and message in parting.running
+
+    def _left_part(self, message: Message, *, given_up: bool) -> None:
+        """Record that the handler of a message of a part has ended."""
+        parting = message.partition.parting
+        assert parting is not None, "only a message of a part leaves"
+        parting.running.discard(message)
+        if given_up:
+            parting.given_up.append(message)
+        self._parted_if_ended(message.partition)
+
+    def _parted_if_ended(self, partition: Partition) -> None:
+        parting = partition.parting
+        if parting is not None and not parting.running and not partition.draining:
+            partition.parting = None
+            self.effects.append(fx.Parted(partition, parting))
 
     def stop_closing(self, partition: Partition) -> list[Message]:
         """Stop closing the prefix of a draining partition, and return the messages that it abandons.
@@ -136,7 +198,7 @@ class Ownership:
         self._abandon(partition, partition.ledger.in_flight())
         self.outbox.forget(partition)
         self.committer.forget(partition)
-        self.chains.forget(partition.id)
+        self.chains.forget(partition.id.whole, self.partitions)
 
     def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
         """Remove messages that do not run, and all waiting messages, from queue, lanes, ledger and budgets."""

@@ -362,7 +362,7 @@ def restore(state: EngineState) -> Engine:
         engine.chains.tails.setdefault(partition_id, {})[lane] = messages[tail]
     for partition in partitions.values():
         # All assignments of a partition share the tails, and fenced assignments too.
-        partition.tails = engine.chains.tails.get(partition.id, partition.tails)
+        partition.tails = engine.chains.tails.get(partition.id.whole, partition.tails)
     stopped = engine.stopped
     for head, failure, until, kept in state.lanes:
         stopped.by_head[messages[head]] = StoppedLane(messages[head], failure, until, kept)
@@ -405,7 +405,7 @@ def _restore_assignment(engine: Engine, state: AssignmentState, messages: dict[M
         partition.budget = engine.policy.budget_of(partition.id)
     if state.owned:
         engine.partitions[partition.id] = partition
-        partition.tails = engine.chains.tails.setdefault(partition.id, {})
+        partition.tails = engine.chains.tails.setdefault(partition.id.whole, {})
     partition.finished = [messages[one] for one in state.finished]
     partition.resettle = _restored(partition, state.resettle)
     return partition

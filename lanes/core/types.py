@@ -1,5 +1,7 @@
 """The values of the core: messages, partitions, outcomes and settlements.
 
+This file is longer than most, because all values that the core shares are here.
+
 The classes have slots and little behaviour, because a process has one ``Message`` for each message in flight. The hot
 path compares states as plain ints and outcomes by identity.
 """
@@ -24,9 +26,11 @@ __all__ = [
     "Ledger",
     "Message",
     "Outcome",
+    "Part",
     "Partition",
     "PartitionId",
     "PartitionKey",
+    "PieceId",
     "Reader",
     "Room",
     "Runs",
@@ -92,8 +96,80 @@ class PartitionId(NamedTuple):
     source: str
     number: int
 
+    @property
+    def whole(self) -> PartitionId:
+        """The name of the whole partition, also for a piece."""
+        return self
+
+    @property
+    def piece(self) -> int:
+        """Number of the piece; 0 = the whole partition."""
+        return 0
+
     def __str__(self) -> str:
         return f"{self.source}/{self.number}"
+
+
+class PieceId(PartitionId):
+    """The name of a piece of a partition: of the messages of some keys, which one process owns.
+
+    A store of positions, attempts or dead letters names the partition by ``source`` and ``number``, because a key may
+    move from one piece to another. Two pieces of one partition differ, and differ from the partition.
+
+    Args:
+        source: Topic or stream.
+        number: Number of the partition in the topic or stream.
+        piece: Number of the piece, 1 or more, unique in the source.
+    """
+
+    _piece: int
+
+    def __new__(cls, source: str, number: int, piece: int) -> PieceId:
+        made = super().__new__(cls, source, number)
+        made._piece = piece
+        return made
+
+    @property
+    def whole(self) -> PartitionId:
+        """The name of the whole partition."""
+        return PartitionId(self.source, self.number)
+
+    @property
+    def piece(self) -> int:
+        """Number of the piece."""
+        return self._piece
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PieceId) and tuple(self) == tuple(other) and self._piece == other._piece
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((*self, self._piece))
+
+    def __reduce__(self) -> tuple[type[PieceId], tuple[str, int, int]]:
+        return PieceId, (self.source, self.number, self._piece)
+
+    def __repr__(self) -> str:
+        return f"PieceId(source={self.source!r}, number={self.number}, piece={self._piece})"
+
+    def __str__(self) -> str:
+        return f"{self.source}/{self.number}#{self._piece}"
+
+
+class Part(Protocol):
+    """A part of a partition that a source gives up: it knows which messages belong to it."""
+
+    def __call__(self, message: Message) -> bool:
+        """Return whether a message of the partition belongs to the part. Does not block.
+
+        Args:
+            message: The message.
+
+        Returns:
+            Whether the next owner of the part handles the message.
+        """
 
 
 BudgetId: TypeAlias = PartitionId | str
@@ -189,6 +265,22 @@ class CommitProgress(Protocol):
 
 
 @dataclass(slots=True, eq=False, repr=False)
+class Parting:
+    """The parts that an assignment gives up, while the rest of the partition goes on.
+
+    Attributes:
+        parts: The parts.
+        running: Messages of the parts whose handlers run.
+        given_up: Messages of the parts that were abandoned. The floor stays below these messages, so that the commits
+            of the assignment are true for the parts too.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    running: set[Message] = field(default_factory=set)
+    given_up: list[Message] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
     """Attributes of an assignment for the engine and the runtime. These are not public, and may change.
 
@@ -205,7 +297,8 @@ class PartitionInternals:
         recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the mapping
             before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
         budget: The budget that the calls and messages of the assignment use, under bounds per partition.
-        aside: Number of delivered messages that the runtime defers while it loads attempts of the partition.
+        aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
+        parting: The parts that the assignment gives up; None = it gives up none.
     """
 
     ledger: Ledger = field(init=False)
@@ -220,6 +313,7 @@ class PartitionInternals:
     recalled: Mapping[int, int] = field(default_factory=dict)
     budget: BudgetId = ""
     aside: int = 0
+    parting: Parting | None = None
 
 
 class Partition(PartitionInternals):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 
 from lanes.clock import Clock, monotonic
 from lanes.ownership.locks import Held, Locks
-from lanes.ownership.state import State, StateKey, StateStore
+from lanes.ownership.state import State, StateKey
 
 
 class Acquired(NamedTuple):
@@ -24,9 +24,24 @@ class Acquired(NamedTuple):
     state: State
 
 
+class Claims(Protocol):
+    """The part of a ``StateStore`` that an acquisition needs."""
+
+    async def claim(self, key: StateKey, start: int) -> State:
+        """Raise the epoch of a state, and return the state; see ``StateStore.claim``.
+
+        Args:
+            key: Name of the state.
+            start: Floor of a state that does not exist yet.
+
+        Returns:
+            The state with its new epoch.
+        """
+
+
 async def acquire(
     locks: Locks,
-    states: StateStore,
+    states: Claims,
     key: StateKey,
     *,
     name: str,
@@ -89,7 +104,7 @@ class _Claim:
         self._bound()
         self._changed()
 
-    async def perform(self, states: StateStore, key: StateKey, start: int, held: Held) -> State | None:
+    async def perform(self, states: Claims, key: StateKey, start: int, held: Held) -> State | None:
         """Return the claimed state; None = the lock was lost before the claim ended."""
         if not self._holds(held):
             return None

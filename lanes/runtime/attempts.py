@@ -37,7 +37,7 @@ from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import error_text, printable
 from lanes.errors import is_retryable
 from lanes.runtime.contract_checks import check_loaded
-from lanes.source import Delivered, Progressed, SourceEvent
+from lanes.source import Delivered, Progressed, RevokingPart, SourceEvent
 from lanes.workers.context import RunContext
 
 log = logging.getLogger("lanes")
@@ -66,7 +66,7 @@ class _Loading:
 
     def __init__(self, since: float) -> None:
         self.since = since
-        self.events: list[Delivered | Progressed] = []
+        self.events: list[Delivered | Progressed | RevokingPart] = []
         self.scope = anyio.CancelScope()
 
 
@@ -167,7 +167,8 @@ class AttemptKeeper:
         Returns:
             Whether the call deferred the event.
         """
-        if not isinstance(event, Delivered | Progressed):
+        # A part is given up after the messages that were delivered before.
+        if not isinstance(event, Delivered | Progressed | RevokingPart):
             return False
         loading = self._loading.get(event.partition)
         if loading is not None:
@@ -230,10 +231,14 @@ class AttemptKeeper:
         entries = self._entries[partition]
         begin = {}
         for position, attempt in known.items():
-            entries.by_position[position] = _Entry()
-            if partition.floor is not None and _is_done(position, partition.floor, partition.completed):
-                self._drop(partition, entries, position)
-            elif self._stays_given_up(attempt.state):
+            # The store knows partitions. An entry may belong to another piece, whatever the floor of this piece is, so
+            # an entry of a piece counts only after its message was delivered.
+            if not partition.id.piece:
+                entries.by_position[position] = _Entry()
+                if partition.floor is not None and _is_done(position, partition.floor, partition.completed):
+                    self._drop(partition, entries, position)
+                    continue
+            if self._stays_given_up(attempt.state):
                 entries.given_up[position] = attempt
                 begin[position] = attempt.attempts
             else:
@@ -247,16 +252,19 @@ class AttemptKeeper:
             return policy.given_up(dead_lettered=True) == "block"
         return state == "parking" and policy.given_up(dead_lettered=False) in ("dead_letter", "dead_letter_and_block")
 
-    def _recall(self, event: Delivered | Progressed) -> None:
+    def _recall(self, event: Delivered | Progressed | RevokingPart) -> None:
         partition = event.partition
         if not isinstance(event, Delivered) or not partition.recalled:
             return
-        given_up = self._entries[partition].given_up if partition in self._entries else {}
+        entries = self._entries.get(partition)
         for message in event.run:
             attempt = partition.recalled.get(message.position)
             if attempt is not None:
                 message.attempt = attempt
-                known = given_up.get(message.position)
+                if entries is None:
+                    continue
+                entries.by_position.setdefault(message.position, _Entry())
+                known = entries.given_up.get(message.position)
                 if known is not None and message.broken is None:
                     message.broken = GivenUpBefore(known)
 
@@ -381,6 +389,13 @@ class AttemptKeeper:
         if loading is not None:
             partition.aside = 0
             loading.scope.cancel()
+
+    def part(self, partition: Partition, messages: Iterable[Message]) -> None:
+        """Leave the entries of messages to the next owner of their part. Call this method after ``flush``."""
+        entries = self._entries.get(partition)
+        if entries is not None:
+            for message in messages:
+                entries.by_position.pop(message.position, None)
 
     async def flush(self, partition: Partition) -> None:
         """Wait until the writes of a partition's queued entries end, for its next owner. Cancel-safe."""

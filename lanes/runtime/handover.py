@@ -12,13 +12,13 @@ import anyio
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
-from lanes.core.types import NEVER, Message, Partition
+from lanes.core.types import NEVER, Message, Parting, Partition
 from lanes.errors import SourceError
 from lanes.observe.cut_off import CutOffLog, named, running
 from lanes.observe.ownership import UNRELEASED, DrainCost, OwnershipLog
 from lanes.runtime.attempts import AttemptKeeper
-from lanes.runtime.settle import Settler
-from lanes.source import Source
+from lanes.runtime.settle import SETTLE_RETRY, Settler
+from lanes.source import Dividing, Source
 from lanes.workers.context import RunContext, Workers
 
 log = logging.getLogger("lanes")
@@ -253,6 +253,37 @@ class Handover:
                 within,
             )
         drain.tell("late", anyio.current_time())
+
+    async def hand_over(self, partition: Partition, parting: Parting) -> None:
+        """Settle a partition, and hand parts of it over to their next owners; the rest goes on.
+
+        A failed call is repeated, until the partition drains or is lost.
+
+        Args:
+            partition: The assignment.
+            parting: The parts, of which no handler runs.
+        """
+        dividing: object = self._source
+        assert isinstance(dividing, Dividing), "only a source that divides partitions revokes a part"
+        await self._settler.settle_all(partition)
+        await self._attempts.flush(partition)
+        # The floor passes these messages after the hand-over, and their entries belong to the next owners.
+        self._attempts.part(partition, parting.given_up)
+        pause = SETTLE_RETRY[0]
+        while partition.live and not partition.draining:
+            try:
+                await dividing.hand_over(partition, parting.parts)
+            except SourceError as error:
+                if not error.retryable:
+                    raise
+                log.warning("%s: a part of %s is not handed over: %s", self._name, partition.id, error)
+                await anyio.sleep(pause)
+                pause = min(pause * 2, SETTLE_RETRY[1])
+                continue
+            self._engine.parted(partition, parting, self._clock())
+            self._settler.wake()
+            self._context.after()
+            return
 
     async def release(self, partition: Partition) -> None:
         """Release a partition that the engine does not know; see ``drain``.

@@ -62,6 +62,7 @@ from lanes.source import (
     Progressed,
     Retaining,
     Revoking,
+    RevokingPart,
     Source,
     SourceEvent,
     SourceTraits,
@@ -500,6 +501,8 @@ class Run:
             self.settler.wake()
         elif isinstance(event, Revoking):
             self._revoking(event.partition, event.timeout)
+        elif isinstance(event, RevokingPart):
+            self.tap.abandoned(engine.part(event.partition, event.part))
         elif isinstance(event, Lost):
             self.lose(event.partition, event.reason)
         elif isinstance(event, Generation):
@@ -673,6 +676,8 @@ class Run:
             report_blocked(self.name, effect)
         elif isinstance(effect, fx.Drained):
             self._handover.ended(effect.partition)
+        elif isinstance(effect, fx.Parted):
+            self.start_soon(self._handover.hand_over, effect.partition, effect.parting)
         elif isinstance(effect, fx.Abandoned):
             self._handover.abandoned(effect.messages)
             tap.abandoned(effect.messages)

@@ -48,6 +48,7 @@ NOT_CHECKED: Final = {
     "remembers": "a settlement would have to be lost between source and broker; not every harness can lose settlements",
     "ordered": "the trait is about several processes; the suite runs one source at a time",
     "exclusive": "the trait is about several processes; the suite runs one source at a time",
+    "divides": "the trait is about the requests of an operator; the suite assigns whole partitions",
     "consumer_target": "the trait is advice, which the runtime only reports",
     "queues": "the trait names the partitioned queues of the source, which the runtime only reports",
 }

@@ -75,4 +75,4 @@ class MemoryAttempts(Remote):
                 del rows[position]
 
     def _of(self, partition: Partition) -> dict[int, tuple[Attempt, int]]:
-        return self._rows.setdefault((partition.id, partition.incarnation), {})
+        return self._rows.setdefault((partition.id.whole, partition.incarnation), {})

@@ -64,7 +64,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> in
 
 KNOWN = {
     Partition: "aside assignment budget commits completed deadline dirty draining fencing_token finished floor id "
-    "incarnation ledger live reader recalled resettle steady tails unended",
+    "incarnation ledger live parting reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received row size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
@@ -79,7 +79,9 @@ KNOWN = {
     Flow: "bytes in_flight look_at low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",
 }
-"""The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing."""
+"""The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing.
+
+A partition with ``parting`` belongs to a source with pieces, of which no snapshot is taken."""
 
 ENGINE = (
     "_most_running _ready chains committer concurrency dirty effects flow halted late latest_assignment outbox "

@@ -28,6 +28,7 @@ ALL = [
     "log_guards_over",
     "ring",
     "log_over_upkeep",
+    "ring_pieces",
 ]
 
 

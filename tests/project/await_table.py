@@ -12,6 +12,8 @@ _SENT_OR_NOT: Final = Harmless(
     "a connection may end at any time, so the client reports the failure of each send; the check saves sends only"
 )
 
+_PARTED: Final = Shown("tests/postgres/ring/test_moves.py::test_moves_and_splits_lose_and_repeat_nothing")
+
 # The store compares the epoch of each position.
 _FENCED: Final = Shown("tests/postgres/log/test_subscriptions.py::test_lost_lock_fences_late_store")
 
@@ -45,6 +47,9 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "lanes/runtime/handover.py::Handover.drain::phase": Shown(
         "tests/runtime/test_release.py::test_a_loss_during_a_release_is_no_handover"
     ),
+    # A drain or a loss ends the parting, and each of them hands the parts over or lets their drains end.
+    "lanes/runtime/handover.py::Handover.hand_over::draining": _PARTED,
+    "lanes/runtime/handover.py::Handover.hand_over::live": _PARTED,
     "lanes/runtime/lifecycle.py::Lifecycle.until_ready::ended": _ASKED_AGAIN,
     "lanes/workers/pool.py::Pool._join::ended": Shown(
         "tests/workers/test_thread_ends.py::test_a_message_taken_by_a_thread_during_the_end_is_not_begun"
@@ -146,6 +151,21 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::revoked": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._fetch::over": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._fetch::revoked": _ASKED_AGAIN,
+    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._share::owned": Harmless(
+        "only this task acquires; a piece that is released meanwhile is acquired in the next look"
+    ),
+    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._try_piece::owned": Harmless(
+        "only this task acquires, and the lock of a piece that is owned is not free"
+    ),
+    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._end_drain::owned": Harmless(
+        "the lock of an owned piece is not free, so the look only saves a request"
+    ),
+    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._deal::over": Harmless(
+        "a piece that is over delivers nothing, whatever is read for it"
+    ),
+    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._deal::revoked": Harmless(
+        "a piece that is revoked delivers nothing, and its next owner reads again"
+    ),
     # --- lanes_spark
     "adapters/lanes_spark/driver/offset_server.py::OffsetServer.answer::stopping": Harmless(
         "an answer before the stop is as good as one after it: the next question gets the answer to stop"

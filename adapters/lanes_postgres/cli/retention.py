@@ -33,7 +33,9 @@ _DELETED: Final[LiteralString] = (
 # all later ones of its partition, so that the positions have no gap.
 _TRIM: Final[LiteralString] = (
     "WITH limits AS (SELECT part.number AS partition, CASE WHEN %(force)s THEN 9223372036854775807 ELSE ("
-    "SELECT min(coalesce((SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
+    "SELECT min(coalesce((SELECT min(floor) FROM {schema}.lanes_ring_pieces AS piece WHERE piece.log = of.log "
+    "AND piece.subscription = of.name AND piece.partition = part.number), "
+    "(SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
     "AND state.source = %(name)s AND state.partition = part.number AND state.incarnation = %(incarnation)s), "
     "of.starts[part.number + 1], 0)) FROM {schema}.lanes_subscriptions AS of WHERE of.log = %(log)s "
     "AND of.name <> ALL (%(without)s::text[])) END AS below, "

@@ -19,7 +19,9 @@ from lanes.errors import ConfigError
 from lanes_postgres.cli.commands import AsJson, Dsn, Schema, run
 from lanes_postgres.log.appending import Log
 from lanes_postgres.names import SCHEMA
+from lanes_postgres.ring.pieces import unowned
 from lanes_postgres.ring.range_map import RangeEvent, RangeMap
+from lanes_postgres.steps import perform_async
 
 _SLOT: Final = re.compile(r"[0-9]{1,9}|0[xX][0-9a-fA-F]{1,8}", re.ASCII)
 
@@ -78,14 +80,17 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
     """Show the owner of each range, and the slots without an owner."""
     ring = _map(log, group, schema)
 
-    async def work(connection: AsyncConnection[Any]) -> Sequence[Assignment]:
-        return await ring.ranges(connection)
+    async def work(connection: AsyncConnection[Any]) -> tuple[Sequence[Assignment], int]:
+        owned = await ring.ranges(connection)
+        facts = await perform_async(connection, ring.log.finding(), "ring status")
+        return owned, await unowned(connection, schema, facts.id, group)
 
-    owned = run(dsn, schema, work)
+    owned, backlog = run(dsn, schema, work)
     rows: list[tuple[Range, str | None]] = [*owned, *((each, None) for each in RingMap(tuple(owned)).unowned())]
     rows.sort(key=lambda row: row[0])
     if as_json:
-        typer.echo(json.dumps([{"lo": each.lo, "hi": each.hi, "consumer": owner} for each, owner in rows]))
+        ranges = [{"lo": each.lo, "hi": each.hi, "consumer": owner} for each, owner in rows]
+        typer.echo(json.dumps({"ranges": ranges, "unowned_messages": backlog}))
         return
     table = _table("lo", "hi", "slots", "share")
     table.add_column("consumer")
@@ -95,6 +100,8 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
             str(each.lo), str(each.hi), str(len(each)), share, "(nobody)" if owner is None else printable(owner)
         )
     print_table(table)
+    if backlog:
+        typer.echo(f"{backlog:,} messages or more wait in slots that nobody owns")
 
 
 def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:

@@ -22,7 +22,9 @@ _LIST: Final[LiteralString] = (
     "SELECT log.name, of.name, of.start, log.partitions, CASE WHEN NOT of.own_states THEN "
     "(SELECT sum(greatest(0, coalesce((SELECT position + run FROM {schema}.lanes_log_entries AS entry "
     "WHERE entry.log = log.id AND entry.partition = part.number ORDER BY position DESC LIMIT 1), 0) "
-    "- coalesce((SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
+    "- coalesce((SELECT min(floor) FROM {schema}.lanes_ring_pieces AS piece WHERE piece.log = of.log "
+    "AND piece.subscription = of.name AND piece.partition = part.number), "
+    "(SELECT floor FROM {schema}.lanes_states AS state WHERE state.subscription = of.name "
     "AND state.source = log.name AND state.partition = part.number AND state.incarnation = log.incarnation), "
     "of.starts[part.number + 1], 0)))::bigint FROM generate_series(0, log.partitions - 1) AS part (number)) END, "
     "(SELECT count(*) FROM {schema}.lanes_subscription_members AS member WHERE member.log = log.id "
@@ -40,6 +42,8 @@ _MEMBERS: Final[LiteralString] = (
 _DROP: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_states WHERE subscription = %(name)s AND source = %(source)s",
+    # The assignments stay: they tell who assigned what, and the next consumers begin with the same owners.
+    "DELETE FROM {schema}.lanes_ring_pieces WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_subscriptions WHERE log = %(log)s AND name = %(name)s",
 )
 

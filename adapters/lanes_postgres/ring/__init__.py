@@ -1,4 +1,4 @@
 """Ranges of ring slots that the consumers of a group own.
 
-Reading order: ``range_map``.
+Reading order: ``slots``, ``range_map`` (assignments), ``pieces`` (owners and positions), ``reading``.
 """

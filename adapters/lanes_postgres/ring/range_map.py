@@ -14,12 +14,12 @@ from lanes.core.ring_map import Assignment, Range, RingMap
 from lanes.errors import ConfigError
 from lanes_postgres.log.appending import Log
 from lanes_postgres.names import check_name
+from lanes_postgres.ring.pieces import assigning, beginning, has_begun, locking
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
 # A snapshot of the whole transaction would miss an assignment that was committed while the transaction waited.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
 _HISTORY: Final[LiteralString] = (
     "SELECT array_agg(number ORDER BY number), array_agg(lo ORDER BY number), array_agg(hi ORDER BY number), "
     "array_agg(consumer ORDER BY number), array_agg(time ORDER BY number), array_agg(login ORDER BY number) "
@@ -47,6 +47,18 @@ class RangeEvent(NamedTuple):
     consumer: str
     time: datetime
     login: str
+
+
+class RangeMember(NamedTuple):
+    """A consumer of a group, for ``PostgresSource(…, ranges=…)``; see ``RangeMap.member``.
+
+    Attributes:
+        map: The map of the group.
+        consumer: Name of the consumer.
+    """
+
+    map: RangeMap
+    consumer: str
 
 
 @names_unknown_options("lanes_postgres.RangeMap")
@@ -190,6 +202,22 @@ class RangeMap:
         """
         return alone(connection, self._remembering(), self._where, "RangeMap.history")
 
+    def member(self, consumer: str) -> RangeMember:
+        """Return a consumer of the group, for ``PostgresSource(…, ranges=…)``. Does not block.
+
+        Args:
+            consumer: Name of the consumer, 1 to 200 characters. A process that starts again with its former name owns
+                its ranges again. Of two processes with one name, each piece has one owner.
+
+        Returns:
+            The consumer.
+
+        Raises:
+            ConfigError: The name is invalid.
+        """
+        check_name("consumer", consumer, "name the process, such as 'b'")
+        return RangeMember(self, consumer)
+
     @property
     def _where(self) -> str:
         return f"ranges of the group {self.group!r} of the log {self.log.name!r} in the schema {self.log.schema!r}"
@@ -214,8 +242,7 @@ class RangeMap:
         """Block other assignments of the group until the transaction ends. Returns the number of the log."""
         yield Statement(_READ_COMMITTED.encode())
         facts = yield from self.log.finding()
-        lock = f"lanes ring {self.log.schema}/{self.group}"
-        yield Statement(_LOCK.encode(), (lock, Int4(facts.id)))
+        yield from locking(self.log.schema, facts.id, self.group)
         return facts.id
 
     def _assigning(self, assignment: Assignment) -> Steps[bool]:
@@ -234,4 +261,23 @@ class RangeMap:
         wanted, consumer = assignment
         row = (Int4(log), self.group, Int4(count + 1), Int4(wanted.lo), Int4(wanted.hi), consumer)
         yield Statement(self._append, row)
+        if (yield from has_begun(self.log.schema, log, self.group)):
+            yield from assigning(self.log.schema, log, self.group, wanted, consumer)
         return True
+
+    def beginning(self, starts: Sequence[int]) -> Steps[None]:
+        """Return the statements that make the pieces of the group, unless it has them. For ``PostgresSource``.
+
+        Args:
+            starts: First position of each partition.
+
+        Returns:
+            The statements of one transaction.
+        """
+        return self._beginning(starts)
+
+    def _beginning(self, starts: Sequence[int]) -> Steps[None]:
+        log = yield from self._locking()
+        if not (yield from has_begun(self.log.schema, log, self.group)):
+            ring, _ = yield from self._replaying()
+            yield from beginning(self.log.schema, log, self.group, ring, starts)

@@ -47,6 +47,11 @@ class Owned:
     revoked: bool = False
     over: bool = False
 
+    @property
+    def unit(self) -> int:
+        """Number of the piece, or of the partition if the member owns whole partitions."""
+        return self.partition.id.piece or self.number
+
     def __repr__(self) -> str:
         return f"<Owned {self.partition.id} epoch {self.epoch}, {len(self.waiting)} messages waiting>"
 

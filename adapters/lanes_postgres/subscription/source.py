@@ -9,11 +9,13 @@ import secrets
 import socket
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import Any
 
 import psycopg
 
 from lanes.arguments import check_one_of, check_seconds, check_whole, kind_of, names_unknown_options
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.core.types import Message, Part, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.ownership import Locks, State, StateChange, StateStore
 from lanes.source import Backlog, KeptLog, Outage, SourceEvent, SourceTraits
@@ -24,14 +26,20 @@ from lanes_postgres.log.reading import LogTables
 from lanes_postgres.log.trigger import checking, upkeep
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import check_subscription
+from lanes_postgres.ring.pieces import Pieces
+from lanes_postgres.ring.range_map import RangeMember
+from lanes_postgres.ring.slots import MovedSlots
 from lanes_postgres.states import PostgresStates, are_beside
 from lanes_postgres.steps import perform_async
 from lanes_postgres.subscription.connections import Connections, Pool
 from lanes_postgres.subscription.kept import LIMIT, KeptWatch
 from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.owned_piece import OwnedPiece
+from lanes_postgres.subscription.piece_visitor import PieceVisitor
 from lanes_postgres.subscription.starts import Start, check_start, decide_starts
 from lanes_postgres.subscription.visitor import OutOfRange, Visitor
 from lanes_postgres.subscription.visits import Visit
+from lanes_postgres.transactions import alone_async
 
 log = logging.getLogger("lanes.postgres")
 
@@ -70,6 +78,9 @@ class PostgresSource:
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
         states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log cannot read
             the positions in a store of another schema, another database or another kind.
+        ranges: The consumer that this source is in a map of ranges, from ``RangeMap(log, group=…).member(…)``. The
+            source then reads only the keys whose slots the map gives this consumer. The name of the group is
+            ``subscription``. Messages without a key go to any member. ``None`` = the members share whole partitions.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -89,6 +100,7 @@ class PostgresSource:
         kept_limit: int = LIMIT,
         locks: Locks | None = None,
         states: StateStore | None = None,
+        ranges: RangeMember | None = None,
     ) -> None:
         check_subscription(subscription)
         if not isinstance(log, Log):
@@ -99,6 +111,9 @@ class PostgresSource:
         check_seconds("poll_interval", poll_interval, 0.01)
         check_one_of("out_of_range", out_of_range, ("fail", "earliest", "latest"))
         check_whole("kept_limit", kept_limit, 1)
+        if ranges is not None:
+            _check_ranges(ranges, log, subscription, states)
+        self._ranges = ranges
         self._name = f"postgres {log.name}/{subscription}"
         self._kept_limit = kept_limit
         self._connections = Connections(dsn_or_pool, self._name)
@@ -144,6 +159,10 @@ class PostgresSource:
                 if self._own_states:
                     self._own_states = not await are_beside(self._states, self._log.schema, facts.incarnation)
                 tables = LogTables(self._log.schema, facts.id, facts.partitions, facts.messages)
+                if self._ranges is not None and not tables.own:
+                    raise ConfigError(
+                        f"{self._name}: a log over a table has no slots, which ranges= needs; append to a Log instead"
+                    )
                 starts = await decide_starts(
                     connection,
                     tables,
@@ -151,12 +170,15 @@ class PostgresSource:
                     self._start,
                     self._name,
                     own_states=self._own_states,
+                    ring=self._ranges is not None,
                 )
+                if self._ranges is not None:
+                    await alone_async(connection, self._ranges.map.beginning(starts), self._name)
         except psycopg.Error as error:
             raise lanes_error(self._name, error) from error
         self._opened.push_async_callback(self._locks.aclose)
         await self._locks.open()
-        self._visitor = Visitor(
+        self._visitor = self._make_visitor(
             connections=self._connections,
             tables=tables,
             log_name=self._log.name,
@@ -191,13 +213,28 @@ class PostgresSource:
         self._visiting = visiting
         visiting.add_done_callback(lambda _: self._arrived.set())
         self._opened.push_async_callback(_end, visiting)
-        return SourceTraits(
-            name=self._name, system="postgresql", settles="cumulative", hands_over=True, partitions=facts.partitions
-        )
+        return replace(self.declared(), partitions=facts.partitions)
+
+    def _make_visitor(self, *, tables: LogTables, **arguments: Any) -> Visitor:
+        if self._ranges is None:
+            self._store = self._states.store
+            return Visitor(tables=tables, **arguments)
+        group, consumer = self._ranges.map.group, self._ranges.consumer
+        pieces = Pieces(self._connections.lend, tables.schema, tables.log, group, consumer, self._name)
+        self._store = pieces.store
+        return PieceVisitor(tables=tables, **arguments, pieces=pieces, consumer=consumer)
 
     def declared(self) -> SourceTraits:
         """Return the traits that do not depend on the log; see ``lanes.source.Declaring.declared``."""
-        return SourceTraits(name=self._name, system="postgresql", settles="cumulative", hands_over=True)
+        ranged = self._ranges is not None
+        return SourceTraits(
+            name=self._name,
+            system="postgresql",
+            settles="cumulative",
+            hands_over=True,
+            exclusive=not ranged,
+            divides=ranged,
+        )
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Wait for messages and for partition events; see ``lanes.source.Source.receive``.
@@ -238,7 +275,7 @@ class PostgresSource:
             stored.append(owned)
         if not changes:
             return
-        for owned, change, done in zip(stored, changes, await self._states.store(changes), strict=True):
+        for owned, change, done in zip(stored, changes, await self._store(changes), strict=True):
             if done:
                 owned.stored(change.state)
             else:
@@ -260,6 +297,21 @@ class PostgresSource:
         owned = self._of(partition)
         if owned is not None:
             await self._visitor.release(owned)
+
+    async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
+        """Let the next owners of parts of a piece begin; see ``lanes.source.Dividing.hand_over``.
+
+        Args:
+            partition: The assignment, which goes on.
+            parts: The parts.
+        """
+        owned, visitor = self._of(partition), self._visitor
+        if owned is None:
+            return  # It was lost meanwhile, so the next owner of each part begins with the last position.
+        assert isinstance(visitor, PieceVisitor) and isinstance(owned, OwnedPiece), "only a piece has parts"
+        for part in parts:
+            assert isinstance(part, MovedSlots), "this source has named the part"
+            await visitor.hand_over(owned, part)
 
     async def aclose(self) -> None:
         """Give up all partitions, and close the connections that the source opened. Idempotent."""
@@ -302,18 +354,19 @@ class PostgresSource:
         return self._visitor.kept.kept
 
     def findings(self) -> Sequence[str]:
-        """Return the alarm about kept messages; see ``lanes.source.Reporting``.
+        """Return the alarm about kept messages, and about messages that nobody owns; see ``lanes.source.Reporting``.
 
         Returns:
-            The text of the alarm, or nothing.
+            The texts of the alarms.
         """
-        found = self._visitor.kept.finding()
-        return [found] if found else []
+        visitor = self._visitor
+        found = [visitor.kept.finding(), visitor.finding() if isinstance(visitor, PieceVisitor) else ""]
+        return [text for text in found if text]
 
     # --- helpers
 
     def _of(self, partition: Partition) -> Owned | None:
-        owned = self._visitor.owned.get(partition.id.number)
+        owned = self._visitor.owned.get(partition.id.piece or partition.id.number)
         return owned if owned is not None and owned.partition is partition else None
 
     def _take(self, room: Room) -> list[SourceEvent]:
@@ -328,6 +381,8 @@ class PostgresSource:
                 events.append(delivered)
                 messages -= len(delivered.run)
                 size -= delivered.size
+            if isinstance(owned, OwnedPiece) and (passed := owned.passed()) is not None:
+                events.append(passed)
         return events
 
     async def _read_floors(self) -> list[int]:
@@ -348,6 +403,20 @@ class PostgresSource:
                     raise error
         if self._visitor.failure is not None:
             raise self._visitor.failure
+
+
+def _check_ranges(ranges: object, log: Log, subscription: str, states: StateStore | None) -> None:
+    if not isinstance(ranges, RangeMember):
+        raise ConfigError(f"ranges is {kind_of(ranges)}; pass RangeMap(log, group={subscription!r}).member('a')")
+    if (ranges.map.log.name, ranges.map.log.schema) != (log.name, log.schema):
+        raise ConfigError(f"ranges is a map of {ranges.map.log!r}, and the source reads {log!r}; pass one log to both")
+    if ranges.map.group != subscription:
+        raise ConfigError(
+            f"subscription={subscription!r} and ranges of the group {ranges.map.group!r}: the group is the "
+            "subscription; use one name"
+        )
+    if states is not None:
+        raise ConfigError("states= with ranges=: the positions of pieces move with the map; leave out states=")
 
 
 def _address_of(dsn_or_pool: str | Pool, name: str) -> str:

@@ -26,11 +26,11 @@ _PAUSE: Final = 0.01
 
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
 _FIND: Final[LiteralString] = (
-    "SELECT start, starts, own_states FROM {schema}.lanes_subscriptions WHERE log = %s AND name = %s"
+    "SELECT start, starts, own_states, ring FROM {schema}.lanes_subscriptions WHERE log = %s AND name = %s"
 )
 _ADD: Final[LiteralString] = (
-    "INSERT INTO {schema}.lanes_subscriptions (log, name, start, starts, own_states) "
-    "VALUES (%s, %s, %s, %s::bigint[], %s)"
+    "INSERT INTO {schema}.lanes_subscriptions (log, name, start, starts, own_states, ring) "
+    "VALUES (%s, %s, %s, %s::bigint[], %s, %s)"
 )
 _MARK: Final[LiteralString] = "UPDATE {schema}.lanes_subscriptions SET own_states = %s WHERE log = %s AND name = %s"
 
@@ -55,11 +55,13 @@ async def decide_starts(
     name: str,
     *,
     own_states: bool = False,
+    ring: bool = False,
 ) -> list[int]:
     """Return the first position of each partition, and decide about it if the subscription is new.
 
-    The decision includes empty partitions. One member decides, while other new members wait. ``own_states`` = the
-    positions are in a store of the user, where a trim cannot find them.
+    The decision includes the partitions that are empty. One member decides, while other new members wait.
+    ``own_states`` = the positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own
+    ranges of slots. Raises ``ConfigError`` if the subscription has begun the other way.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
@@ -74,10 +76,16 @@ async def decide_starts(
             row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()
             if row is None:
                 starts = await _starts(connection, tables, start)
-                new = (tables.log, subscription, text, starts, own_states)
+                new = (tables.log, subscription, text, starts, own_states, ring)
                 await connection.execute(compose(_ADD, tables.schema), new)
                 return starts
-    begun, found, marked = row
+    begun, found, marked, ranged = row
+    if ranged is not ring:
+        raise ConfigError(
+            f"{name}: the subscription has begun {'with' if ranged else 'without'} ranges, and a key would have two "
+            f"owners; {'pass ranges=RangeMap(log, group=…).member(…)' if ranged else 'leave out ranges='}, or use "
+            "another subscription"
+        )
     if marked is not own_states:
         await connection.execute(compose(_MARK, tables.schema), (own_states, tables.log, subscription))
     if begun != text:

@@ -99,9 +99,9 @@ class Visitor:
         poll_interval: Seconds between two polls while no messages arrive.
         out_of_range: Position at which to continue after a trim.
         name: Name of the source, for errors and the log.
-        kept: The watch over the bytes that the log keeps.
-        wake: Function that is called when ``events`` or ``waiting`` may have an entry; must not block.
-        owned: The owned partitions by number.
+        kept: The look for messages that the log keeps.
+        wake: Function that is called when ``events`` or ``waiting`` may have something; must not block.
+        owned: The owned partitions by ``Owned.unit``.
         room: Room of the last call of ``receive``.
         failure: Error with which the source must end; None = no error.
         contact: Answers of the database.
@@ -209,13 +209,13 @@ class Visitor:
     def _end(self, owned: Owned) -> bool:
         owned.over = True
         owned.waiting.clear()
-        if self.owned.get(owned.number) is not owned:
+        if self.owned.get(owned.unit) is not owned:
             return False
-        del self.owned[owned.number]
+        del self.owned[owned.unit]
         return True
 
     def _released(self, owned: Owned) -> None:
-        self._cool[owned.number] = monotonic() + _COOL
+        self._cool[owned.unit] = monotonic() + _COOL
         self._looked_at = -math.inf
         self.kick()
         self.wake()
@@ -275,8 +275,12 @@ class Visitor:
                     await connection.execute("RESET default_transaction_isolation")
 
     def _heard(self, notify: Notify) -> None:
+        self._told(notify.pid, notify.payload)
+
+    def _told(self, backend: int, payload: str) -> None:
+        """Take a notification of a server process. A payload is for members with ranges."""
         # The own sequencing notifies this connection too, after its messages were read.
-        if notify.pid != self._backend:
+        if backend != self._backend:
             self._notified = True
 
     async def _pause(self, connection: AsyncConnection[Any]) -> None:
@@ -302,7 +306,7 @@ class Visitor:
         """Take the notifications that have arrived. The next request would take them after its look."""
         connection.pgconn.consume_input()
         while (notify := connection.pgconn.notifies()) is not None:
-            self._notified |= notify.be_pid != self._backend
+            self._told(notify.be_pid, notify.extra.decode())
 
     async def _step(self, connection: AsyncConnection[Any]) -> None:
         self.check_owned()
@@ -330,8 +334,21 @@ class Visitor:
             owned.end = max(owned.end, ends[owned.number])
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
-        """Exchange heartbeats with the other members, acquire free partitions, and give up partitions."""
-        owned = len(self.owned)
+        """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
+        await self._exchange(connection, len(self.owned))
+        await self._acquire(connection)
+        partitions = self.tables.partitions
+        short = waits(len(self.owned), partitions, len(self._others))
+        if short != self._waits:
+            self._waits = short
+            self._looked_at = -math.inf
+        now = monotonic()
+        holds = {number: Hold(each.since, each.got_on()) for number, each in self.owned.items() if not each.revoked}
+        for number in given_up(holds, now, self.time_budget, partitions, self._others):
+            self.revoke(self.owned[number])
+
+    async def _exchange(self, connection: AsyncConnection[Any], owned: int) -> None:
+        """Exchange signs of life with the other members."""
         cursor = await connection.execute(
             compose(_MEMBERS, self.tables.schema),
             {
@@ -344,16 +361,6 @@ class Visitor:
             },
         )
         self._others = [Member(*row) for row in await cursor.fetchall()]
-        await self._acquire(connection)
-        partitions = self.tables.partitions
-        short = waits(len(self.owned), partitions, len(self._others))
-        if short != self._waits:
-            self._waits = short
-            self._looked_at = -math.inf
-        now = monotonic()
-        holds = {number: Hold(each.since, each.got_on()) for number, each in self.owned.items() if not each.revoked}
-        for number in given_up(holds, now, self.time_budget, partitions, self._others):
-            self.revoke(self.owned[number])
 
     def revoke(self, owned: Owned) -> None:
         """Ask the consumer to give a partition up. The partition stays locked, so that running handlers can end."""

@@ -38,7 +38,16 @@ ASKED: Final = {
             "release": ("partition",),
             "aclose": (),
         },
-        "events": ["Assigned", "Delivered", "Exhausted", "Generation", "Lost", "Progressed", "Revoking"],
+        "events": [
+            "Assigned",
+            "Delivered",
+            "Exhausted",
+            "Generation",
+            "Lost",
+            "Progressed",
+            "Revoking",
+            "RevokingPart",
+        ],
         "traits without a default": ["name"],
         "checks": [
             "aclose_is_idempotent",

@@ -54,10 +54,10 @@ def test_ranges_are_assigned_split_and_shown(ring: Command) -> None:
 def test_status_and_history_are_printed_as_json(ring: Command) -> None:
     ring("assign", "0", "99", "a")
     _, out, _ = ring("status", "--json")
-    assert json.loads(out) == [
-        {"lo": 0, "hi": 99, "consumer": "a"},
-        {"lo": 100, "hi": 65_535, "consumer": None},
-    ]
+    assert json.loads(out) == {
+        "ranges": [{"lo": 0, "hi": 99, "consumer": "a"}, {"lo": 100, "hi": 65_535, "consumer": None}],
+        "unowned_messages": 0,
+    }
     (event,) = json.loads(ring("history", "--json")[1])
     assert {name: event[name] for name in ("number", "lo", "hi", "consumer", "login")} == {
         "number": 1,

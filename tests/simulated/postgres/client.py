@@ -372,7 +372,7 @@ class SimConnection:
             raise psycopg.OperationalError("consuming input failed: the connection is closed")
 
     def _next_note(self) -> Any:
-        return SimpleNamespace(be_pid=self.line.notes.pop(0)) if self.line.notes else None
+        return SimpleNamespace(be_pid=self.line.notes.pop(0), extra=b"") if self.line.notes else None
 
     async def perform(self, query: object, parameters: Any) -> Rows | None:
         """Perform one statement, one at a time."""

@@ -239,7 +239,7 @@ def subscription_key(log: int, name: str) -> tuple[Any, ...]:
 
 def _find_start(session: Session, parameters: Any, now: float) -> Rows:
     row = session.get(subscription_key(*parameters))
-    return [] if row is None else [(*row, False)]
+    return [] if row is None else [(*row, False, False)]
 
 
 def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
@@ -248,7 +248,8 @@ def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
 
 
 def _add_start(session: Session, parameters: Any, now: float) -> None:
-    log, name, start, first, _ = parameters
+    log, name, start, first, own_states, ring = parameters
+    assert not (own_states or ring), "no simulated member has a store or ranges of its own"
     session.insert(subscription_key(log, name), (start, list(first)))
 
 

@@ -1,0 +1,313 @@
+"""The pieces of a group in the database: slots, owners, epochs, drains and positions; see docs/model/ranges.md."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, LiteralString, NamedTuple
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
+from psycopg.types.numeric import Int4, Int8
+
+from lanes.core.ring_map import Range, RingMap
+from lanes.errors import SourceError
+from lanes.ownership import State, StateChange, StateKey, StateLocked
+from lanes_postgres.attempts import Connect
+from lanes_postgres.errors import lanes_error
+from lanes_postgres.ring.slots import MovedSlots, Slots
+from lanes_postgres.rows import MOST
+from lanes_postgres.states import array_of, runs_of
+from lanes_postgres.steps import Result, Statement, Steps, compose, compose_names
+from lanes_postgres.transactions import alone_async
+
+RING: Final = "ring"
+"""The text of a notification after which the members look at the pieces."""
+
+_NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, 'ring')"
+
+_GROUP_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
+_BEGUN: Final[LiteralString] = (
+    "SELECT EXISTS (SELECT FROM {schema}.lanes_ring_pieces WHERE log = %s AND subscription = %s)"
+)
+_BEGIN: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_ring_pieces (log, subscription, partition, slots, consumer, floor) "
+    "SELECT %s, %s, number - 1, piece.slots::int4multirange, piece.consumer, floor "
+    "FROM unnest(%s::bigint[]) WITH ORDINALITY AS start (floor, number), "
+    "unnest(%s::text[], %s::text[]) AS piece (slots, consumer)"
+)
+# The rows are locked in one order, so that no owner stores a position between the copy and the cut.
+_LOCK: Final[LiteralString] = (
+    "SELECT count(*) FROM (SELECT FROM {schema}.lanes_ring_pieces WHERE log = %s AND subscription = %s "
+    "AND slots && int4range(%s, %s, '[]') ORDER BY id FOR UPDATE) AS locked"
+)
+_COPY: Final[LiteralString] = (
+    "INSERT INTO {schema}.lanes_ring_pieces "
+    "(log, subscription, partition, slots, consumer, floor, completed, parent, parent_epoch) "
+    "SELECT log, subscription, partition, slots * int4multirange(int4range(%(lo)s, %(hi)s, '[]')), %(consumer)s, "
+    # A piece with a drain was never acquired, so its new part waits for the same owner.
+    "floor, completed, CASE WHEN parent IS NOT NULL THEN parent WHEN epoch > 0 THEN id END, "
+    "CASE WHEN parent IS NOT NULL THEN parent_epoch WHEN epoch > 0 THEN epoch END "
+    "FROM {schema}.lanes_ring_pieces WHERE log = %(log)s AND subscription = %(group)s "
+    "AND slots && int4range(%(lo)s, %(hi)s, '[]') AND NOT slots <@ int4range(%(lo)s, %(hi)s, '[]')"
+)
+_CUT: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces SET slots = slots - int4multirange(int4range(%(lo)s, %(hi)s, '[]')) "
+    "WHERE log = %(log)s AND subscription = %(group)s "
+    "AND slots && int4range(%(lo)s, %(hi)s, '[]') AND NOT slots <@ int4range(%(lo)s, %(hi)s, '[]')"
+)
+_MOVE: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces SET consumer = %(consumer)s WHERE log = %(log)s AND subscription = %(group)s "
+    "AND slots <@ int4range(%(lo)s, %(hi)s, '[]')"
+)
+_LOOK: Final[LiteralString] = (
+    "SELECT id, partition, slots::text, consumer, epoch, parent, floor FROM {schema}.lanes_ring_pieces "
+    "WHERE log = %s AND subscription = %s AND (consumer = %s OR slots IS NULL OR id = ANY(%s)) ORDER BY id"
+)
+# A former owner that is frozen in a transaction may hold the row, and the claims of other pieces would wait for it.
+_STORES: Final[LiteralString] = "SET LOCAL idle_in_transaction_session_timeout TO '5s'"
+_CLAIMS: Final[LiteralString] = _STORES + "; SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
+_CLAIM: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
+    "parent_epoch = NULL WHERE id = %s AND (slots IS NULL OR consumer = %s) AND (parent IS NULL OR EXISTS "
+    # A later owner of the parent has acquired its lock, so the former one has lost it.
+    "(SELECT FROM {schema}.lanes_ring_pieces AS former WHERE former.id = piece.parent "
+    "AND former.epoch > piece.parent_epoch)) RETURNING epoch, floor, completed::text, slots::text"
+)
+_DRAIN: Final[LiteralString] = "SELECT parent FROM {schema}.lanes_ring_pieces WHERE id = %s"
+_END_DRAIN: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces SET parent = NULL, parent_epoch = NULL WHERE id = %s AND parent = %s"
+)
+_STORE: Final[LiteralString] = (
+    "WITH stored AS (UPDATE {schema}.lanes_ring_pieces AS kept SET floor = new.floor, "
+    "completed = new.completed::bigint[], stored = clock_timestamp() "
+    "FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS new (id, epoch, floor, completed) "
+    "WHERE kept.id = new.id AND kept.epoch = new.epoch AND (kept.floor < new.floor OR kept.floor = new.floor "
+    "AND kept.completed <> new.completed::bigint[]) RETURNING kept.id) SELECT array_agg(id) FROM stored"
+)
+_EPOCHS: Final[LiteralString] = (
+    "SELECT array_agg(id), array_agg(epoch) FROM {schema}.lanes_ring_pieces WHERE id = ANY(%s::bigint[])"
+)
+_HAND_OVER: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces AS part SET floor = least(piece.floor, %(below)s), completed = ARRAY("
+    # Of each run, the start has an odd number and the end the next one. A run that begins below the bound is cut there.
+    "SELECT least(bound, %(below)s) FROM unnest(piece.completed) WITH ORDINALITY AS each (bound, number) "
+    "WHERE piece.completed[number - 1 + number %% 2] < %(below)s ORDER BY number), parent = NULL, parent_epoch = NULL "
+    "FROM {schema}.lanes_ring_pieces AS piece WHERE piece.id = %(id)s AND piece.epoch = %(epoch)s "
+    "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s "
+    "AND (%(slots)s::int4multirange IS NULL OR part.slots <@ %(slots)s::int4multirange)"
+)
+
+
+_UNOWNED: Final[LiteralString] = (
+    "SELECT coalesce(sum(found.count), 0)::bigint FROM {schema}.lanes_ring_pieces AS piece CROSS JOIN LATERAL "
+    "(SELECT count(*) AS count FROM (SELECT FROM {schema}.lanes_log_entries AS entry "
+    "JOIN {schema}.lanes_log_messages AS message USING (batch) WHERE entry.log = piece.log "
+    "AND entry.partition = piece.partition AND entry.position + entry.run > piece.floor "
+    "AND entry.position + message.index >= piece.floor AND message.slot <@ piece.slots LIMIT 1000) AS counted) "
+    "AS found WHERE piece.log = %s AND piece.subscription = %s AND piece.consumer IS NULL AND piece.slots IS NOT NULL"
+)
+
+
+class PieceRow(NamedTuple):
+    """A piece as the database has it.
+
+    Attributes:
+        id: Number of the piece.
+        partition: Number of its partition.
+        slots: Its slots. ``None`` = the messages without a key.
+        consumer: The consumer that the map names; ``None`` = nobody, or any for messages without a key.
+        epoch: Number of the last acquisition; 0 = none.
+        parent: The piece whose owner may still handle messages of this one; ``None`` = no drain.
+        floor: The stored position.
+    """
+
+    id: int
+    partition: int
+    slots: Slots | None
+    consumer: str | None
+    epoch: int
+    parent: int | None
+    floor: int
+
+
+class Draining(StateLocked):
+    """The former owner may still handle messages of a piece, so that a claim has changed nothing.
+
+    Args:
+        message: The text of the error.
+        parent: The piece of the former owner.
+    """
+
+    def __init__(self, message: str, parent: int) -> None:
+        super().__init__(message)
+        self.parent = parent
+
+
+def locking(schema: str, log: int, group: str) -> Steps[None]:
+    """Let no other change of a group's map, and no hand-over, run until the transaction ends."""
+    yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log)))
+
+
+def has_begun(schema: str, log: int, group: str) -> Steps[bool]:
+    """Return whether a group has pieces."""
+    found = yield Statement(compose(_BEGUN, schema), (Int4(log), group))
+    assert found is not None, "a SELECT of an expression returns a row"
+    return bool(found[0])
+
+
+def beginning(schema: str, log: int, group: str, ring: RingMap, starts: Sequence[int]) -> Steps[None]:
+    """Make the pieces of each partition: the owned ranges, the unowned slots, and the messages without a key."""
+    pieces: list[tuple[str | None, str | None]] = [(str(Slots.of([each.range])), each.consumer) for each in ring.owned]
+    if unowned := ring.unowned():
+        pieces.append((str(Slots.of(unowned)), None))
+    pieces.append((None, None))
+    slots, consumers = [piece[0] for piece in pieces], [piece[1] for piece in pieces]
+    yield Statement(compose(_BEGIN, schema), (Int4(log), group, list(starts), slots, consumers))
+
+
+def assigning(schema: str, log: int, group: str, wanted: Range, consumer: str) -> Steps[None]:
+    """Give the slots of a range to a consumer, in all pieces. A part of a piece becomes a piece with a drain."""
+    yield Statement(compose(_LOCK, schema), (Int4(log), group, Int4(wanted.lo), Int4(wanted.hi)))
+    place = {"log": Int4(log), "group": group, "lo": Int4(wanted.lo), "hi": Int4(wanted.hi), "consumer": consumer}
+    for step in (_COPY, _CUT, _MOVE):
+        yield Statement(compose(step, schema), place)  # type: ignore[arg-type]
+    yield Statement(compose_names(_NOTIFY, schema), ())
+
+
+async def unowned(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> int:
+    """Return the number of messages in slots that nobody owns, of each partition at most 1,000 of them."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        row = await (await cursor.execute(compose(_UNOWNED, schema), (log, group))).fetchone()
+    assert row is not None, "an aggregate returns a row"
+    return int(row[0])
+
+
+class Pieces:
+    """The pieces that one consumer of a group may own. Needs asyncio.
+
+    The methods raise ``SourceError`` if the database does not answer or refuses a statement.
+
+    Args:
+        connect: Function that returns a context manager with a connection.
+        schema: Schema of the tables.
+        log: Number of the log.
+        group: Name of the group.
+        consumer: Name of the consumer.
+        name: Name of the source, for errors.
+    """
+
+    def __init__(self, connect: Connect, schema: str, log: int, group: str, consumer: str, name: str) -> None:
+        self._connect = connect
+        self._schema = schema
+        self._place = (log, group)
+        self._consumer = consumer
+        self._name = name
+        self.claimed: dict[int, Slots | None] = {}
+
+    def __repr__(self) -> str:
+        return f"<Pieces of {self._consumer!r} of {self._name}>"
+
+    async def look(self, connection: AsyncConnection[Any], owned: Sequence[int]) -> list[PieceRow]:
+        """Return the pieces that the map names the consumer for, those without a key, and ``owned`` ones."""
+        async with connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(compose(_LOOK, self._schema), (*self._place, self._consumer, list(owned)))
+            return [
+                PieceRow(id_, number, None if slots is None else Slots.parse(slots), *rest)
+                for id_, number, slots, *rest in await cursor.fetchall()
+            ]
+
+    async def claim(self, key: StateKey, start: int) -> State:
+        """Raise the epoch of a piece and return its state; see ``lanes.ownership.StateStore.claim``.
+
+        Args:
+            key: The key, whose partition is the piece.
+            start: Ignored, because the piece exists.
+
+        Returns:
+            The state. ``claimed`` has the slots of the same moment.
+
+        Raises:
+            Draining: The former owner may still handle messages of the piece.
+            StateLocked: The map names another consumer, or a transaction holds the row.
+        """
+        try:
+            return await self._perform(self._claiming(key.partition.piece))
+        except SourceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise StateLocked(f"{self._name}: a transaction holds the row of {key.partition}") from error
+            raise
+
+    def _claiming(self, piece: int) -> Steps[State]:
+        yield Statement(_CLAIMS.encode())
+        found = yield Statement(compose_names(_CLAIM, self._schema), (Int8(piece), self._consumer))
+        if found is None:
+            drain = yield Statement(compose(_DRAIN, self._schema), (Int8(piece),))
+            if drain is not None and drain[0] is not None:
+                raise Draining(f"{self._name}: the former owner of piece {piece} may still handle messages", drain[0])
+            raise StateLocked(f"{self._name}: piece {piece} belongs to another consumer")
+        epoch, floor, completed, slots = found
+        self.claimed[piece] = None if slots is None else Slots.parse(slots)
+        return State(epoch, floor, runs_of(completed))
+
+    async def end_drain(self, piece: int, parent: int) -> None:
+        """Let a piece be claimed, because the caller holds the lock of its parent: the former owner has lost it."""
+        await self._perform(self._once(_END_DRAIN, (Int8(piece), Int8(parent))))
+
+    async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
+        """Write the states of pieces whose epochs are unchanged; see ``lanes.ownership.StateStore.store``."""
+        return await self._perform(self._storing(changes))
+
+    def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
+        yield Statement(_STORES.encode())
+        ordered = sorted(changes, key=lambda change: change.key.partition.piece)
+        ids = [change.key.partition.piece for change in ordered]
+        epochs, floors = [each.state.epoch for each in ordered], [each.state.floor for each in ordered]
+        runs = [array_of(each.state.completed) for each in ordered]
+        found = yield Statement(compose(_STORE, self._schema), (ids, epochs, floors, runs))
+        stored = set((found and found[0]) or ())
+        if len(stored) == len(changes):
+            return [True] * len(changes)
+        # The position is stored already, or another process has acquired the piece.
+        known = yield Statement(compose(_EPOCHS, self._schema), (ids,))
+        assert known is not None, "an aggregate returns a row"
+        now = dict(zip(known[0] or (), known[1] or (), strict=True))
+        return [
+            change.key.partition.piece in stored or now.get(change.key.partition.piece) == change.state.epoch
+            for change in changes
+        ]
+
+    async def hand_over(self, piece: int, epoch: int, moved: MovedSlots | None) -> None:
+        """Copy the stored position of a piece to the pieces that were split from it, and end their drains.
+
+        Only pieces whose slots have all moved are handed over. ``None`` = all pieces that are left, whose messages the
+        owner has delivered up to its position, because it has not looked since the split.
+        """
+        place = {"id": Int8(piece), "epoch": Int8(epoch)}
+        text = None if moved is None else str(moved.slots)
+        below = Int8(MOST if moved is None else moved.below)
+        await self._perform(self._handing_over({**place, "slots": text, "below": below}))
+
+    def _handing_over(self, place: dict[str, object]) -> Steps[None]:
+        # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
+        # would never end.
+        yield from locking(self._schema, *self._place)
+        yield from self._once(_HAND_OVER, place)
+
+    async def notify(self) -> None:
+        """Let all members look at the pieces, because one may be acquired."""
+        await self._perform(self._notifying())
+
+    def _once(self, text: LiteralString, parameters: Any) -> Steps[None]:
+        yield Statement(compose(text, self._schema), parameters)
+        yield from self._notifying()
+
+    def _notifying(self) -> Steps[None]:
+        yield Statement(compose_names(_NOTIFY, self._schema), ())
+
+    async def _perform(self, steps: Steps[Result]) -> Result:
+        try:
+            async with self._connect() as connection:
+                return await alone_async(connection, steps, self._name)
+        except psycopg.Error as error:
+            raise lanes_error(self._name, error) from error

@@ -1,0 +1,269 @@
+"""The task of a member with ranges: it acquires the pieces that the map gives it, and gives up those that move."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from psycopg import AsyncConnection
+
+from lanes.clock import monotonic
+from lanes.core.types import Partition, PieceId
+from lanes.errors import SourceError
+from lanes.ownership import StateKey, StateLocked, acquire
+from lanes.source import Assigned, RevokingPart
+from lanes_postgres.log.reading import READER
+from lanes_postgres.ring.pieces import RING, Draining, PieceRow, Pieces, unowned
+from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
+from lanes_postgres.ring.slots import MovedSlots, Slots
+from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.owned_piece import OwnedPiece
+from lanes_postgres.subscription.visitor import Visitor, lock_name
+from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
+
+log = logging.getLogger("lanes.postgres")
+
+_COUNT_EVERY: Final = 10.0
+"""Seconds between two counts of the messages that nobody owns."""
+
+_SCAN: Final = 5_000
+"""Number of positions that one read looks at, at most, for the messages of its slots."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class PieceVisitor(Visitor):
+    """Acquires pieces and reads their messages; see ``Visitor``. ``docs/model/ranges.md`` has the protocol.
+
+    The members share the pieces without a key as they share whole partitions. All other pieces follow the map.
+
+    Attributes:
+        pieces: The pieces of the group.
+        consumer: Name of the consumer in the map.
+        unowned: Number of messages in slots that nobody owns, at the last look.
+    """
+
+    pieces: Pieces
+    consumer: str
+    unowned: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._counted_at = -math.inf
+
+    def _told(self, backend: int, payload: str) -> None:
+        super()._told(backend, payload)
+        if payload == RING:
+            # The own notifications count too: a piece that this member has handed over may come back to it.
+            self._looked_at = -math.inf
+
+    # --- ownership
+
+    async def _share(self, connection: AsyncConnection[Any]) -> None:
+        """Follow the map, and share the pieces without a key with the other members."""
+        await self._exchange(connection, len(self._keyless()))
+        await self._count(connection)
+        rows = await self.pieces.look(connection, list(self.owned))
+        self._follow(rows)
+        self._acquiring = True
+        try:
+            for row in rows:
+                if row.slots is not None and row.consumer == self.consumer:
+                    await self._try_piece(row)
+            free = [row for row in rows if row.slots is None]
+            for row in free:
+                if len(self._keyless()) >= most_owned(self.tables.partitions, len(self._others)):
+                    break
+                await self._try_piece(row)
+        finally:
+            self._acquiring = False
+            self.wake()
+        keyless = self._keyless()
+        self._waits = waits(len(keyless), self.tables.partitions, len(self._others))
+        now = monotonic()
+        holds = {unit: Hold(each.since, each.got_on()) for unit, each in keyless.items() if not each.revoked}
+        for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
+            self.revoke(self.owned[unit])
+
+    async def _count(self, connection: AsyncConnection[Any]) -> None:
+        """Count the messages that nobody owns, from time to time, and tell the log when there are some."""
+        now = monotonic()
+        if now < self._counted_at + _COUNT_EVERY:
+            return
+        self._counted_at, before = now, self.unowned
+        self.unowned = await unowned(connection, self.tables.schema, self.tables.log, self.subscription)
+        if self.unowned and not before:
+            log.warning("%s: %s", self.name, self.finding())
+
+    def finding(self) -> str:
+        """Return what a person must mend; "" = nothing."""
+        if not self.unowned:
+            return ""
+        place = f"--log {self.log_name!a} --group {self.subscription!a}"
+        return (
+            f"{self.unowned:,} messages or more wait in slots that nobody owns; see `lanes ring status {place}`, and "
+            "assign the slots by `lanes ring assign`"
+        )
+
+    def _keyless(self) -> dict[int, OwnedPiece]:
+        return {unit: each for unit, each in self._owned_pieces().items() if each.slots is None}
+
+    def _owned_pieces(self) -> dict[int, OwnedPiece]:
+        return {unit: each for unit, each in self.owned.items() if isinstance(each, OwnedPiece)}
+
+    def _follow(self, rows: Sequence[PieceRow]) -> None:
+        """Give up the pieces, and the parts of pieces, that the map has given to others."""
+        owned = self._owned_pieces()
+        for row in rows:
+            piece = owned.get(row.id)
+            if piece is None or piece.over:
+                continue
+            if row.epoch != piece.epoch:
+                self.lose(piece, "another process owns the piece")
+            elif row.slots is not None and not piece.revoked:
+                if row.consumer != self.consumer:
+                    self.revoke(piece)
+                elif (moved := piece.cut(row.slots)) is not None:
+                    self._events.append(RevokingPart(piece.partition, moved))
+
+    async def hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
+        """Let the next owners of a part begin with the stored position of a piece. Raises ``SourceError``."""
+        if moved in owned.moved:
+            await self.pieces.hand_over(owned.unit, owned.epoch, moved)
+            # A release may have handed the part over at the same time.
+            owned.moved = [each for each in owned.moved if each is not moved]
+
+    async def release(self, owned: Owned) -> None:
+        """Hand over all parts of a drained piece, and release its lock. Idempotent. Raises ``SourceError``."""
+        assert isinstance(owned, OwnedPiece), "a member with ranges owns pieces"
+        owned.over = True
+        owned.rest()
+        for moved in list(owned.moved):
+            await self.hand_over(owned, moved)
+        # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
+        await self.pieces.hand_over(owned.unit, owned.epoch, None)
+        await super().release(owned)
+        with suppress(SourceError):  # The next look of the other members finds the piece too.
+            await self.pieces.notify()
+
+    async def _try_piece(self, row: PieceRow) -> None:
+        if row.id in self.owned or monotonic() < self._cool.get(row.id, 0.0):
+            return
+        key = StateKey(self.subscription, PieceId(self.log_name, row.partition, row.id), self.incarnation)
+        name = self._lock_of(row.partition, row.id)
+        try:
+            acquired = await acquire(self.locks, self.pieces, key, name=name, start=0, changed=self._lock_changed)
+        except Draining as error:
+            await self._end_drain(row, error.parent)
+            return
+        except StateLocked:
+            return
+        if acquired is None:
+            return
+        held, state = acquired
+        partition = Partition(
+            key.partition,
+            READER,
+            self.incarnation,
+            floor=state.floor,
+            completed=[(start, end) for start, end in state.completed],
+            deadline=held.deadline,
+            fencing_token=state.epoch,
+        )
+        self.owned[row.id] = OwnedPiece(
+            number=row.partition,
+            partition=partition,
+            held=held,
+            key=key,
+            epoch=state.epoch,
+            floor=state.floor,
+            read=state.floor,
+            since=monotonic(),
+            end=max(self._ends[row.partition], state.floor),
+            slots=self.pieces.claimed.pop(row.id),
+            told=state.floor,
+        )
+        self._events.append(Assigned(partition))
+
+    async def _end_drain(self, row: PieceRow, parent: int) -> None:
+        """End the drain of a piece whose former owner has lost its lock, for example because it was killed."""
+        if parent in self.owned:
+            return  # This member hands the piece over itself.
+        held = await self.locks.try_acquire(self._lock_of(row.partition, parent), self._lock_changed)
+        if held is None:
+            return
+        try:
+            if not held.lost and monotonic() < held.deadline:
+                await self.pieces.end_drain(row.id, parent)
+        finally:
+            await held.release()
+
+    def _lock_of(self, number: int, piece: int) -> str:
+        return f"{lock_name(self.tables.schema, self.log_name, self.subscription, number)}/{piece}"
+
+    # --- reads
+
+    async def _read(self, connection: AsyncConnection[Any]) -> None:
+        """Read messages for the room of the last ``receive``. Pieces at one position share a read."""
+        paused = self.room.paused
+        reading = [
+            piece
+            for piece in self._owned_pieces().values()
+            if not piece.revoked and not piece.over and piece.partition not in paused
+        ]
+        left = self.room.messages - sum(len(piece.waiting) for piece in reading)
+        if left <= 0 or self.room.bytes <= 0:
+            return
+        left = min(left, self._within_bytes())
+        groups: dict[tuple[int, int], list[OwnedPiece]] = {}
+        for piece in reading:
+            if piece.end > piece.read:
+                groups.setdefault((piece.number, piece.read), []).append(piece)
+        if not groups:
+            return
+        lowest = {number: min(read for each, read in groups if each == number) for number, _ in groups}
+        works = await self._works(connection, lowest, ordered=len(lowest) > 1)
+        turns = {work.partition: turn for turn, work in enumerate(works)}
+        order = sorted((place for place in groups if place[0] in turns), key=lambda place: (turns[place[0]], place[1]))
+        # Each read may fill the room alone; more of them in one request could overfill it.
+        wanted: list[WantedSlots] = []
+        for number, read in order:
+            if left <= 0:
+                break
+            end = min(groups[number, read][0].end, read + _SCAN)
+            wanted.append(_wanted(number, read, end, left, groups[number, read]))
+            left -= min(left, end - read)
+        self._order = [piece.unit for place in order for piece in groups[place]]
+        found = await fetch(connection, self.tables, wanted)
+        self.check_owned()
+        for each, result in zip(wanted, found, strict=True):
+            await self._deal(connection, each, result, groups[each.partition, each.start])
+        self.wake()
+
+    async def _deal(
+        self, connection: AsyncConnection[Any], wanted: WantedSlots, found: FoundSlots, pieces: Sequence[OwnedPiece]
+    ) -> None:
+        count = size = 0
+        for piece in pieces:
+            if piece.over or piece.revoked or piece.read != wanted.start:
+                continue
+            if wanted.start < found.first:
+                if not piece.waiting:
+                    await self._trimmed(connection, piece)
+                continue
+            mine = [message for message in found.messages if piece.has(message.key)]
+            piece.waiting.extend(mine)
+            piece.read = found.read
+            count += len(mine)
+            size += sum(message.size for message in mine)
+        if count:
+            self._bytes_each = max(1.0, size / count, self._bytes_each / 2)
+
+
+def _wanted(number: int, read: int, end: int, most: int, pieces: Sequence[OwnedPiece]) -> WantedSlots:
+    runs = sorted(run for piece in pieces if piece.slots is not None for run in piece.slots.runs)
+    keyless = any(piece.slots is None for piece in pieces)
+    return WantedSlots(number, read, end, most, Slots(tuple(runs)), keyless)
