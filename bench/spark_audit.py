@@ -180,7 +180,7 @@ def write_journal(spark: SparkSession, path: str, events: int) -> int:
 
 
 def _columns(named: DataFrame) -> DataFrame:
-    """Return the rows with all columns of a journal, in their order; a missing value is null."""
+    """Return the rows with all columns of a journal, in the order of the journal. A missing column has null values."""
     from pyspark.sql import functions as F  # noqa: N812
     from pyspark.sql.pandas.types import from_arrow_schema
 

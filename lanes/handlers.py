@@ -183,7 +183,8 @@ def check_function(name: str, function: object, wanted: str) -> None:
     if signature is None:
         if isinstance(function, functools.partial) and _signature(function.func) is not None:
             raise ConfigError(
-                f"{name} is a functools.partial with arguments that {_name(function)} does not take: correct them"
+                f"{name} is a functools.partial with arguments that {_name(function)} does not take; bind only its "
+                "parameters"
             )
         return
     try:

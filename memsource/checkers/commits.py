@@ -221,7 +221,7 @@ class CommitsInTime(TimedChecker[_Waiting]):
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
     """A member repeats a commit within a second if the commit failed or its result is unknown (15).
 
-    The duty to repeat the commit ends when the partition is lost or its drain begins.
+    A member need not repeat the commit once the partition is lost or its drain begins.
     """
 
     _state_class = _Waiting

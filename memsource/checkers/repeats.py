@@ -1,4 +1,4 @@
-"""The checkers of messages that a later assignment runs again, or must not run again."""
+"""The checkers of repeats: messages whose handler runs in one assignment and again in a later one."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_an_object_that_cannot_be_called_is_refused_without_its_value(handler: A
 
 def test_an_argument_of_a_partial_is_not_shown() -> None:
     said = refusal(functools.partial(untyped(two), SECRET, SECRET, SECRET))
-    assert said == "handler is a functools.partial with arguments that two does not take: correct them"
+    assert said == "handler is a functools.partial with arguments that two does not take; bind only its parameters"
     said = refusal(functools.partial(untyped(needs_keyword), extra=SECRET))
     assert SECRET not in said
 

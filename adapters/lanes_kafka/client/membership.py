@@ -2,7 +2,7 @@
 
 A group assigns the partitions of a member to other members when it has received no heartbeat for a session. After a
 freeze, a client learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the
-change at once. The question moves no position, unlike a commit. A member in the list has not been removed since it
+change at once. A request for this list commits nothing. A member in the list has not been removed since it
 joined, so no other member owns its partitions. A group that rebalances waits for its members, or removes them.
 
 A member outside the list has lost its partitions, even if the client still counts them as owned. The heartbeats of such

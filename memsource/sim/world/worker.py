@@ -117,7 +117,7 @@ class MemoryRecorder(Recorder):
 class App:
     """The consumer of each worker: the user's ``handler`` with the user's ``settings``.
 
-    The start of a worker checks settings that need a clock or threads.
+    A worker checks settings that need a clock or threads when it starts.
 
     Attributes:
         handler: The user's handler.
