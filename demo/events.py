@@ -79,10 +79,10 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
         raise DemoError(f"{path}: no such file; correct --data, or leave out --data for a generated log") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DemoError(
-            f"{path}: the gzip data is damaged after event {len(events)} ({error}): copy the file again"
+            f"{path}: the gzip data is damaged after event {len(events)} ({error}); copy the file again"
         ) from None
     except OSError as error:
-        raise DemoError(f"{path}: cannot be read ({error.strerror}): correct --data, or leave out --data") from None
+        raise DemoError(f"{path}: cannot be read ({error.strerror}); correct --data, or leave out --data") from None
     if not events:
         raise DemoError(f"{path}: has no event; pass a log with one JSON object a line, or leave --data out")
     return events

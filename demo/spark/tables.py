@@ -1,8 +1,8 @@
 """The tables of a run, in their own schema: the effects of the handler, and the log.
 
 ``effects`` has a row for each effect. Case and step are not a unique key, so an effect that the fence admits twice has
-two rows. ``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if the
-step already has its effect, which is harmless because delivery is at least once. Any other refusal is an *order
+two rows. ``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if
+the step already has its effect, which is harmless because delivery is at least once. Any other refusal is an *order
 violation*.
 """
 

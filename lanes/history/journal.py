@@ -43,8 +43,8 @@ class Journal:
     unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves a hidden
     file.
 
-    After the start of the consumer, a disk fault raises no error, and handlers never wait for the disk. The journal
-    drops rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
+    After the start of the consumer, a disk fault raises no error. Handlers run on without the disk. The journal drops
+    rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
 
     Args:
         directory: Folder of the files; created when it does not exist.

@@ -204,7 +204,13 @@ class Tap:
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """Record that ``max_ahead`` stops or frees a partition; ``oldest`` = its oldest unfinished message."""
+        """Record that ``max_ahead`` stops or frees a partition.
+
+        Args:
+            partition: The partition.
+            reached: True = the partition stops; False = the partition is free again.
+            oldest: Oldest unfinished message of the partition; None = no message is unfinished.
+        """
         if self.history is None:
             return
         if reached:

@@ -23,8 +23,8 @@ class Held(Protocol):
     def deadline(self) -> float:
         """Time until which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
 
-        A renewal raises the deadline, counted from the time at which the renewal was sent. The deadline never falls,
-        and never rises after it has passed. Infinity = the lock is held until the process ends.
+        A renewal raises the deadline, counted from the time at which the renewal was sent. The deadline never falls.
+        A deadline that has passed is final. Infinity = the lock is held until the process ends.
         """
 
     @property

@@ -1,6 +1,6 @@
 """The runbook of a new number of partitions, computed from the facts of the broker.
 
-A larger number begins with the workers, and a smaller number with the producers. In this order every
+For a larger number, deploy the workers first. For a smaller number, deploy the producers first. In this order every
 message goes to a physical queue with a reader. docs/model/widths.pml is a model of both orders. The functions are pure.
 """
 

@@ -218,9 +218,15 @@ class Given:
 
 @dataclass(slots=True, eq=False)
 class _Aim:
-    """A fault aimed at the next boundaries of ``member``, limited to this ``call`` and this ``phase`` if given.
+    """A fault aimed at the next boundaries of a member.
 
-    ``times`` is the number of boundaries. With ``others``, the boundaries are those of all members but this one.
+    Attributes:
+        choice: The fault.
+        member: Name of the member.
+        call: Call of the client at the boundary; "" = any call.
+        phase: Phase of the member at the boundary; None = any phase.
+        times: Number of boundaries.
+        others: Whether the fault is aimed at all members except ``member``.
     """
 
     choice: Choice

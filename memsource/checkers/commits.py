@@ -17,7 +17,7 @@ from memsource.history.timeline import Assignment, Timeline
 class NoCommitPastUnfinished(PromiseChecker):
     """A process commits no floor above an unfinished message of its assignment (8).
 
-    A message is finished when its handler has returned, its dead letter is confirmed, or a former owner had completed
+    A message is finished when its handler has returned, its dead letter is confirmed, or a former owner has finished
     it. A commit counts when it is sent, before its result is known.
 
     Args:

@@ -305,7 +305,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
     # --- for clients
 
     def place(self, number: int) -> PartitionId:
-        """The partition with a number, as its consumers name it."""
+        """Return the id of the partition with this number."""
         return PartitionId(self.topic, number)
 
     def stable_end(self, partition: int) -> int:

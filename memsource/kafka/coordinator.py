@@ -42,9 +42,9 @@ class KafkaSettings:
         retention_bytes: Bytes of each partition that the broker keeps, above 0; None = no limit. The broker deletes the
             oldest messages while the newer messages fill these bytes. Sources then report the retention of their
             messages.
-        deaf: Seconds for which the broker receives no request of a client that it removed during a freeze, as over a
-            connection that a router has dropped. The broker still answers another client's request for the list of
-            members.
+        deaf: Seconds for which the broker receives no request from a client that it removed during a freeze. This
+            simulates a connection that a router has dropped. The broker still answers another client's request for the
+            list of members.
     """
 
     protocol: RebalanceProtocol = "cooperative"
