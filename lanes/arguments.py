@@ -332,8 +332,19 @@ def _needs_more(
     )
 
 
+_NO_RANGES: Final = (
+    "the broker places keys by a hash of its own, so each of its partitions has keys of nearly all ranges; read a log "
+    "in PostgreSQL, with lanes_postgres.PostgresSource(…, ranges=…)"
+)
+
+
 def _home(name: str, names: Sequence[str]) -> str:
-    """Return the remedy for an option of ``Settings`` or ``Retry`` that was passed to a caller with the options."""
+    """Return the remedy for an option of ``Settings`` or ``Retry`` that was passed to a caller with the options.
+
+    ``ranges`` is an option of one source only.
+    """
+    if name == "ranges":
+        return _NO_RANGES
     home = ""
     if name in _OPTIONS.get("Retry", ()) and ("retry" in names or "settings" in names):
         home = f"retry=lanes.Retry({name}=…)"

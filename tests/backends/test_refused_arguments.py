@@ -143,6 +143,18 @@ def test_an_unknown_argument_is_refused_with_a_similar_name(maker: Any, argument
 
 
 @pytest.mark.parametrize(
+    ("maker", "arguments"),
+    [(KafkaSource, {"config": CONFIG, "topics": "a"}), (JetStreamSource, DURABLE), (Cohort, {"member": "b"})],
+    ids=["a group", "a durable", "a cohort"],
+)
+def test_ranges_of_another_broker_are_refused_with_the_reason(maker: Any, arguments: dict[str, Any]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no option ranges=: the broker places keys .* PostgresSource\(…, ranges=…\)"
+    ):
+        maker(**arguments, ranges="r")
+
+
+@pytest.mark.parametrize(
     ("maker", "arguments", "said"),
     [
         (
