@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
@@ -16,7 +17,6 @@ from lanes.ownership import State, StateChange, StateKey, StateLocked
 from lanes_postgres.attempts import Connect
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.ring.slots import MovedSlots, Slots
-from lanes_postgres.rows import MOST
 from lanes_postgres.states import array_of, runs_of
 from lanes_postgres.steps import Result, Statement, Steps, compose, compose_names
 from lanes_postgres.transactions import alone_async
@@ -88,14 +88,19 @@ _STORE: Final[LiteralString] = (
 _EPOCHS: Final[LiteralString] = (
     "SELECT array_agg(id), array_agg(epoch) FROM {schema}.lanes_ring_pieces WHERE id = ANY(%s::bigint[])"
 )
+_HAND_OVER_ALL: Final[LiteralString] = (
+    "UPDATE {schema}.lanes_ring_pieces AS part SET floor = piece.floor, completed = piece.completed, parent = NULL, "
+    "parent_epoch = NULL FROM {schema}.lanes_ring_pieces AS piece "
+    "JOIN unnest(%s::bigint[], %s::bigint[]) AS owned (id, epoch) USING (id, epoch) "
+    "WHERE part.parent = piece.id AND part.parent_epoch = piece.epoch"
+)
 _HAND_OVER: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS part SET floor = least(piece.floor, %(below)s), completed = ARRAY("
     # Of each run, the start has an odd number and the end the next one. A run that begins below the bound is cut there.
     "SELECT least(bound, %(below)s) FROM unnest(piece.completed) WITH ORDINALITY AS each (bound, number) "
     "WHERE piece.completed[number - 1 + number %% 2] < %(below)s ORDER BY number), parent = NULL, parent_epoch = NULL "
     "FROM {schema}.lanes_ring_pieces AS piece WHERE piece.id = %(id)s AND piece.epoch = %(epoch)s "
-    "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s "
-    "AND (%(slots)s::int4multirange IS NULL OR part.slots <@ %(slots)s::int4multirange)"
+    "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s AND part.slots <@ %(slots)s::int4multirange"
 )
 
 
@@ -204,6 +209,10 @@ class Pieces:
         self._consumer = consumer
         self._name = name
         self.claimed: dict[int, Slots | None] = {}
+        self._drained: dict[int, int] = {}
+        self._untold = False
+        # Each call takes a connection, and hundreds of pieces may be released at once.
+        self._turn = asyncio.Lock()
 
     def __repr__(self) -> str:
         return f"<Pieces of {self._consumer!r} of {self._name}>"
@@ -277,26 +286,45 @@ class Pieces:
             for change in changes
         ]
 
-    async def hand_over(self, piece: int, epoch: int, moved: MovedSlots | None) -> None:
-        """Copy the stored position of a piece to the pieces that were split from it, and end their drains.
+    async def hand_over(self, piece: int, epoch: int, moved: MovedSlots) -> None:
+        """Copy the stored position of a piece to the parts that have moved, and end their drains.
 
-        Only pieces whose slots have all moved are handed over. ``None`` = all pieces that are left, whose messages the
-        owner has delivered up to its position, because it has not looked since the split.
+        Only pieces whose slots have all moved are handed over.
         """
-        place = {"id": Int8(piece), "epoch": Int8(epoch)}
-        text = None if moved is None else str(moved.slots)
-        below = Int8(MOST if moved is None else moved.below)
-        await self._perform(self._handing_over({**place, "slots": text, "below": below}))
+        place = {"id": Int8(piece), "epoch": Int8(epoch), "slots": str(moved.slots), "below": Int8(moved.below)}
+        async with self._turn:
+            await self._perform(self._handing_over(_HAND_OVER, place))
 
-    def _handing_over(self, place: dict[str, object]) -> Steps[None]:
+    async def hand_over_all(self, piece: int, epoch: int) -> None:
+        """Copy the stored position of a drained piece to all pieces that are left with its drain, and end their drains.
+
+        The owner has not looked since their split, so it has delivered their messages up to its position. Calls at the
+        same time share a statement, because a member that stops releases all of its pieces at once.
+        """
+        self._drained[piece] = epoch
+        async with self._turn:
+            if piece not in self._drained:
+                return  # Another call has taken this one along.
+            taken, self._drained = self._drained, {}
+            try:
+                await self._perform(self._handing_over(_HAND_OVER_ALL, (list(taken), list(taken.values()))))
+            except BaseException:
+                self._drained = {**taken, **self._drained}
+                raise
+
+    def _handing_over(self, text: LiteralString, parameters: Any) -> Steps[None]:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
         yield from locking(self._schema, *self._place)
-        yield from self._once(_HAND_OVER, place)
+        yield from self._once(text, parameters)
 
     async def notify(self) -> None:
-        """Let all members look at the pieces, because one may be acquired."""
-        await self._perform(self._notifying())
+        """Let all members look at the pieces, because one may be acquired. Calls at the same time share a statement."""
+        self._untold = True
+        async with self._turn:
+            if self._untold:
+                self._untold = False
+                await self._perform(self._notifying())
 
     def _once(self, text: LiteralString, parameters: Any) -> Steps[None]:
         yield Statement(compose(text, self._schema), parameters)

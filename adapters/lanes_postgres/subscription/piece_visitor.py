@@ -144,7 +144,7 @@ class PieceVisitor(Visitor):
         for moved in list(owned.moved):
             await self.hand_over(owned, moved)
         # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
-        await self.pieces.hand_over(owned.unit, owned.epoch, None)
+        await self.pieces.hand_over_all(owned.unit, owned.epoch)
         await super().release(owned)
         with suppress(SourceError):  # The next look of the other members finds the piece too.
             await self.pieces.notify()

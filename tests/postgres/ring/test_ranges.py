@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import psycopg
 import pytest
 
@@ -17,6 +18,7 @@ from lanes_postgres import Log, PostgresAttempts, PostgresSource
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
 from memsource import MemoryStates
+from tests.components import PostgresServer
 from tests.postgres.log.logs import Logs
 from tests.postgres.log.test_subscriptions import member, until
 from tests.postgres.ring.ranged import HALF, HIGH, LOW, Ring, some
@@ -262,3 +264,27 @@ async def test_trim_and_the_lag_follow_the_pieces(ring: Ring) -> None:
     async with await psycopg.AsyncConnection.connect(logs.url, autocommit=True) as connection:
         await drop_subscription(connection, logs.schema, "orders", "shipping", force=True)
     assert ring.pieces() == []
+
+
+async def test_a_member_that_stops_releases_hundreds_of_pieces_over_few_connections(
+    postgres: PostgresServer, schema: str
+) -> None:
+    ring = Ring(Logs.make(postgres, schema, partitions=32))
+    for number in range(8):
+        ring.assign(Range(8_192 * number, 8_192 * number + 8_191), "a")
+
+    def connections() -> int:
+        count: int = ring.logs.execute("SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'")[
+            0
+        ][0]
+        return count
+
+    most = connections()
+    async with ring.member("a") as a:
+        await until(lambda: len(a.consumer.status().partitions) == 32 * 9)
+        a.consumer.stop()
+        while a.consumer.status().partitions:
+            most = max(most, await anyio.to_thread.run_sync(connections))
+            await anyio.sleep(0.005)
+    assert most < 20
+    assert ring.logs.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted") == [(0,)]
