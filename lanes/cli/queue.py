@@ -84,10 +84,22 @@ From = Annotated[
     int, typer.Option("--from", help="Present number of partitions.", metavar="NUMBER", show_default=False)
 ]
 To = Annotated[int, typer.Option("--to", help="New number of partitions.", metavar="NUMBER", show_default=False)]
+
+
+def _named(groups: list[str]) -> list[str]:
+    if "" in groups:
+        raise Misuse("--group is empty; name a group, durable or cohort, or leave --group out")
+    return groups
+
+
 Groups = Annotated[
     list[str],
     typer.Option(
-        "--group", help="Group, durable or cohort of the workers; repeatable.", metavar="NAME", show_default=False
+        "--group",
+        help="Group, durable or cohort of the workers; repeatable.",
+        metavar="NAME",
+        show_default=False,
+        callback=_named,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from time import monotonic
@@ -279,8 +280,28 @@ def test_a_coordinator_that_has_moved_is_asked_for_positions_again(cluster: Mock
     consumer.commit(offsets=[place], asynchronous=False)
     consumer.close()
     cluster.fail(OFFSET_FETCH, [KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE])
-    found = Cluster(settings, name)._positions(["g", "new"], [place], monotonic() + 20)
+    # A setting that only a consumer refuses does not matter here.
+    cluster_client = Cluster({**settings, "session.timeout.ms": 400_000}, name)
+    found = cluster_client._positions(["g", "new"], [place], monotonic() + 20)
     assert {group: [each.offset for each in places] for group, places in found.items()} == {"g": [3], "new": [-1001]}
+
+
+@pytest.mark.parametrize("verb", ["grow", "shrink"])
+def test_an_empty_group_is_refused(lanes_queue: Command, verb: str) -> None:
+    with pytest.raises(Misuse, match="--group is empty; name a group, durable or cohort, or leave --group out"):
+        lanes_queue(verb, "q", "--from", "2", "--to", "4", "--group", "", *NOWHERE)
+
+
+def test_the_questions_for_positions_end_soon_after_an_interrupt() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        cluster = Cluster({**QUIET, "bootstrap.servers": address}, "q")
+        cluster._asking = False
+        begin = monotonic()
+        with pytest.raises(KafkaException):
+            cluster._positions_of("g", [TopicPartition("q", 0)], begin + 60)
+        # One question takes 1 s, and a busy machine some more.
+        assert monotonic() - begin < 20
 
 
 def test_a_list_of_groups_with_a_gap_is_an_error(topics: list[Topic], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,10 +37,10 @@ def main() -> int:
             subprocess.Popen([*command, *map(str, share)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             for share in shares(TESTS, PROCESSES)
         ]
-        for each in running:
-            each.wait()
-        DONE.parent.mkdir(exist_ok=True)
-        DONE.touch()
+        statuses = [each.wait() for each in running]
+        if not any(statuses):
+            DONE.parent.mkdir(exist_ok=True)
+            DONE.touch()
     return 0
 
 

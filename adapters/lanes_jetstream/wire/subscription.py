@@ -73,12 +73,13 @@ class UnboundedSubscription:
             return
         try:
             unsubscribe = getattr(self._client, "_send_unsubscribe", None)
-            if unsubscribe is not None:
+            if unsubscribe is not None and not self._client.is_draining:
                 await unsubscribe(subscription._id)
                 await flush()
                 await subscription._pending_queue.join()
         finally:
-            if not self._client.is_closed:
+            # A client that its caller drains or has closed forgets the subscription by itself.
+            if not (self._client.is_closed or self._client.is_draining):
                 # The server ignores a repeated unsubscribe. The call makes the client forget the subscription.
                 await subscription.unsubscribe()
 

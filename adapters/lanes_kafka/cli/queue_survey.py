@@ -30,6 +30,7 @@ from lanes_kafka.broker import (
 from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.client.offsets import answered
 from lanes_kafka.client.queue_watch import queue_facts
+from lanes_kafka.config import connects
 from lanes_kafka.errors import client_text, is_login_refused, settings_error
 from lanes_kafka.topic_names import NO_TOPIC, is_topic
 
@@ -38,6 +39,9 @@ _LIMIT: Final = 20.0
 
 _AT_ONCE: Final = 100
 """Maximum number of groups that are asked for their positions at once."""
+
+_QUESTION: Final = 1.0
+"""Seconds that one question for positions may take before it is repeated or given up."""
 
 _QUESTIONS: Final = 16
 """Maximum number of groups whose positions are asked for concurrently."""
@@ -97,6 +101,7 @@ class Cluster:
         self._settings = settings
         self._name = f"queue {name!r}"
         self._reported: list[KafkaError] = []
+        self._asking = False
         connecting: dict[str, Any] = {
             "log_level": 0,
             **settings,
@@ -267,7 +272,8 @@ class Cluster:
         while True:
             (listed,) = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)
             if not listed.errors:
-                return [each.group_id for each in listed.valid]
+                # A client of the library ends the process at an empty group id, which old clients could have.
+                return [each.group_id for each in listed.valid if each.group_id]
             for failure in listed.errors:
                 if failure.args[0].code() not in COORDINATOR_MOVES or monotonic() + _AGAIN > deadline:
                     raise self._error(failure, "the list of groups")
@@ -280,10 +286,12 @@ class Cluster:
             return {group: pool.submit(self._positions_of, group, places, deadline) for group in some}
 
         pool = ThreadPoolExecutor(_QUESTIONS)
+        self._asking = True
         try:
             return self._of_groups(groups, ask, deadline)
         finally:
-            # A question ends at the deadline by itself.
+            # After Ctrl+C, the interpreter waits for the questions that run.
+            self._asking = False
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _positions_of(self, group: str, places: list[TopicPartition], deadline: float) -> list[TopicPartition]:
@@ -292,9 +300,16 @@ class Cluster:
         An ``AdminClient`` does not ask, because librdkafka 2.16 ends the process by a null pointer after a change of
         the coordinator.
         """
-        consumer = Consumer({**self._settings, "log_level": 0, "group.id": group, "enable.auto.commit": False})
+        connecting = {name: value for name, value in self._settings.items() if connects(name)}
+        consumer = Consumer({"log_level": 0, **connecting, "group.id": group, "enable.auto.commit": False})
         try:
-            return answered(consumer.committed(places, timeout=max(0.0, deadline - monotonic())))
+            while True:
+                try:
+                    return answered(consumer.committed(places, timeout=_QUESTION))
+                except KafkaException as failure:
+                    timed_out = failure.args[0].code() == KafkaError._TIMED_OUT
+                    if not timed_out or not self._asking or monotonic() + _QUESTION > deadline:
+                        raise
         finally:
             consumer.close()
 

@@ -118,7 +118,9 @@ class QueueWatch:
         return self._look is not None
 
     def advance(self, *, ask: bool) -> None:
-        """Start a check that is due, or continue a check whose questions are answered. The call does not block.
+        """Start a check that is due, or continue a check whose questions are answered.
+
+        Blocks for the question for positions, and once a minute for the list of topics: at most 1 s each.
 
         Args:
             ask: Whether to start checks.
