@@ -66,8 +66,8 @@ _ORDER: Final = (
     Mutant(
         "zombie_frees_its_key",
         "lanes.core.ownership",
-        "partition.tails = self.chains.tails.setdefault(partition.id, {})",
-        "partition.tails = self.chains.tails[partition.id] = {}",
+        "partition.tails = self.chains.tails.setdefault(partition.id.whole, {})",
+        "partition.tails = self.chains.tails[partition.id.whole] = {}",
         "a partition that is assigned again does not wait for zombies of its keys",
         "jetstream",
         ("NoOverlap",),
@@ -346,8 +346,9 @@ _BOUNDS: Final = (
     Mutant(
         "zombie_stays_in_flight",
         "lanes.core.engine",
-        "                chains.forget(partition.id)\n            self._released(1, message.size)\n",
-        "                chains.forget(partition.id)\n",
+        "            chains.forget(partition.id.whole, self.partitions)\n            self._released(1, message.size)\n"
+        "            return\n",
+        "            chains.forget(partition.id.whole, self.partitions)\n            return\n",
         "each zombie counts as in flight without end",
         "jetstream",
         ("PlacesGivenBack", "CaughtUp"),

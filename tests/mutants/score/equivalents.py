@@ -187,12 +187,6 @@ EQUIVALENTS: Final = (
     ),
     Equivalent(
         "lanes/core/commits.py",
-        "Committer._admit",
-        "self._chains.admit(partition, [m for m in run if m.state != SETTLED] if finished else run) → self._chains.admit(partition, [m for m in run if m.state != SETTLED] if (finished) or True else run)",
-        "A run without finished messages has no settled one.",
-    ),
-    Equivalent(
-        "lanes/core/commits.py",
         "Committer.confirmed",
         "if partition not in self.ahead or self._space(ledger, commits) <= 0: → if partition not in self.ahead or self._space(ledger, commits) < 0:",
         "Without space, no message is admitted.",
@@ -494,13 +488,13 @@ EQUIVALENTS: Final = (
     Equivalent(
         "lanes/core/snapshot.py",
         "restore",
-        "partition.tails = engine.chains.tails.get(partition.id, partition.tails) → partition.tails = engine.chains.tails.get(partition.id, None)",
+        "partition.tails = engine.chains.tails.get(partition.id.whole, partition.tails) → partition.tails = engine.chains.tails.get(partition.id.whole, None)",
         "An owned partition has an entry. A handler without one ends in no lane, and reads no tails.",
     ),
     Equivalent(
         "lanes/core/snapshot.py",
         "restore",
-        "partition.tails = engine.chains.tails.get(partition.id, partition.tails) → partition.tails = engine.chains.tails.get(partition.id, )",
+        "partition.tails = engine.chains.tails.get(partition.id.whole, partition.tails) → partition.tails = engine.chains.tails.get(partition.id.whole, )",
         "An owned partition has an entry. A handler without one ends in no lane, and reads no tails.",
     ),
     Equivalent(
