@@ -86,6 +86,12 @@ class PostgresDeadLetters:
                 f"name={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; use the name "
                 "of the subscription, such as 'billing'"
             )
+        if "://" in name or "host=" in name:
+            # The name is not shown, because an address may have a password.
+            raise ConfigError(
+                "name= is the address of a server; pass the connection string first and the name of the subscription "
+                "second"
+            )
         check_schema_name(schema)
         self.name = name
         self.remembers = True

@@ -8,7 +8,8 @@ import pytest
 from lanes.core.types import Message
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import message_of
-from lanes_postgres import Positions
+from lanes.errors import ConfigError
+from lanes_postgres import Positions, PostgresDeadLetters
 from tests.postgres.tables import Effects, handle, message, partition
 
 Connection = psycopg.Connection
@@ -67,3 +68,9 @@ def test_a_handled_dead_letter_counts_for_its_redelivered_message(connection: Co
     with positions.once_all(connection, batch) as fresh:
         assert fresh == [batch[0], batch[1], batch[3]]
     assert handle(positions, connection, effects, message(10, b"other"), dead_letter(9, b"other")) == [True, False]
+
+
+def test_swapped_arguments_are_refused_without_the_password() -> None:
+    with pytest.raises(ConfigError, match="pass the connection string first") as refused:
+        PostgresDeadLetters("parcels", "postgresql://u:s3cret@h/db")
+    assert "s3cret" not in str(refused.value)

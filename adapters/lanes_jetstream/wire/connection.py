@@ -132,7 +132,12 @@ class Connection:
     """One client and the API prefix of its JetStream context. Needs asyncio."""
 
     def __init__(self, server: Server) -> None:
-        if not isinstance(server, str | Client | JetStreamContext) or server == "":
+        if server == "":
+            raise ConfigError(
+                "the URL of the NATS server is empty, perhaps because an environment variable is not set; pass a URL, "
+                "such as nats://localhost:4222"
+            )
+        if not isinstance(server, str | Client | JetStreamContext):
             raise ConfigError(
                 # The text omits the value, because a list of URLs contains credentials.
                 f"a {type(server).__name__} is no NATS connection; pass a URL (or several with commas), a connected "

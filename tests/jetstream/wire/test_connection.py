@@ -220,7 +220,12 @@ async def test_an_old_server_is_refused(stream: Stream, monkeypatch: pytest.Monk
         await lanes.run(stream.source(), never_called)
 
 
-@pytest.mark.parametrize("where", ["", 42, None])
+async def test_a_source_refuses_an_empty_url() -> None:
+    with pytest.raises(lanes.ConfigError, match="the URL of the NATS server is empty"):
+        JetStreamSource("", stream="S", durable="d", key=None)
+
+
+@pytest.mark.parametrize("where", [42, None])
 async def test_a_source_refuses_an_argument_that_is_no_nats_connection(where: Any) -> None:
     with pytest.raises(lanes.ConfigError, match="no NATS connection"):
         JetStreamSource(where, stream="S", durable="d", key=None)
