@@ -7,7 +7,7 @@ late message by its position, and removes abandoned messages from their lanes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from operator import attrgetter
 from typing import Final
 
@@ -160,9 +160,18 @@ class Chains:
             if message.next is None and message.lane is not None:
                 tails[message.lane] = message
 
-    def forget(self, whole: PartitionId, assigned: Iterable[PartitionId]) -> None:
-        """Forget the lanes of a partition that has neither an assignment nor a running handler. Idempotent."""
-        if not self.tails.get(whole) and all(each.whole != whole for each in assigned):
+    def forget(self, ended: PartitionId, assigned: Collection[PartitionId]) -> None:
+        """Forget the lanes of a partition that has neither an assignment nor a running handler. Idempotent.
+
+        Args:
+            ended: The partition, or a piece of it, whose assignment or last handler has ended.
+            assigned: The partitions and pieces that are assigned.
+        """
+        whole = ended.whole
+        if self.tails.get(whole):
+            return
+        # Only a partition of pieces has several assignments. Without pieces, the cost must not grow with the others.
+        if not (any(each.whole == whole for each in assigned) if ended.piece else whole in assigned):
             self.tails.pop(whole, None)
 
     def __repr__(self) -> str:

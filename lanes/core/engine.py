@@ -246,7 +246,7 @@ class Engine(Ownership):
             self.zombies += 1
             self.effects.append(fx.Zombie(message))
             chains.free(message)
-            chains.forget(partition.id.whole, self.partitions)
+            chains.forget(partition.id, self.partitions)
             self._released(1, message.size)
             return
         leaves = self._leaves(message)

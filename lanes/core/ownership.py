@@ -106,15 +106,8 @@ class Ownership:
         parting = partition.parting
         parting.parts.append(part)
         parting.running.update(m for m in moved if m.state == RUNNING)
-        abandoned = [m for m in moved if m.state != RUNNING]
-        for message in abandoned:
-            self.stopped.by_head.pop(message, None)
-            ledger.drop(message)
-        abandoned += [m for m in ledger.waiting if m.state != ABANDONED and part(m)]
-        if abandoned:
-            self.chains.abandon(partition, abandoned)
-            self._released(len(abandoned), sum(m.size for m in abandoned))
-        parting.given_up += abandoned
+        waiting = [m for m in ledger.waiting if m.state != ABANDONED and part(m)]
+        abandoned = self._give_up_part(partition, [m for m in moved if m.state != RUNNING], waiting)
         self._parted_if_ended(partition)
         return abandoned
 
@@ -127,6 +120,21 @@ class Ownership:
     def _leaves(self, message: Message) -> bool:
         parting = message.partition.parting
         return parting is not None and message in parting.running
+
+    def _give_up_part(self, partition: Partition, admitted: list[Message], waiting: list[Message]) -> list[Message]:
+        """Abandon messages of a part that do not run, and return them. Other messages of the partition go on."""
+        parting = partition.parting
+        assert parting is not None, "only a part is given up"
+        for message in admitted:
+            self.stopped.by_head.pop(message, None)
+            partition.ledger.drop(message)
+        abandoned = admitted + waiting
+        if abandoned:
+            self.chains.abandon(partition, abandoned)
+            self._released(len(abandoned), sum(m.size for m in abandoned))
+        parting.running.difference_update(abandoned)
+        parting.given_up += abandoned
+        return abandoned
 
     def _left_part(self, message: Message, *, given_up: bool) -> None:
         """Record that the handler of a message of a part has ended."""
@@ -198,7 +206,7 @@ class Ownership:
         self._abandon(partition, partition.ledger.in_flight())
         self.outbox.forget(partition)
         self.committer.forget(partition)
-        self.chains.forget(partition.id.whole, self.partitions)
+        self.chains.forget(partition.id, self.partitions)
 
     def _abandon(self, partition: Partition, messages: list[Message]) -> list[Message]:
         """Remove messages that do not run, and all waiting messages, from queue, lanes, ledger and budgets."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 
 import pytest
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, FINISHED, RUNNING, SETTLED
-from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
+from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId
 from tests.core.builders import assigned, deliver, effects, failed, kinds, new_engine, new_partition, take, take_all
 
 OUTCOMES = [ACK, ABANDON, failed(), failed(terminal=True)]
@@ -368,3 +369,24 @@ def test_the_failure_of_one_partition_changes_no_other_partition() -> None:
     following = take(engine)
     assert (following.partition, following.position) == (other, 1)
     assert other.live
+
+
+class Unlisted(dict[PartitionId, Partition]):
+    """Assignments that refuse to be listed."""
+
+    def __iter__(self) -> Iterator[PartitionId]:
+        raise AssertionError("the end of one assignment looks at all others")
+
+
+def test_the_end_of_an_assignment_looks_at_no_other_assignment() -> None:
+    """Otherwise the loss of all partitions takes a time that grows with the square of their number."""
+    engine = new_engine()
+    partitions = [assigned(engine, number) for number in range(3)]
+    (message,) = deliver(engine, partitions[0], 0)
+    assert engine.take() is message
+    engine.partitions = Unlisted(engine.partitions)
+    for partition in partitions:
+        engine.lose(partition)
+    assert list(engine.chains.tails) == [partitions[0].id]
+    engine.finish(message, ACK, 0.0)
+    assert engine.chains.tails == {}

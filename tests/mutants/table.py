@@ -346,9 +346,9 @@ _BOUNDS: Final = (
     Mutant(
         "zombie_stays_in_flight",
         "lanes.core.engine",
-        "            chains.forget(partition.id.whole, self.partitions)\n            self._released(1, message.size)\n"
+        "            chains.forget(partition.id, self.partitions)\n            self._released(1, message.size)\n"
         "            return\n",
-        "            chains.forget(partition.id.whole, self.partitions)\n            return\n",
+        "            chains.forget(partition.id, self.partitions)\n            return\n",
         "each zombie counts as in flight without end",
         "jetstream",
         ("PlacesGivenBack", "CaughtUp"),
