@@ -261,8 +261,8 @@ class Engine(Ownership):
         else:
             # A lane never continues after an abandoned head.
             if leaves and not partition.draining:
-                # The other messages of its key have left already.
-                abandoned = []
+                # Messages of its key that ran in the same batch are queued again. The others have left already.
+                abandoned = self._give_up_part(partition, successors(message), [])
             elif partition.draining:
                 abandoned = self._abandon(partition, successors(message))
                 partition.unended -= len(abandoned)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -264,15 +264,19 @@ class OffsetLedger:
             self._messages.extend(run)
         return self._seed(run) if self._seeded else []
 
-    def pass_over(self, messages: Iterable[Message]) -> None:
-        """Let the floor pass dropped messages, which another process handles. Waiting ones are removed."""
+    def pass_over(self, messages: Collection[Message]) -> None:
+        """Let the floor pass dropped messages, which another process handles. Waiting ones are removed.
+
+        The floor stays below abandoned messages of another part, which may wait too.
+        """
         for message in messages:
             # A former owner may have finished the message, so that the floor has passed it already.
             index = message.ordinal - self._base
             if 0 <= index < len(self._open):
                 self._open[index] = 0
                 self._messages[index] = None
-        self.waiting = [m for m in self.waiting if m.state != ABANDONED]
+        passed = set(messages)
+        self.waiting = [m for m in self.waiting if m not in passed]
         for ordinal, message in enumerate(self.waiting, start=self.next_ordinal):
             message.ordinal = ordinal
 

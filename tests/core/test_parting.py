@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
-from lanes.core.lane import ABANDONED, QUEUED, RUNNING
-from lanes.core.types import ACK, Message, Partition, PartitionId, PieceId
+from lanes.core.lane import ABANDONED, QUEUED, RUNNING, SETTLED
+from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, PartitionId, PieceId
 from tests.core.builders import (
     READER,
     ack,
@@ -127,6 +127,69 @@ def test_a_second_part_waits_for_both() -> None:
     ack(engine, run[0])
     (effect,) = parted(engine)
     assert len(effect.parting.parts) == 2
+
+
+def run_all(engine: Engine) -> list[tuple[int | None, list[tuple[int, int]]]]:
+    """Run all messages that may start, and return the commits in between."""
+    stored: list[tuple[int | None, list[tuple[int, int]]]] = []
+    while True:
+        message = engine.take()
+        if message is not None:
+            ack(engine, message)
+        elif not (settlements := engine.collect(0.0, everything=True)):
+            return stored
+        else:
+            engine.settled(settlements)
+            stored += commits_of(settlements)
+
+
+def test_a_hand_over_of_one_part_keeps_the_waiting_messages_of_another() -> None:
+    """The floor must stay below a message until its own part is handed over."""
+    engine = new_engine(max_ahead=1)
+    partition = assigned(engine, floor=0)
+    run = deliver(engine, partition, b"kept 0", b"moved x", b"kept 2", b"moved y", b"kept 4")
+    engine.part(partition, lambda message: message.key == b"moved x")
+    engine.part(partition, lambda message: message.key == b"moved y")
+    first, second = parted(engine)
+    engine.parted(partition, first.parting, 0.0)
+    assert run_all(engine)[-1] == (3, [])
+    engine.parted(partition, second.parting, 0.0)
+    assert run_all(engine)[-1] == (5, [])
+    assert [message.state for message in run[::2]] == [SETTLED] * 3
+    assert engine.flow.in_flight == 0
+
+
+def test_messages_after_a_hand_over_have_no_number_of_another_part() -> None:
+    engine = new_engine(max_ahead=2)
+    partition = assigned(engine, floor=0)
+    deliver(engine, partition, b"kept 0", b"kept 1", b"moved x", b"moved y")
+    engine.part(partition, lambda message: message.key == b"moved x")
+    engine.part(partition, lambda message: message.key == b"moved y")
+    first, second = parted(engine)
+    engine.parted(partition, first.parting, 0.0)
+    later = [new_message(partition, position, b"kept") for position in (4, 5)]
+    engine.receive(partition, later, 2, 0.0)
+    assert run_all(engine)[-1][0] == 3
+    engine.parted(partition, second.parting, 0.0)
+    assert run_all(engine)[-1] == (6, [])
+    assert [message.state for message in later] == [SETTLED] * 2
+
+
+@pytest.mark.parametrize("outcome", [failed(), RETURN], ids=["failed", "returned"])
+def test_a_batch_starts_no_later_message_of_a_part_after_one_that_was_given_up(outcome: Outcome | Failure) -> None:
+    engine = new_engine()
+    partition = assigned(engine, floor=0)
+    run = deliver(engine, partition, MOVED, MOVED, MOVED)
+    batch = engine.take_batch(2)
+    assert engine.part(partition, moved) == [run[2]]
+    engine.finish_batch(batch, [outcome, ACK], 0.0)
+    assert [message.state for message in run] == [ABANDONED] * 3
+    assert engine.take() is None
+    (effect,) = parted(engine)
+    assert sorted(positions(effect.parting.given_up)) == [0, 1, 2]
+    assert (engine.flow.in_flight, engine.running_handlers) == (0, 0)
+    engine.parted(partition, effect.parting, 0.0)
+    assert partition.ledger.floor() == 3
 
 
 def test_a_drain_supersedes_a_parting() -> None:
