@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
@@ -96,7 +96,7 @@ class _Entries:
         urgent: Failures that a task must write. A lane or a drain waits for each write.
         waiting: Entries to drop, and entries whose last write failed.
         writers: Scopes of the tasks that write.
-        written: Set when a task has written its entries.
+        written: Set when a task has written entries, and when a task ends.
     """
 
     def __init__(self) -> None:
@@ -112,6 +112,15 @@ class _Entries:
         queue, other = (self.waiting, self.urgent) if entry.drop else (self.urgent, self.waiting)
         other.pop(position, None)
         queue[position] = entry
+
+    def writing(self, positions: Collection[int] | None) -> bool:
+        """Return whether entries of these positions are queued or written now; None = of any position."""
+        if positions is None:
+            return bool(self.writers)
+        return any(
+            each in self.urgent or each in self.waiting or ((entry := self.by_position.get(each)) and entry.busy)
+            for each in positions
+        )
 
     def take(self) -> dict[int, _Entry]:
         """Remove the entries of the next call from the queue: one failure, or up to 500 entries to drop."""
@@ -329,7 +338,9 @@ class AttemptKeeper:
                     await freezes.wait()
                 if not (taken := entries.take()):
                     break
-                if await self._written(partition, entries, taken, pause):
+                written = await self._written(partition, entries, taken, pause)
+                entries.written.set()
+                if written:
                     pause = STORE_RETRY[0]
                     continue
                 await anyio.sleep(pause)
@@ -397,10 +408,15 @@ class AttemptKeeper:
             for message in messages:
                 entries.by_position.pop(message.position, None)
 
-    async def flush(self, partition: Partition) -> None:
-        """Wait until the writes of a partition's queued entries end, for its next owner. Cancel-safe."""
+    async def flush(self, partition: Partition, positions: Collection[int] | None = None) -> None:
+        """Wait until the writes of a partition's queued entries end, for its next owner. Cancel-safe.
+
+        Args:
+            partition: The assignment.
+            positions: Positions whose entries to wait for; None = all.
+        """
         entries = self._entries.get(partition)
-        while entries is not None and entries.writers and partition in self._entries:
+        while entries is not None and entries.writing(positions) and partition in self._entries:
             if entries.written.is_set():
                 entries.written = anyio.Event()
             await entries.written.wait()

@@ -265,8 +265,9 @@ class Handover:
         """
         dividing: object = self._source
         assert isinstance(dividing, Dividing), "only a source that divides partitions revokes a part"
-        await self._settler.settle_all(partition)
-        await self._attempts.flush(partition)
+        # The other messages of the partition go on, so a wait until nothing is left would not end.
+        await self._settler.settle_finished(partition)
+        await self._attempts.flush(partition, [message.position for message in parting.given_up])
         # The floor passes these messages after the hand-over, and their entries belong to the next owners.
         self._attempts.part(partition, parting.given_up)
         pause = SETTLE_RETRY[0]

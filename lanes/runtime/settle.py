@@ -104,6 +104,30 @@ class Settler:
             elif not self._pending(partition):
                 return
 
+    async def settle_finished(self, partition: Partition) -> None:
+        """Settle the messages of a partition that have finished before the call.
+
+        The call does not wait for messages that finish meanwhile, so it also ends for a busy partition. It repeats
+        failed settlements until the partition drains or is lost, or the source fails for good.
+
+        Args:
+            partition: An assignment of a source that commits.
+        """
+        pause = SETTLE_RETRY[0]
+        while not self._failed and self._engine.owns(partition) and not partition.draining:
+            async with self._lock:
+                # A commit in transit was collected earlier, so only one that begins here covers all messages.
+                sending = self._sending(partition)
+                if not sending and await self._send(self._collect(everything=True)):
+                    return
+            if not sending:
+                await anyio.sleep(pause)
+                pause = min(pause * 2, SETTLE_RETRY[1])
+                continue
+            if self._left.is_set():
+                self._left = anyio.Event()
+            await self._left.wait()
+
     def _sending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:
             return self._under_way > 0

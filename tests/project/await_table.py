@@ -50,6 +50,9 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     # A drain or a loss ends the parting, and each of them hands the parts over or lets their drains end.
     "lanes/runtime/handover.py::Handover.hand_over::draining": _PARTED,
     "lanes/runtime/handover.py::Handover.hand_over::live": _PARTED,
+    # A settlement of a partition that was given up meanwhile is dropped before it is sent.
+    "lanes/runtime/settle.py::Settler.settle_finished::draining": _ASKED_AGAIN,
+    "lanes/runtime/settle.py::Settler.settle_finished::owns": _ASKED_AGAIN,
     "lanes/runtime/lifecycle.py::Lifecycle.until_ready::ended": _ASKED_AGAIN,
     "lanes/workers/pool.py::Pool._join::ended": Shown(
         "tests/workers/test_thread_ends.py::test_a_message_taken_by_a_thread_during_the_end_is_not_begun"

@@ -99,6 +99,54 @@ async def test_a_part_is_handed_over_after_the_settlement_and_again_after_an_err
     assert handler.started == [0, 1, 3]
 
 
+class Busy(Divided):
+    """A source whose other messages never rest: during each settlement before the hand-over, a further one
+    finishes."""
+
+    handler: Gated
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        await super().settle(settlements)
+        if "hand over" in self.names():
+            return
+        position = len(self.handler.ended)
+        self.deliver(b"k", first=position)
+        commits: Any = self.partition.commits
+        await until(lambda: position in self.handler.ended and commits.changes)
+
+
+async def test_a_part_is_handed_over_while_the_rest_is_busy() -> None:
+    source = Busy()
+    source.handler = Gated(free=[b"k", b"m"])
+    source.deliver(b"k", b"m")
+    async with started(Consumer(source, source.handler)):
+        await until(lambda: "settle" in source.names())
+        source.send(RevokingPart(source.partition, moved))
+        await until(lambda: "hand over" in source.names())
+
+
+class Stuck(MemoryAttempts):
+    """A store that never answers."""
+
+    async def keep(self, message: Message, attempt: Attempt) -> None:
+        await anyio.sleep_forever()
+
+
+async def test_a_part_waits_for_no_write_of_another_message() -> None:
+    source, attempts = Divided(), Stuck()
+    failed: list[int] = []
+
+    async def fail(message: Message) -> None:
+        failed.append(message.position)
+        raise ValueError
+
+    source.deliver(b"k")
+    async with started(Consumer(source, fail, attempts=attempts)):
+        await until(lambda: failed == [0])
+        source.send(RevokingPart(source.partition, moved))
+        await until(lambda: "hand over" in source.names())
+
+
 async def test_an_error_that_stays_stops_the_consumer() -> None:
     source = Divided(SourceError("no such row"))
     async with started(Consumer(source, Gated(free=[b"m"]))) as run:
