@@ -25,7 +25,7 @@ OTHERS: Final = {
     "lanes.runtime.run:Run._watch_intake": _PERIODIC,
     "lanes.runtime.run:Run._watch_retention": _PERIODIC,
     "lanes.runtime.settle:Settler.keep_alive": _PERIODIC,
-    "lanes.runtime.settle:Settler.settle_finished": "each pass ends with a drain or a loss; tests/runtime/test_parts.py",
+    "lanes.runtime.settle:Settler.settle_finished": "each pass ends with a drain or a loss; runtime/test_parts.py",
     "lanes.runtime.survivors:survivors": "waits for the end of cancelled handlers, within its limit",
     "lanes.workers.batches:BatchWorkers._watch": _PERIODIC,
     "lanes.workers.loop_watch:LoopWatch._waits": _PERIODIC,
