@@ -143,8 +143,8 @@ COMBINED: Final = (
     Mutant(
         "flush_waits_for_one_write",
         "lanes.runtime.attempts",
-        "        while entries is not None and entries.writers and partition in self._entries:\n",
-        "        if entries is not None and entries.writers and partition in self._entries:\n",
+        "        while entries is not None and entries.writing(positions) and partition in self._entries:\n",
+        "        if entries is not None and entries.writing(positions) and partition in self._entries:\n",
         "a drain hands its partition over after the first of several writes to the store of attempts",
         "kept_attempts",
         ("HandedOver", "AttemptsContinue"),
