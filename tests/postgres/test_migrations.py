@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, LiteralString
 
@@ -64,9 +65,9 @@ def test_concurrent_migrations_wait_for_each_other(postgres: PostgresServer, sch
     assert sorted(results) == [[]] * 5 + [ALL]
 
 
-def _migrate_to_5(server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _migrate_to(count: int, server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = migrations.migrations()
-    monkeypatch.setattr(migrations, "migrations", lambda: known[:5])
+    monkeypatch.setattr(migrations, "migrations", lambda: known[:count])
     with psycopg.connect(server.url) as connection:
         migrate(connection, schema=schema)
     monkeypatch.undo()
@@ -80,7 +81,7 @@ def test_an_update_beside_an_open_append_ends_no_transaction(
 
     If the server finds it in the update first, that try has failed too.
     """
-    _migrate_to_5(postgres, schema, monkeypatch)
+    _migrate_to(5, postgres, schema, monkeypatch)
     tables = [sql.Identifier(schema, name) for name in ("lanes_logs", "lanes_log_messages")]
     with (
         psycopg.connect(postgres.url) as append,
@@ -101,7 +102,7 @@ def test_an_update_that_waits_for_several_transactions_ends_none(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The waits of a try for one table after the other are together shorter than the time to find a deadlock."""
-    _migrate_to_5(postgres, schema, monkeypatch)
+    _migrate_to(5, postgres, schema, monkeypatch)
     names = [
         name
         for (name,) in _rows(
@@ -138,7 +139,7 @@ def test_an_update_that_waits_for_several_transactions_ends_none(
 def test_an_update_keeps_the_lock_timeout_of_its_connection(
     connection: psycopg.Connection, postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _migrate_to_5(postgres, schema, monkeypatch)
+    _migrate_to(5, postgres, schema, monkeypatch)
     seen = b"CREATE TABLE seen AS SELECT current_setting('lock_timeout') AS timeout"
     known = [*migrations.migrations(), Migration(len(ALL) + 1, "seen", seen)]
     monkeypatch.setattr(migrations, "migrations", lambda: known)
@@ -152,7 +153,7 @@ def test_an_update_keeps_the_lock_timeout_of_its_connection(
 def test_an_update_names_the_transactions_that_it_waited_for(
     postgres: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _migrate_to_5(postgres, schema, monkeypatch)
+    _migrate_to(5, postgres, schema, monkeypatch)
     monkeypatch.setattr(
         migrations, "_LOCK_TABLES", migrations._LOCK_TABLES.replace("interval '60 s'", "interval '0 s'")
     )
@@ -210,6 +211,46 @@ def test_older_tables_are_updated(connection: psycopg.Connection, schema: str, m
     check_schema(connection, schema=schema)
     with Positions("books", schema=schema).once(connection, message(5)) as fresh:
         assert not fresh
+
+
+@pytest.fixture
+def service(postgres: PostgresServer, schema: str) -> Iterator[str]:
+    """The name of a user with the mark ``?``, which must be quoted."""
+    name = f"{schema}?"
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE ROLE {}").format(sql.Identifier(name)))
+        yield name
+        connection.execute(sql.SQL("DROP OWNED BY {0}; DROP ROLE {0}").format(sql.Identifier(name)))
+
+
+def test_the_users_of_older_tables_may_use_the_pieces_of_ranges(
+    postgres: PostgresServer,
+    connection: psycopg.Connection,
+    schema: str,
+    service: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every member reads them, so a service must not stop until somebody repeats the grants."""
+    _migrate_to(ALL.index("ring_pieces"), postgres, schema, monkeypatch)
+    place = {"schema": sql.Identifier(schema), "user": sql.Identifier(service)}
+    for each in (
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}",
+        "GRANT SELECT ON {schema}.lanes_states TO PUBLIC",
+    ):
+        connection.execute(sql.SQL(each).format(**place))
+    connection.commit()
+    migrate(connection, schema=schema)
+
+    def may(user: str, right: str, table: str, kind: str = "table") -> Any:
+        text = f"SELECT has_{kind}_privilege(%s, %s, %s)"
+        return connection.execute(text.encode(), (user, f"{schema}.{table}", right)).fetchall()[0][0]
+
+    for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+        assert may(service, right, "lanes_ring_pieces") and may(service, right, "lanes_ring_assignments")
+    assert may(service, "USAGE", "lanes_ring_epochs", "sequence")
+    assert not may(service, "TRUNCATE", "lanes_ring_pieces")
+    assert may("public", "SELECT", "lanes_ring_pieces") and not may("public", "UPDATE", "lanes_ring_pieces")
+    assert not may("public", "USAGE", "lanes_ring_epochs", "sequence")
 
 
 def test_tables_of_a_newer_version_are_refused(

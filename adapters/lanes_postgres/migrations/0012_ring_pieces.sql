@@ -26,3 +26,19 @@ CREATE INDEX lanes_ring_pieces_of ON lanes_ring_pieces (log, subscription, parti
 
 -- One sequence for all pieces: a key has a higher epoch in each piece that it moves to.
 CREATE SEQUENCE lanes_ring_epochs;
+
+-- Every member reads the pieces, also one without ranges. The users of the states therefore get the same rights here.
+DO $$
+DECLARE
+    granted record;
+BEGIN
+    FOR granted IN
+        SELECT privilege_type, CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END AS name
+        FROM pg_class, aclexplode(relacl) WHERE pg_class.oid = 'lanes_states'::regclass AND grantee <> relowner
+    LOOP
+        EXECUTE format('GRANT %s ON lanes_ring_pieces, lanes_ring_assignments TO %s', granted.privilege_type, granted.name);
+        IF granted.privilege_type = 'UPDATE' THEN
+            EXECUTE format('GRANT USAGE ON SEQUENCE lanes_ring_epochs TO %s', granted.name);
+        END IF;
+    END LOOP;
+END $$;

@@ -64,8 +64,10 @@ _LOOK: Final[LiteralString] = (
     "SELECT id, partition, slots::text, consumer, epoch, parent, floor FROM {schema}.lanes_ring_pieces "
     "WHERE log = %s AND subscription = %s AND (consumer = %s OR slots IS NULL OR id = ANY(%s)) ORDER BY id"
 )
+# A statement must see what was committed before it, also if the default of the database is a stricter isolation.
+_READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 # A former owner that is frozen in a transaction may hold the row, and the claims of other pieces would wait for it.
-_STORES: Final[LiteralString] = "SET LOCAL idle_in_transaction_session_timeout TO '5s'"
+_STORES: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
 _CLAIMS: Final[LiteralString] = _STORES + "; SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
@@ -96,9 +98,15 @@ _HAND_OVER_ALL: Final[LiteralString] = (
 )
 _HAND_OVER: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS part SET floor = least(piece.floor, %(below)s), completed = ARRAY("
-    # Of each run, the start has an odd number and the end the next one. A run that begins below the bound is cut there.
-    "SELECT least(bound, %(below)s) FROM unnest(piece.completed) WITH ORDINALITY AS each (bound, number) "
-    "WHERE piece.completed[number - 1 + number %% 2] < %(below)s ORDER BY number), parent = NULL, parent_epoch = NULL "
+    # Of each run, the start has an odd number and the end the next one. The owner has read up to the bound, so its runs
+    # count there. Above the bound, the part still has the runs that the owner took over from an earlier owner.
+    "SELECT bound FROM unnest((SELECT coalesce(range_agg(run), '{{}}') FROM ("
+    "SELECT int8range(piece.completed[n], least(piece.completed[n + 1], %(below)s)) AS run "
+    "FROM generate_series(1, cardinality(piece.completed), 2) AS n WHERE piece.completed[n] < %(below)s UNION ALL "
+    "SELECT int8range(greatest(part.completed[n], %(below)s), part.completed[n + 1]) "
+    "FROM generate_series(1, cardinality(part.completed), 2) AS n WHERE part.completed[n + 1] > %(below)s) AS runs)) "
+    "AS run, LATERAL (VALUES (lower(run)), (upper(run))) AS bounds (bound) ORDER BY bound), "
+    "parent = NULL, parent_epoch = NULL "
     "FROM {schema}.lanes_ring_pieces AS piece WHERE piece.id = %(id)s AND piece.epoch = %(epoch)s "
     "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s AND part.slots <@ %(slots)s::int4multirange"
 )
@@ -315,6 +323,7 @@ class Pieces:
     def _handing_over(self, text: LiteralString, parameters: Any) -> Steps[None]:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
+        yield Statement(_READ_COMMITTED.encode())
         yield from locking(self._schema, *self._place)
         yield from self._once(text, parameters)
 
