@@ -21,6 +21,9 @@ from tests.jetstream.workload import unique, until
 
 Command = Callable[..., Awaitable[Any]]
 
+LEASE = 10.0
+"""Seconds that the next number of partitions waits for the former members."""
+
 
 @pytest.fixture
 async def narrow(nats_server: NatsServer, client: Client) -> AsyncIterator[PartitionedQueue]:
@@ -76,6 +79,7 @@ async def subjects_of_stream(client: Client, name: str) -> list[str]:
 
 
 @pytest.mark.anyio
+@pytest.mark.timeout(250)
 @pytest.mark.parametrize("kind", ["durable", "cohort"])
 async def test_a_queue_grows_and_shrinks_by_the_runbook(
     nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command, kind: str
@@ -87,7 +91,7 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(
     shrink = ("shrink", "--from", "4", "--to", "2", "--group", group)
 
     def worker(queue: PartitionedQueue) -> Consumer:
-        how: Any = {"durable": "work"} if kind == "durable" else {"cohort": Cohort("work", member="m", lease=LASTING)}
+        how: Any = {"durable": "work"} if kind == "durable" else {"cohort": Cohort("work", member="m", lease=LEASE)}
         source = JetStreamSource(nats_server.url, stream=queue.name, key=header("k"), queue=queue, **how)
         return Consumer(source, ignore)
 
@@ -303,6 +307,7 @@ async def test_a_stream_that_does_not_fit_is_refused(
 
 
 @pytest.mark.anyio
+@pytest.mark.timeout(150)
 @pytest.mark.parametrize("kind", ["durable", "cohort"])
 async def test_a_queue_whose_subjects_have_names_of_their_own_grows_and_shrinks(
     nats_server: NatsServer, client: Client, narrow: PartitionedQueue, lanes_queue: Command, kind: str
@@ -319,7 +324,7 @@ async def test_a_queue_whose_subjects_have_names_of_their_own_grows_and_shrinks(
     shrink = ("shrink", "--from", "3", "--to", "2", "--group", group, *named)
 
     def worker(queue: PartitionedQueue) -> Consumer:
-        how: Any = {"durable": "work"} if kind == "durable" else {"cohort": Cohort("work", member="m", lease=LASTING)}
+        how: Any = {"durable": "work"} if kind == "durable" else {"cohort": Cohort("work", member="m", lease=LEASE)}
         return Consumer(
             JetStreamSource(nats_server.url, stream=narrow.name, key=header("k"), queue=queue, **how), ignore
         )
