@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from itertools import accumulate
+from operator import attrgetter
 from typing import Final
 
 from memsource.checkers.assignments import AssignmentChecker, State
@@ -17,6 +18,9 @@ MARGIN: Final = 5.0
 
 SILENT: Final = "deadlines passed while the process wrote nothing: it was suspended, or it was late"
 """The doubt about a process that missed a deadline while it wrote no row."""
+
+FREEZE: Final = 1.0
+"""Seconds without a row that may be a freeze."""
 
 _WELL_NIGH: Final = 0.9
 """Share of a limit after which a wait may have timed out. The clocks of the rows and of the loop differ."""
@@ -86,3 +90,17 @@ def timeout_of(segment: Segment, row: Row) -> float | None:
 def well_nigh(took: float, limit: float) -> bool:
     """Return whether a wait of ``took`` seconds, measured between rows, may have ended at its ``limit``."""
     return took >= _WELL_NIGH * limit
+
+
+def froze_before(segment: Segment, row: Row) -> bool:
+    """Return whether the process may have been frozen before ``row``, and has started no message since."""
+    rows = segment.rows
+    later = row.mono
+    for index in range(bisect_left(rows, row.n, key=attrgetter("n")) - 1, -1, -1):
+        each = rows[index]
+        if later - each.mono >= FREEZE:
+            return True
+        if each.event == "started":
+            return False
+        later = each.mono
+    return False

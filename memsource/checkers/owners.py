@@ -8,13 +8,11 @@ from operator import attrgetter
 from typing import Final
 
 from memsource.checkers.checker import PromiseChecker, on
+from memsource.checkers.deadlines import FREEZE
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
 from memsource.history.timeline import Assignment, Timeline
-
-_FREEZE: Final = 1.0
-"""Seconds without a row that may be a freeze."""
 
 _NOT_CALLED: Final = 0.25
 """Maximum number of seconds from the ``started`` row to the call of the handler, and from the end of a freeze to the
@@ -178,7 +176,7 @@ def _is_recalled(segment: Segment, row: Row, started: float) -> bool:
     """Whether a freeze shortly after the start of the handler ended shortly before ``row``."""
     woke = row.mono
     for each in reversed(segment.rows[: bisect_left(segment.rows, row.n, key=attrgetter("n"))]):
-        if woke - each.mono >= _FREEZE:
+        if woke - each.mono >= FREEZE:
             return each.mono - started <= _NOT_CALLED
         # The process may write other rows first when it wakes.
         woke = each.mono

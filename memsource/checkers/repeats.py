@@ -10,7 +10,7 @@ from typing import NamedTuple
 from lanes.config import SETTLE_WITHIN
 from memsource.checkers.assignments import AssignmentChecker, closes_prefix, with_state
 from memsource.checkers.checker import PromiseChecker, on
-from memsource.checkers.deadlines import Drain, timeout_of, well_nigh
+from memsource.checkers.deadlines import Drain, froze_before, timeout_of, well_nigh
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
@@ -166,8 +166,10 @@ class _Work:
         finished: For each finished and unsettled position, the number of the row in which the message ended.
         began: Positions that started and are unfinished.
         abandoned: Positions whose messages were abandoned.
-        too_late: Positions whose messages were abandoned because the drain had no time left.
+        too_late: Positions whose messages were abandoned because the drain had no time left, or because a freeze came
+            before the drain.
         drain: The drain of the assignment.
+        frozen: Whether the drain began after a freeze, and the process had started no message since.
         floor: Last confirmed floor; -1 = none.
         sent: The commit that waits for its answer; None = no commit.
         confirmed: Number of the row of the latest confirmed commit; -1 = none.
@@ -183,6 +185,7 @@ class _Work:
         "drained",
         "finished",
         "floor",
+        "frozen",
         "sent",
         "too_late",
         "unsure",
@@ -194,6 +197,7 @@ class _Work:
         self.abandoned: set[int] = set()
         self.too_late: set[int] = set()
         self.drain = Drain()
+        self.frozen = False
         self.floor = -1
         self.sent: Row | None = None
         self.confirmed = -1
@@ -214,10 +218,12 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 
     A handover is clean if the process drained the partition, received the answers to all commits in time, and still
     owned the partition. If the completed set cannot be handed over, messages above the committed floor may repeat in
-    two cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a handler
-    of an earlier assignment still ran. ``OrderAcrossAssignments`` judges that the broker delivers no message below the
-    floor again. If the broker delivers an acknowledged message again, the broker forgot the acknowledgement, which is
-    no fault of the handover.
+    three cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a
+    handler of an earlier assignment still ran. In the third case, the process wrote no row for a second, and started no
+    message between this second and the drain: after a freeze, messages start only when the broker has confirmed the
+    partition. ``OrderAcrossAssignments`` judges that the broker delivers no message below the floor again. If the
+    broker delivers an acknowledged message again, the broker forgot the acknowledgement, which is no fault of the
+    handover.
 
     Args:
         timeline: History to judge.
@@ -287,7 +293,8 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     @with_state("abandoned")
     def _abandoned(self, segment: Segment, row: Row, state: _Work) -> None:
         state.abandoned.add(row.position)
-        if state.drain.since is not None and well_nigh(row.mono - state.drain.since, state.drain.timeout):
+        drain = state.drain
+        if drain.since is not None and (state.frozen or well_nigh(row.mono - drain.since, drain.timeout)):
             state.too_late.add(row.position)
 
     @with_state("ack")
@@ -319,6 +326,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     def _revoking(self, segment: Segment, row: Row) -> None:
         state, timeout = self._assignments.of(segment, row), timeout_of(segment, row)
         if state is not None and timeout is not None:
+            state.frozen = state.frozen or (state.drain.since is None and froze_before(segment, row))
             state.drain.begin(row.mono, timeout)
 
     @with_state("drained")

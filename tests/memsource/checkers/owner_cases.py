@@ -107,6 +107,22 @@ OWNING: list[Case] = [
     ),
     Case(
         make=NoDuplicateCleanly,
+        what="messages that may have waited for the confirmation after a freeze, where the set is not handed over",
+        rules=CLOSES,
+        asks="drain_timeout",
+        keeps=[
+            at(99.0, assigned(), delivered(0, "a"), done(1, "b"), sent(0), confirmed(0)),
+            drained(abandoned(0, "a")),
+        ],
+        breaks=[
+            at(99.0, assigned(), delivered(0, "a"), done(1, "b")),
+            *[*done(2, "c"), sent(0), confirmed(0), *drained(abandoned(0, "a"))],
+        ],
+        then=[assigned(), delivered(0, "a"), delivered(1, "b"), ran(0, "a"), ran(1, "b")],
+        witness="started again after it had finished and was handed over cleanly (m-1 pid 1 row 15)",
+    ),
+    Case(
+        make=NoDuplicateCleanly,
         what="settled in the end",
         asks="drain_timeout",
         keeps=[assigned(None), delivered(0), ran(0), owned("revoking"), owned("drained"), ack(0), owned("revoked")],
