@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, LiteralString, overload
 
 import psycopg
@@ -17,7 +17,7 @@ from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
 from lanes_postgres.rows import LEAST, MOST
 from lanes_postgres.steps import Result, Statement, Steps, compose
-from lanes_postgres.transactions import alone_async, inside
+from lanes_postgres.transactions import alone_async, each_async, inside
 
 _KEY: Final[LiteralString] = "subscription, source, partition, incarnation"
 _KEYS: Final[LiteralString] = "unnest(%s::text[], %s::text[], %s::bigint[], %s::text[]) WITH ORDINALITY"
@@ -34,9 +34,11 @@ _READ: Final[LiteralString] = (
 )
 # A server that loses confirmed commits in a crash would give the same epoch twice. The transaction of a frozen handler
 # may hold the row for hours, and the claims of other partitions would wait for this one.
-# A member that is frozen before its COMMIT would keep the rows too, also those of partitions that others want to own.
-_STORES: Final[LiteralString] = "SET LOCAL idle_in_transaction_session_timeout TO '5s'"
-_CLAIMS: Final[LiteralString] = _STORES + "; SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
+# A member that is frozen before its COMMIT would keep the row too. A store is one statement, so it needs no such limit.
+_CLAIMS: Final[LiteralString] = (
+    "SET LOCAL idle_in_transaction_session_timeout TO '5s'; SET LOCAL synchronous_commit TO on; "
+    "SET LOCAL lock_timeout TO '10ms'"
+)
 _CLAIM: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_states (" + _KEY + ", floor) VALUES (%s, %s, %s, %s, %s) "
     "ON CONFLICT (" + _KEY + ") DO UPDATE SET epoch = DEFAULT RETURNING epoch, floor, completed::text"
@@ -124,7 +126,7 @@ class PostgresStates:
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         try:
-            return await self._perform(self._claiming(key, start))
+            return await self._perform(self._claiming(key, start), alone_async)
         except SourceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise StateLocked(
@@ -173,10 +175,14 @@ class PostgresStates:
         """
         return inside(connection, self._storing_in(change), self._where, "PostgresStates.store_in")
 
-    async def _perform(self, steps: Steps[Result]) -> Result:
+    async def _perform(
+        self,
+        steps: Steps[Result],
+        perform: Callable[[AsyncConnection[Any], Steps[Result], str], Awaitable[Result]] = each_async,
+    ) -> Result:
         try:
             async with self._connect() as connection:
-                return await alone_async(connection, steps, self._where)
+                return await perform(connection, steps, self._where)
         except psycopg.Error as error:
             raise lanes_error(self._where, error) from error
 
@@ -197,7 +203,6 @@ class PostgresStates:
         return State(epoch, floor, runs_of(completed))
 
     def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
-        yield Statement(_STORES.encode())
         # One order of the rows for all transactions makes deadlocks unlikely.
         order = sorted(range(len(changes)), key=lambda index: changes[index].key)
         found = yield self._statement([changes[index] for index in order])

@@ -131,16 +131,40 @@ async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], wh
 
 
 def outside(connection: Either, steps: Steps[Result], where: str, call: str) -> Awaitable[Result] | Result:
-    """Perform a single statement outside of any transaction of the caller.
+    """Perform a single statement outside of any transaction of the caller, in one request.
 
     Raises ``ConfigError`` inside a transaction.
     """
     _check_outside(connection, where)
-    if not connection.autocommit:
-        return alone(connection, steps, where, call)
     if isinstance(connection, AsyncConnection):
-        return _named(perform_async(connection, steps, where), call)
-    return perform(_blocking(connection), steps, where)
+        return _named(each_async(connection, steps, where), call)
+    blocking = _blocking(connection)
+    if blocking.autocommit:
+        return perform(blocking, steps, where)
+    blocking.autocommit = True
+    try:
+        return perform(blocking, steps, where)
+    finally:
+        if _is_idle(blocking):
+            blocking.autocommit = False
+
+
+async def each_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
+    """Perform each statement as a transaction of its own, in one request.
+
+    A cancelled call has performed a statement completely or not at all. Raises ``ConfigError`` for a connection in a
+    transaction or a pipeline.
+    """
+    _check_idle(connection, where, "")
+    if connection.autocommit:
+        return await perform_async(connection, steps, where)
+    # The setting is the client's, so this call sends nothing.
+    await connection.set_autocommit(True)
+    try:
+        return await perform_async(connection, steps, where)
+    finally:
+        if _is_idle(connection):
+            await connection.set_autocommit(False)
 
 
 @contextmanager
@@ -185,6 +209,10 @@ async def _block_async(
             await transaction.__aexit__(None, None, None)
         except psycopg.OperationalError as error:
             raise lanes_error(f"{where}, at the COMMIT", error) from error
+
+
+def _is_idle(connection: Either) -> bool:
+    return TransactionStatus(connection.pgconn.transaction_status) == _IDLE
 
 
 def _check_idle(connection: Either, where: str, otherwise: str) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 import psycopg
 from psycopg import sql
+from psycopg.pq import Trace
 
 from lanes.core.types import Message, Partition, PartitionId
 from lanes_postgres import Positions, migrate
@@ -37,6 +41,19 @@ def partition(
 
 def message(position: int, key: bytes | None = b"k", of: Partition | None = None) -> Message:
     return Message(of or partition(), position, key, 1, None, None)
+
+
+@contextmanager
+def requests(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[list[str]]:
+    """List the requests that a connection sends inside the block, each of which waits for its answer."""
+    found: list[str] = []
+    with TemporaryFile("r") as file:
+        connection.pgconn.trace(file.fileno())
+        connection.pgconn.set_trace_flags(Trace.SUPPRESS_TIMESTAMPS)
+        yield found
+        connection.pgconn.untrace()
+        file.seek(0)
+        found += [line for line in file if re.match(r"F\t\d+\t(Query|Sync)", line)]
 
 
 @dataclass(frozen=True)

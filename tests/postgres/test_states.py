@@ -27,7 +27,7 @@ from memsource.contract.states import (
     TransactionCheck,
 )
 from tests.components import PostgresServer
-from tests.postgres.tables import Effects
+from tests.postgres.tables import Effects, requests
 
 pytestmark = pytest.mark.anyio
 
@@ -103,16 +103,34 @@ async def test_the_effect_of_a_former_owner_rolls_back(pool: AsyncConnectionPool
     assert (await states.read([KEY]))[KEY].floor == 1
 
 
-async def test_an_owner_that_is_frozen_in_a_store_keeps_no_row(
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_a_store_is_one_statement_that_no_freeze_interrupts(
+    pool: AsyncConnectionPool, effects: Effects, autocommit: bool
+) -> None:
+    async with await psycopg.AsyncConnection.connect(effects.url, autocommit=autocommit) as connection:
+
+        @asynccontextmanager
+        async def lend() -> AsyncIterator[psycopg.AsyncConnection[Any]]:
+            yield connection
+
+        states = PostgresStates(lend, schema=effects.schema)
+        begun = await states.claim(KEY, 0)
+        with requests(connection) as sent:
+            assert await states.store([StateChange(KEY, begun._replace(floor=3))]) == [True]
+        assert len(sent) == 1 and connection.autocommit is autocommit
+    assert (await PostgresStates(pool.connection, schema=effects.schema).read([KEY]))[KEY].floor == 3
+
+
+async def test_an_owner_that_is_frozen_in_a_claim_keeps_no_row(
     pool: AsyncConnectionPool, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server ends its transaction, although its connection is alive."""
-    monkeypatch.setattr(states_module, "_STORES", states_module._STORES.replace("'5s'", "'100ms'"))
+    monkeypatch.setattr(states_module, "_CLAIMS", states_module._CLAIMS.replace("'5s'", "'100ms'"))
     states = PostgresStates(pool.connection, schema=effects.schema)
-    former = await states.claim(KEY, 0)
+    await states.claim(KEY, 0)
     frozen = PostgresStates(pool.connection, schema=effects.schema)
     async with await psycopg.AsyncConnection.connect(effects.url) as connection:
-        await perform_async(connection, frozen._storing([StateChange(KEY, former._replace(floor=3))]), "store")
+        await perform_async(connection, frozen._claiming(KEY, 0), "claim")
         with pytest.raises(StateLocked):
             await states.claim(KEY, 0)
         with anyio.fail_after(10):

@@ -16,6 +16,7 @@ from lanes_postgres import Log, Record
 from lanes_postgres.log.appending import headers_of, headers_text
 from tests.components import PostgresServer
 from tests.postgres.log.logs import Logs
+from tests.postgres.tables import requests
 
 
 def test_a_rollback_of_the_caller_takes_messages_and_effects_back(logs: Logs) -> None:
@@ -128,6 +129,19 @@ def test_a_notification_inside_a_transaction_is_refused(logs: Logs, autocommit: 
         with connection.transaction(), pytest.raises(ConfigError, match=r"call notify\(\) after the COMMIT"):
             logs.log.notify(connection)
         logs.log.notify(connection)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_a_notification_is_one_request(logs: Logs, autocommit: bool) -> None:
+    with logs.connect(autocommit=autocommit) as connection:
+        with requests(connection) as sent:
+            logs.log.notify(connection)
+        assert len(sent) == 1 and connection.autocommit is autocommit
+    async with await psycopg.AsyncConnection.connect(logs.url, autocommit=autocommit) as other:
+        with requests(other) as sent:
+            await logs.log.notify(other)
+        assert len(sent) == 1 and other.autocommit is autocommit
 
 
 @pytest.mark.parametrize(
