@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from psycopg import AsyncConnection
@@ -15,7 +16,7 @@ from lanes.clock import monotonic
 from lanes.core.types import Partition, PieceId
 from lanes.errors import SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
-from lanes.source import Assigned, RevokingPart
+from lanes.source import RevokingPart
 from lanes_postgres.log.reading import READER
 from lanes_postgres.ring.pieces import RING, Draining, PieceRow, Pieces, unowned
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
@@ -155,7 +156,8 @@ class PieceVisitor(Visitor):
         key = StateKey(self.subscription, PieceId(self.log_name, row.partition, row.id), self.incarnation)
         name = self._lock_of(row.partition, row.id)
         try:
-            acquired = await acquire(self.locks, self.pieces, key, name=name, start=0, changed=self._lock_changed)
+            changed = partial(self.lock_changed, row.id)
+            acquired = await acquire(self.locks, self.pieces, key, name=name, start=0, changed=changed)
         except Draining as error:
             await self._end_drain(row, error.parent)
             return
@@ -173,26 +175,27 @@ class PieceVisitor(Visitor):
             deadline=held.deadline,
             fencing_token=state.epoch,
         )
-        self.owned[row.id] = OwnedPiece(
-            number=row.partition,
-            partition=partition,
-            held=held,
-            key=key,
-            epoch=state.epoch,
-            floor=state.floor,
-            read=state.floor,
-            since=monotonic(),
-            end=max(self._ends[row.partition], state.floor),
-            slots=self.pieces.claimed.pop(row.id),
-            told=state.floor,
+        self.own(
+            OwnedPiece(
+                number=row.partition,
+                partition=partition,
+                held=held,
+                key=key,
+                epoch=state.epoch,
+                floor=state.floor,
+                read=state.floor,
+                since=monotonic(),
+                end=max(self._ends[row.partition], state.floor),
+                slots=self.pieces.claimed.pop(row.id),
+                told=state.floor,
+            )
         )
-        self._events.append(Assigned(partition))
 
     async def _end_drain(self, row: PieceRow, parent: int) -> None:
         """End the drain of a piece whose former owner has lost its lock, for example because it was killed."""
         if parent in self.owned:
             return  # This member hands the piece over itself.
-        held = await self.locks.try_acquire(self._lock_of(row.partition, parent), self._lock_changed)
+        held = await self.locks.try_acquire(self._lock_of(row.partition, parent), lambda: None)
         if held is None:
             return
         try:

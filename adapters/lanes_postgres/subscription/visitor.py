@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, LiteralString
 
 import psycopg
@@ -145,6 +146,7 @@ class Visitor:
         self._acquiring = False
         self._bytes_each = 0.0
         self._order: list[int] = []
+        self._earliest = math.inf
 
     def __repr__(self) -> str:
         return f"<Visitor {self.name}, {len(self.owned)} partitions>"
@@ -170,10 +172,16 @@ class Visitor:
         return known + [owned for number, owned in self.owned.items() if number not in self._order]
 
     def check_owned(self) -> None:
-        """Give up the partitions whose lock was lost, and raise the deadlines of the other partitions."""
+        """Give up the partitions whose deadline has passed. ``lock_changed`` has handled all other losses."""
+        if monotonic() < self._earliest:
+            return
         for owned in list(self.owned.values()):
-            if not owned.over and (reason := owned.lost()):
-                self.lose(owned, reason)
+            self._check(owned)
+        self._earliest = min((owned.partition.deadline for owned in self.owned.values()), default=math.inf)
+
+    def _check(self, owned: Owned) -> None:
+        if not owned.over and (reason := owned.lost()):
+            self.lose(owned, reason)
 
     def lose(self, owned: Owned, reason: str) -> None:
         """Give up a partition that another process may own. Idempotent."""
@@ -413,7 +421,7 @@ class Visitor:
                 key,
                 name=lock_name(self.tables.schema, self.log_name, self.subscription, number),
                 start=self.starts[number],
-                changed=self._lock_changed,
+                changed=partial(self.lock_changed, number),
             )
         except StateLocked as error:
             self._leave_for_later(number, error)
@@ -432,18 +440,19 @@ class Visitor:
             deadline=held.deadline,
             fencing_token=state.epoch,
         )
-        self.owned[number] = Owned(
-            number=number,
-            partition=partition,
-            held=held,
-            key=key,
-            epoch=state.epoch,
-            floor=state.floor,
-            read=state.floor,
-            since=monotonic(),
-            end=max(self._ends[number], state.floor),
+        self.own(
+            Owned(
+                number=number,
+                partition=partition,
+                held=held,
+                key=key,
+                epoch=state.epoch,
+                floor=state.floor,
+                read=state.floor,
+                since=monotonic(),
+                end=max(self._ends[number], state.floor),
+            )
         )
-        self._events.append(Assigned(partition))
         return True
 
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
@@ -460,8 +469,16 @@ class Visitor:
                 error,
             )
 
-    def _lock_changed(self) -> None:
-        self.check_owned()
+    def own(self, owned: Owned) -> None:
+        """Begin an ownership, and tell the consumer."""
+        self.owned[owned.unit] = owned
+        self._earliest = min(self._earliest, owned.partition.deadline)
+        self._events.append(Assigned(owned.partition))
+
+    def lock_changed(self, unit: int) -> None:
+        """Raise the deadline of a partition or a piece, or give it up, because its lock was renewed or lost."""
+        if (owned := self.owned.get(unit)) is not None:
+            self._check(owned)
         self.wake()
 
     def state_key(self, number: int) -> StateKey:

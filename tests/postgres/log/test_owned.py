@@ -1,15 +1,18 @@
-"""A turn is over when a message was finished in it, and a lost assignment that nobody has seen is not told."""
+"""One ownership: when its turn is over, and how its loss and the renewals of its lock are noticed."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
 import pytest
 
 from lanes import PartitionId
+from lanes.clock import monotonic
 from lanes.core.types import Partition
-from lanes.ownership import State, StateKey
+from lanes.ownership import HeldLock, State, StateKey
 from lanes.source import Assigned, Lost, Progressed, Revoking
 from lanes_postgres.log.reading import READER
 from lanes_postgres.subscription.owned import Owned
@@ -18,12 +21,12 @@ from lanes_postgres.subscription.visitor import Visitor
 ID = PartitionId("orders", 0)
 
 
-def owned(completed: Sequence[tuple[int, int]]) -> Owned:
+def owned(completed: Sequence[tuple[int, int]], number: int = 0, held: Any = None) -> Owned:
     partition = Partition(ID, READER, "i", floor=11, completed=list(completed))
     return Owned(
-        number=0,
+        number=number,
         partition=partition,
-        held=cast(Any, None),
+        held=held,
         key=StateKey("billing", ID, "i"),
         epoch=1,
         floor=11,
@@ -61,3 +64,51 @@ def test_a_loss_takes_back_an_assignment_that_was_not_told() -> None:
     visitor._events = [Revoking(lost, 1.0), Lost(other, "why")]
     assert not visitor._forget_assigned(lost)
     assert visitor._events == [Revoking(lost, 1.0), Lost(other, "why")]
+
+
+async def free(held: HeldLock) -> None:
+    """Free nothing."""
+
+
+@pytest.mark.anyio
+async def test_a_renewal_looks_at_its_own_partition_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each heartbeat renews the locks of all partitions, one after the other."""
+    visitor = Visitor.__new__(Visitor)
+    visitor.owned, visitor._events, visitor._earliest, visitor.wake = {}, [], math.inf, lambda: None
+    until = monotonic() + 600.0
+    locks = [HeldLock(str(number), partial(visitor.lock_changed, number), free, deadline=until) for number in range(9)]
+    for number, held in enumerate(locks):
+        visitor.own(owned([], number, held))
+        visitor.owned[number].partition.deadline = until
+    looked = []
+    lost = Owned.lost
+    monkeypatch.setattr(Owned, "lost", lambda self: looked.append(self.number) or lost(self))
+    for held in locks:
+        held.renewed(until + 3.0)
+        visitor.check_owned()
+    assert looked == list(range(9))
+    assert {each.partition.deadline for each in visitor.owned.values()} == {until + 3.0}
+
+
+@pytest.mark.anyio
+async def test_a_passed_deadline_is_a_loss_without_a_change_of_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor = Visitor.__new__(Visitor)
+    visitor.owned, visitor._events, visitor._earliest = {}, [], math.inf
+    gone = []
+    monkeypatch.setattr(Visitor, "lose", lambda self, owned, reason: gone.append((owned.number, reason)))
+    now = 100.0
+    monkeypatch.setattr("lanes_postgres.subscription.visitor.monotonic", lambda: now)
+    monkeypatch.setattr("lanes_postgres.subscription.owned.monotonic", lambda: now)
+    for number in range(3):
+        one = owned([], number, HeldLock(str(number), lambda: None, free, deadline=110.0 + number))
+        one.partition.deadline = 110.0 + number
+        visitor.own(one)
+    visitor.check_owned()
+    assert gone == []
+    now = 110.0
+    visitor.check_owned()
+    assert gone == [(0, "its lock was not renewed in time")]
+    del visitor.owned[0]
+    now = 111.5
+    visitor.check_owned()
+    assert [number for number, _ in gone] == [0, 1]
