@@ -135,11 +135,14 @@ def test_missing_permissions_fail_with_the_grant(
     assert "lanes_log_batches (USAGE)" not in checks["permissions"]["detail"], "only four objects are shown"
     grant(
         "GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {user}",
-        "REVOKE EXECUTE ON FUNCTION {schema}.lanes_log_look FROM PUBLIC",
+        "REVOKE EXECUTE ON FUNCTION {schema}.lanes_log_look, {schema}.lanes_log_visit FROM PUBLIC",
     )
     status, checks = examined(url, effects.schema)
     assert status == 3
-    assert "missing on lanes_log_batches (USAGE), lanes_log_look (EXECUTE)" in checks["permissions"]["detail"]
+    assert (
+        "missing on lanes_log_batches (USAGE), lanes_log_look (EXECUTE), lanes_log_visit (EXECUTE)"
+        in checks["permissions"]["detail"]
+    )
     remedy = checks["permissions"]["remedy"]
     assert "GRANT USAGE ON ALL SEQUENCES" in remedy and "GRANT EXECUTE ON FUNCTION" in remedy
     # The remedy is a list of statements.

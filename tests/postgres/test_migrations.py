@@ -30,6 +30,7 @@ ALL = [
     "ring",
     "log_over_upkeep",
     "ring_pieces",
+    "log_visit",
 ]
 
 
@@ -251,6 +252,31 @@ def test_the_users_of_older_tables_may_use_the_pieces_of_ranges(
     assert not may(service, "TRUNCATE", "lanes_ring_pieces")
     assert may("public", "SELECT", "lanes_ring_pieces") and not may("public", "UPDATE", "lanes_ring_pieces")
     assert not may("public", "USAGE", "lanes_ring_epochs", "sequence")
+
+
+def test_the_users_of_an_older_look_may_visit(
+    postgres: PostgresServer,
+    connection: psycopg.Connection,
+    schema: str,
+    service: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The default privileges may give PUBLIC no right on new functions."""
+    _migrate_to(ALL.index("log_visit"), postgres, schema, monkeypatch)
+    place = {"schema": sql.Identifier(schema), "user": sql.Identifier(service)}
+    for each in (
+        "REVOKE EXECUTE ON FUNCTION {schema}.lanes_log_look FROM PUBLIC",
+        "GRANT EXECUTE ON FUNCTION {schema}.lanes_log_look TO {user}",
+    ):
+        connection.execute(sql.SQL(each).format(**place))
+    connection.commit()
+    migrate(connection, schema=schema)
+    granted = connection.execute(
+        "SELECT count(*) FROM pg_proc, aclexplode(proacl) WHERE proname = 'lanes_log_visit' "
+        "AND pronamespace = %s::regnamespace AND grantee = %s::regrole AND privilege_type = 'EXECUTE'",
+        (f'"{schema}"', f'"{service}"'),
+    ).fetchone()
+    assert granted == (1,)
 
 
 def test_tables_of_a_newer_version_are_refused(

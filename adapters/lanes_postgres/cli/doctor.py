@@ -40,7 +40,7 @@ _CONNECTIONS: Final[LiteralString] = (
     # The type of a process is hidden from other users, and its database is not.
     "(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL)::int"
 )
-# Each table with the missing rights, then the sequence of the batches, the views of Log.over and the two functions.
+# Each table with the missing rights, then the sequence of the batches, the views of Log.over and the functions.
 _OBJECTS: Final[LiteralString] = (
     "WITH found AS (SELECT class.oid, relname::text AS name, relkind FROM pg_class AS class "
     "JOIN pg_namespace AS schema ON schema.oid = relnamespace "
@@ -53,7 +53,8 @@ _OBJECTS: Final[LiteralString] = (
     "FROM found WHERE relkind = 'v' "
     "UNION ALL SELECT 4, proname::text, CASE WHEN has_function_privilege(function.oid, 'EXECUTE') THEN '{}' "
     "ELSE '{EXECUTE}' END::text[] FROM pg_proc AS function JOIN pg_namespace AS schema ON schema.oid = pronamespace "
-    "WHERE nspname = %(schema)s AND proname IN ('lanes_log_look', 'lanes_log_sequence') ORDER BY 1, 2"
+    "WHERE nspname = %(schema)s AND proname IN ('lanes_log_look', 'lanes_log_sequence', 'lanes_log_visit') "
+    "ORDER BY 1, 2"
 )
 _OVER: Final[LiteralString] = (
     "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE relation IS NOT NULL ORDER BY name"
@@ -196,7 +197,7 @@ class _Doctor:
         return (
             f"GRANT USAGE ON SCHEMA {schema} TO …; GRANT {', '.join(_RIGHTS)} ON ALL TABLES IN SCHEMA {schema} TO …; "
             f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {schema} TO …; GRANT EXECUTE ON FUNCTION "
-            f"{schema}.lanes_log_look, {schema}.lanes_log_sequence TO …"
+            f"{schema}.lanes_log_look, {schema}.lanes_log_sequence, {schema}.lanes_log_visit TO …"
         )
 
     async def _row(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:

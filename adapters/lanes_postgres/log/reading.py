@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, LiteralString, NamedTuple
@@ -13,6 +13,7 @@ from psycopg.rows import tuple_row
 
 from lanes.dead_letter import Details
 from lanes_postgres.log.appending import headers_of
+from lanes_postgres.log.sequencer import BATCHES
 from lanes_postgres.steps import compose
 
 # Each inner query with an ORDER BY stays an index scan of a nested loop, also with wrong statistics.
@@ -51,6 +52,13 @@ _SINCE: Final[LiteralString] = (
     "SELECT entry.partition, min(entry.position + message.index) FROM {schema}.lanes_log_entries AS entry "
     "JOIN {schema}.lanes_log_messages AS message USING (batch) WHERE entry.log = %(log)s AND message.time >= %(time)s "
     "GROUP BY entry.partition"
+)
+
+# The numbers as text: a client without its compiled part would need a millisecond for them at each look.
+_VISIT: Final[LiteralString] = (
+    "SELECT done, ends, number, position, key, subject, headers, value, time FROM {schema}.lanes_log_visit("
+    "%(batches)s::integer, %(log)s::integer, %(partitions)s::integer, %(numbers)s::text::integer[], "
+    "%(starts)s::text::bigint[], %(room)s::integer)"
 )
 
 
@@ -123,6 +131,20 @@ class Wanted(NamedTuple):
     most: int
 
 
+class Looked(NamedTuple):
+    """The result of a look.
+
+    Attributes:
+        done: Number of batches that the look has given positions. ``None`` = another session gives positions now.
+        ends: The next position of each partition.
+        messages: The messages by partition, each in the order of the positions.
+    """
+
+    done: int | None
+    ends: list[int]
+    messages: Mapping[int, list[StoredMessage]]
+
+
 @dataclass(frozen=True)
 class LogTables:
     """The reads of one log. Each call is one statement. Raises the errors of psycopg.
@@ -152,6 +174,24 @@ class LogTables:
         for partition, *stored in await self._rows(connection, _FETCH, self._wanted(wanted)):
             found.setdefault(partition, []).append(StoredMessage(*stored))
         return found
+
+    async def visit(self, connection: AsyncConnection[Any], starts: Mapping[int, int], room: int) -> Looked:
+        """Give positions to committed messages, and return the messages at or above a position of each partition.
+
+        Returns no message if they are more than ``room``. Only a log with its own messages can be visited.
+        """
+        parameters = {
+            "batches": BATCHES,
+            "partitions": self.partitions,
+            "numbers": _array(starts),
+            "starts": _array(starts.values()),
+            "room": room,
+        }
+        (done, ends, *_), *rows = await self._rows(connection, _VISIT, parameters)
+        found: dict[int, list[StoredMessage]] = {}
+        for _, _, partition, *stored in rows:
+            found.setdefault(partition, []).append(StoredMessage(*stored))
+        return Looked(done, ends, found)
 
     async def oldest(self, connection: AsyncConnection[Any], starts: Mapping[int, int]) -> Mapping[int, float]:
         """Return the time of the first message at or above a position of each partition that has such a message."""
@@ -187,3 +227,7 @@ class LogTables:
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(compose(self.of_messages(query), self.schema), {"log": self.log, **parameters})
             return await cursor.fetchall()
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return "{" + ",".join(map(str, numbers)) + "}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -208,6 +208,10 @@ class PieceVisitor(Visitor):
         return f"{lock_name(self.tables.schema, self.log_name, self.subscription, number)}/{piece}"
 
     # --- reads
+
+    def _reading(self) -> tuple[Mapping[int, Owned], int]:
+        """Return nothing to read in a look, which knows no slots."""
+        return {}, 0
 
     async def _read(self, connection: AsyncConnection[Any]) -> None:
         """Read messages for the room of the last ``receive``. Pieces at one position share a read."""

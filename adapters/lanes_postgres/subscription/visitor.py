@@ -21,7 +21,7 @@ from lanes.errors import ConfigError, LanesError, SourceError, is_retryable
 from lanes.ownership import Locks, StateKey, StateLocked, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
-from lanes_postgres.log.reading import READER, LogTables, Wanted
+from lanes_postgres.log.reading import READER, LogTables, StoredMessage, Wanted
 from lanes_postgres.log.sequencer import looking
 from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
@@ -35,7 +35,7 @@ OutOfRange = Literal["earliest", "latest", "fail"]
 """Position at which to continue when a trim deleted unread messages."""
 
 ACTIVE_POLL: Final = 0.02
-"""Seconds between two looks for messages in the second after a message."""
+"""Seconds between two looks for messages in the second after a message that no notification has announced."""
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
@@ -132,7 +132,7 @@ class Visitor:
     def __post_init__(self) -> None:
         self._events: list[SourceEvent] = []
         self._kicked = asyncio.Event()
-        self._notified = True
+        self._notified = False
         self._backend = 0
         self._looked_at = -math.inf
         self._sequenced_at = -math.inf
@@ -268,7 +268,7 @@ class Visitor:
         connection.add_notify_handler(self._heard)
         await connection.execute(psycopg.sql.SQL("LISTEN {}").format(psycopg.sql.Identifier(row[0])))
         self._backend = connection.pgconn.backend_pid
-        self._notified, self._looked_at = True, -math.inf
+        self._notified, self._looked_at = False, -math.inf
         try:
             while True:
                 self._kicked.clear()
@@ -290,6 +290,7 @@ class Visitor:
         # The own sequencing notifies this connection too, after its messages were read.
         if backend != self._backend:
             self._notified = True
+            self._active_until = -math.inf
 
     async def _pause(self, connection: AsyncConnection[Any]) -> None:
         """Wait for a notification, a kick, or the time of the next poll."""
@@ -331,15 +332,28 @@ class Visitor:
         await self._read(connection)
 
     async def _look(self, connection: AsyncConnection[Any]) -> None:
-        """Give positions to new messages, and read the ends of the partitions."""
-        self._notified = False
+        """Give positions to new messages, read the ends of the partitions, and new messages if all of them fit."""
+        told, self._notified = self._notified, False
         tables = self.tables
-        done, ends = await perform_async(connection, looking(tables.schema, tables.log, tables.partitions), self.name)
-        if done or ends != self._ends:
+        reading, left = self._reading()
+        if reading and tables.own:
+            starts = {number: owned.read for number, owned in reading.items()}
+            done, ends, found = await tables.visit(connection, starts, left)
+        else:
+            looked = looking(tables.schema, tables.log, tables.partitions)
+            (done, ends), found = await perform_async(connection, looked, self.name), {}
+        if (done or ends != self._ends) and not told:
+            # The appender does not notify, or its notification is lost.
             self._active_until = monotonic() + _ACTIVE
         self._ends = ends
         for owned in self.owned.values():
             owned.end = max(owned.end, ends[owned.number])
+        if found:
+            self._order = list(found)
+            wanted = [Wanted(number, starts[number], len(messages)) for number, messages in found.items()]
+            await self._take(connection, wanted, found, reading)
+            # The consumer takes them before the rest of the work.
+            await asyncio.sleep(0)
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
         """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
@@ -455,6 +469,12 @@ class Visitor:
         )
         return True
 
+    def own(self, owned: Owned) -> None:
+        """Begin an ownership, and tell the consumer."""
+        self.owned[owned.unit] = owned
+        self._earliest = min(self._earliest, owned.partition.deadline)
+        self._events.append(Assigned(owned.partition))
+
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
         """Skip a partition whose state a transaction locks, each time for longer. The other partitions continue."""
         former = self._locked.get(number, _COOL / 2)
@@ -468,12 +488,6 @@ class Visitor:
                 number,
                 error,
             )
-
-    def own(self, owned: Owned) -> None:
-        """Begin an ownership, and tell the consumer."""
-        self.owned[owned.unit] = owned
-        self._earliest = min(self._earliest, owned.partition.deadline)
-        self._events.append(Assigned(owned.partition))
 
     def lock_changed(self, unit: int) -> None:
         """Raise the deadline of a partition or a piece, or give it up, because its lock was renewed or lost."""
@@ -497,19 +511,10 @@ class Visitor:
 
     async def _read(self, connection: AsyncConnection[Any]) -> None:
         """Read messages for the room of the last ``receive``, from the partitions to visit first."""
-        paused = self.room.paused
-        reading = {
-            number: owned
-            for number, owned in self.owned.items()
-            if not owned.revoked and not owned.over and owned.partition not in paused
-        }
-        left = self.room.messages - sum(len(owned.waiting) for owned in reading.values())
-        if left <= 0 or self.room.bytes <= 0:
-            return
+        reading, left = self._reading()
         backlog = sum(max(0, owned.end - owned.read) for owned in reading.values())
         if not backlog:
             return
-        left = min(left, self._within_bytes())
         works = await self._works(
             connection, {number: owned.read for number, owned in reading.items()}, ordered=backlog > left
         )
@@ -524,6 +529,19 @@ class Visitor:
             self._order = [each.partition for each in wanted]
             await self._fetch(connection, wanted, reading)
 
+    def _reading(self) -> tuple[Mapping[int, Owned], int]:
+        """Return the partitions to read by number, and the number of messages that the room has left for them."""
+        room = self.room
+        reading = {
+            number: owned
+            for number, owned in self.owned.items()
+            if not owned.revoked and not owned.over and owned.partition not in room.paused
+        }
+        left = room.messages - sum(len(owned.waiting) for owned in reading.values())
+        if left <= 0 or room.bytes <= 0:
+            return {}, 0
+        return reading, min(left, self._within_bytes())
+
     def _within_bytes(self) -> int:
         if not self._bytes_each:
             return _FIRST_READ
@@ -532,7 +550,16 @@ class Visitor:
     async def _fetch(
         self, connection: AsyncConnection[Any], wanted: Sequence[Wanted], reading: Mapping[int, Owned]
     ) -> None:
-        found = await self.tables.fetch(connection, wanted)
+        await self._take(connection, wanted, await self.tables.fetch(connection, wanted), reading)
+
+    async def _take(
+        self,
+        connection: AsyncConnection[Any],
+        wanted: Sequence[Wanted],
+        found: Mapping[int, list[StoredMessage]],
+        reading: Mapping[int, Owned],
+    ) -> None:
+        """Let the messages of a read wait for ``receive``."""
         self.check_owned()
         count = size = 0
         for each in wanted:

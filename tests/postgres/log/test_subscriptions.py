@@ -193,6 +193,22 @@ async def test_a_notification_wakes_a_member_that_looks_seldom(logs: Logs, autoc
         await until(lambda: seen.values == ["1"])
 
 
+async def test_a_member_looks_often_only_while_no_notification_announces_the_messages(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitor, "_ACTIVE", 3600.0)
+    seen = Seen()
+    source = member(logs, poll_interval=0.05)
+    async with consuming(source, seen) as consumer:
+        await until(lambda: consumer.status().floors)
+        logs.commit("1")
+        await until(lambda: source._visitor._active_until > monotonic())
+        logs.commit("2")
+        with logs.connect(autocommit=True) as connection:
+            logs.log.notify(connection)
+        await until(lambda: source._visitor._active_until < monotonic() and seen.values == ["1", "2"])
+
+
 async def test_a_schema_with_quotes_is_read(postgres: PostgresServer, schema: str) -> None:
     logs = Logs.make(postgres, f"{schema} \"a'b%")
     logs.commit("1", "2")

@@ -203,6 +203,33 @@ async def positions_follow_the_tickets_and_a_late_commit_is_not_passed(stage: St
     return seen
 
 
+async def a_visit_reads_the_messages_that_fit(stage: Stage) -> Seen:
+    seen: Seen = []
+
+    async def visit(connection: Any, starts: dict[int, int], room: int) -> None:
+        done, ends, found = await TABLES.visit(connection, starts, room)
+        seen.append(
+            (done, ends, [(number, [(each.position, each.value) for each in rows]) for number, rows in found.items()])
+        )
+
+    async with two(stage) as (one, other):
+        await visit(one, {0: 0, 1: 0}, 10)
+        await stage.append(0, b"a", b"b")
+        await stage.append(1, b"x")
+        await stage.append(0, b"c")
+        await visit(one, {0: 0, 1: 0}, 3)
+        await visit(other, {0: 0, 1: 0}, 4)
+        await visit(other, {1: 0, 0: 1}, 4)
+        await visit(one, {0: 2}, 1)
+        await visit(one, {0: 3, 1: 1}, 4)
+        commit, _ = await stage.late(0, b"late")
+        await stage.append(0, b"d")
+        await visit(one, {0: 3}, 4)
+        await commit()
+        await visit(one, {0: 4}, 4)
+    return seen
+
+
 async def the_sequencer_notifies_the_readers(stage: Stage) -> Seen:
     seen: Seen = []
     async with two(stage) as (one, other):
@@ -263,6 +290,7 @@ SCRIPTS: Final[tuple[Script, ...]] = (
     a_lock_belongs_to_one_session,
     an_idle_session_ends_with_its_locks,
     positions_follow_the_tickets_and_a_late_commit_is_not_passed,
+    a_visit_reads_the_messages_that_fit,
     the_sequencer_notifies_the_readers,
     new_members_decide_once_where_they_begin,
     members_see_the_living_others,

@@ -188,6 +188,23 @@ def _look(session: Session, parameters: Any, now: float) -> Rows:
     return [(done, session.server.log.ends)]
 
 
+def _visit(session: Session, parameters: Any, now: float) -> Rows:
+    log, room = session.server.log, parameters["room"]
+    rows: Rows = [(session.server.sequence(session), log.ends, *[None] * 7)]
+    starts = list(zip(_numbers(parameters["numbers"]), _numbers(parameters["starts"]), strict=True))
+    if sum(max(0, log.ends[partition] - start) for partition, start in starts) <= room:
+        rows += [
+            (None, None, partition, position, row.key, row.subject, None, row.value, row.time)
+            for partition, start in sorted(starts)
+            for position, row in log.read(partition, start, room)
+        ]
+    return rows
+
+
+def _numbers(array: str) -> list[int]:
+    return [int(number) for number in array.strip("{}").split(",") if number]
+
+
 def _trigger(session: Session, parameters: Any, now: float) -> Rows:
     return [("O", True)]
 
@@ -304,6 +321,7 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (appending._FIND, "other", _log),
     (sequencer._SEQUENCE, "look", _sequence),
     (sequencer._LOOK, "look", _look),
+    (reading._VISIT, "look", _visit),
     (reading._FETCH, "read", _fetch),
     (reading._OLDEST, "read", _oldest),
     (reading._ENDS, "look", _ends),
