@@ -336,8 +336,8 @@ class Visitor:
         told, self._notified = self._notified, False
         tables = self.tables
         reading, left = self._reading()
-        if reading and tables.own:
-            starts = {number: owned.read for number, owned in reading.items()}
+        starts = {number: owned.read for number, owned in reading.items()}
+        if starts and tables.own:
             done, ends, found = await tables.visit(connection, starts, left)
         else:
             looked = looking(tables.schema, tables.log, tables.partitions)

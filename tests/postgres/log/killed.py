@@ -1,10 +1,10 @@
 """A process that is killed by -9 at each statement: ``python -m tests.postgres.log.killed URL SCHEMA KIND EVERY``.
 
-KIND is ``append`` (a producer whose change and message share a transaction), ``shared`` (a member whose effect and
-position share a transaction) or ``apart`` (a member whose effects have transactions of their own). For each wait for
-the server, of any connection, one process dies just before the wait, and another one just after. The next process goes
-on. EVERY takes one point of so many. Each point has a subscription of its own. Prints one line of JSON: the
-subscriptions, and the number of points.
+KIND is ``append`` (a producer whose change and message share a transaction, with a notification after it), ``shared``
+(a member whose effect and position share a transaction) or ``apart`` (a member whose effects have transactions of their
+own). For each wait for the server, of any connection, one process dies just before the wait, and another one just
+after. The next process goes on. EVERY takes one point of so many. Each point has a subscription of its own. Prints one
+line of JSON: the subscriptions, and the number of points.
 """
 
 from __future__ import annotations
@@ -81,6 +81,7 @@ def append(url: str, schema: str, name: str) -> None:
                 ).fetchone()
                 if made is not None:
                     log.append(connection, [Record(str(number), "k"), Record(f"{number} again", "k")])
+            log.notify(connection)
 
 
 def consume(url: str, schema: str, name: str, *, shared: bool) -> None:

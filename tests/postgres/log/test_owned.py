@@ -82,7 +82,12 @@ async def test_a_renewal_looks_at_its_own_partition_only(monkeypatch: pytest.Mon
         visitor.owned[number].partition.deadline = until
     looked = []
     lost = Owned.lost
-    monkeypatch.setattr(Owned, "lost", lambda self: looked.append(self.number) or lost(self))
+
+    def counted(self: Owned) -> str:
+        looked.append(self.number)
+        return lost(self)
+
+    monkeypatch.setattr(Owned, "lost", counted)
     for held in locks:
         held.renewed(until + 3.0)
         visitor.check_owned()
