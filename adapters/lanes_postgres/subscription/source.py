@@ -376,8 +376,7 @@ class PostgresSource:
         for owned in self._visitor.delivery_order():
             if owned.revoked or owned.over or owned.partition in room.paused:
                 continue
-            delivered = owned.take(Room(messages, size))
-            if delivered is not None:
+            if owned.waiting and (delivered := owned.take(Room(messages, size))) is not None:
                 events.append(delivered)
                 messages -= len(delivered.run)
                 size -= delivered.size
