@@ -149,6 +149,7 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
         "the position decides about the order of the visits alone; the claim returns it again"
     ),
     # The read looks again after its answer.
+    "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::owned": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._take::over": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._take::revoked": _ASKED_AGAIN,
     "adapters/lanes_postgres/ring/pieces.py::Pieces.hand_over_all::drained": Harmless(

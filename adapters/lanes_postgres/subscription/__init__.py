@@ -1,6 +1,6 @@
 """A subscription of a log as a source of ``lanes``. Needs asyncio.
 
-Reading order: ``connections``, ``starts`` (first positions), ``visits`` (decisions), ``owned`` (one ownership),
-``kept`` (an alarm), ``visitor`` (the task that acquires partitions and reads messages), ``owned_piece`` and
-``piece_visitor`` (the same with ranges), ``source``.
+Reading order: ``connections``, ``starts`` (first positions), ``visits`` (decisions), ``members`` (their signs of life),
+``owned`` (one ownership), ``kept`` (an alarm), ``visitor`` (the task that acquires partitions and reads messages),
+``owned_piece`` and ``piece_visitor`` (the same with ranges), ``source``.
 """

@@ -13,7 +13,6 @@ from typing import Any, Final, Literal, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection, Notify
-from psycopg.types.numeric import Int4
 
 from lanes.clock import monotonic
 from lanes.core.types import Partition, PartitionId, Room
@@ -23,9 +22,10 @@ from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, So
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.reading import READER, LogTables, StoredMessage, Wanted
 from lanes_postgres.log.sequencer import looking
-from lanes_postgres.steps import compose, compose_names, perform_async
+from lanes_postgres.steps import compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.kept import KeptWatch
+from lanes_postgres.subscription.members import exchange, leave
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
 
@@ -39,9 +39,6 @@ ACTIVE_POLL: Final = 0.02
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
-_STALE: Final = 3.0
-"""Seconds after its last sign of life for which a member counts as alive."""
-
 _COOL: Final = 1.0
 """Seconds for which a member leaves a partition that it gave up to the others."""
 
@@ -59,20 +56,6 @@ _READ: Final = 2_000
 """Numbers of messages in the first read, and in any read at most."""
 
 _CHANNEL: Final[LiteralString] = "SELECT 'lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid"
-_MEMBERS: Final[LiteralString] = (
-    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
-    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
-    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) "
-    "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
-    "AND subscription = %(subscription)s AND member <> %(member)s "
-    # After the clock of the server was set back, the row of a member that has gone has a time in the future.
-    "AND seen BETWEEN clock_timestamp() - %(stale)s * interval '1 second' "
-    "AND clock_timestamp() + %(stale)s * interval '1 second'"
-)
-_LEAVE: Final[LiteralString] = (
-    "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
-    "OR seen < clock_timestamp() - interval '1 day'"
-)
 
 
 def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
@@ -249,8 +232,7 @@ class Visitor:
         """Tell the other members that this member has left. A failure is ignored."""
         with suppress(psycopg.Error, LanesError):
             async with self.connections.lend() as connection:
-                place = (self.tables.log, self.subscription, self.member)
-                await connection.execute(compose(_LEAVE, self.tables.schema), place)
+                await leave(connection, self.tables, self.subscription, self.member)
 
     def _failed(self, error: LanesError, sent: float, connected: bool) -> None:
         # A login that was accepted before may be accepted again, after a person has mended the server.
@@ -371,18 +353,8 @@ class Visitor:
 
     async def _exchange(self, connection: AsyncConnection[Any], owned: int) -> None:
         """Exchange signs of life with the other members."""
-        cursor = await connection.execute(
-            compose(_MEMBERS, self.tables.schema),
-            {
-                "log": self.tables.log,
-                "subscription": self.subscription,
-                "member": self.member,
-                "owned": Int4(owned),
-                "waits": self._waits,
-                "stale": _STALE,
-            },
-        )
-        self._others = [Member(*row) for row in await cursor.fetchall()]
+        me = Member(owned, self._waits)
+        self._others = await exchange(connection, self.tables, self.subscription, self.member, me)
 
     def revoke(self, owned: Owned) -> None:
         """Ask the consumer to give a partition up. The partition stays locked, so that running handlers can end."""

@@ -21,8 +21,9 @@ from lanes_postgres.lock_session import _PREPARE
 from lanes_postgres.log.reading import LogTables, Wanted
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, compose_names, perform_async
+from lanes_postgres.subscription.members import _LEAVE, _MEMBERS
 from lanes_postgres.subscription.starts import _FIND, decide_starts
-from lanes_postgres.subscription.visitor import _CHANNEL, _LEAVE, _MEMBERS
+from lanes_postgres.subscription.visitor import _CHANNEL
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 Seen = list[Any]

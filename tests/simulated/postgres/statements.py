@@ -13,7 +13,7 @@ from psycopg import sql
 from lanes_postgres import advisory_locks, dead_letters, lock_session, migrations, states
 from lanes_postgres.log import appending, reading, sequencer, trigger
 from lanes_postgres.steps import compose, compose_names
-from lanes_postgres.subscription import kept, starts, visitor
+from lanes_postgres.subscription import kept, members, starts, visitor
 from memsource.postgres.log import StoredRow
 from memsource.postgres.server import Session
 from memsource.postgres.states import StateRow, claim, store
@@ -329,8 +329,8 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (reading._SINCE, "other", _since),
     (starts._FIND, "start", _find_start),
     (starts._ADD, "start", _add_start),
-    (visitor._MEMBERS, "members", _members),
-    (visitor._LEAVE, "other", _leave),
+    (members._MEMBERS, "members", _members),
+    (members._LEAVE, "other", _leave),
     (kept._LAGS, "other", _lags),
     (states._READ, "read states", _read),
     (states._CLAIM, "claim", _claim),

@@ -1,0 +1,56 @@
+"""The signs of life that the members of a subscription exchange in a table. Needs asyncio.
+
+They are advice: they decide which member tries a lock, and never the owner of a partition.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, LiteralString
+
+from psycopg import AsyncConnection
+from psycopg.types.numeric import Int4
+
+from lanes_postgres.log.reading import LogTables
+from lanes_postgres.steps import compose
+from lanes_postgres.subscription.visits import Member
+
+_STALE: Final = 3.0
+"""Seconds after its last sign of life for which a member counts as alive."""
+
+_MEMBERS: Final[LiteralString] = (
+    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
+    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
+    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) "
+    "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
+    "AND subscription = %(subscription)s AND member <> %(member)s "
+    # After the clock of the server was set back, the row of a member that has gone has a time in the future.
+    "AND seen BETWEEN clock_timestamp() - %(stale)s * interval '1 second' "
+    "AND clock_timestamp() + %(stale)s * interval '1 second'"
+)
+_LEAVE: Final[LiteralString] = (
+    "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
+    "OR seen < clock_timestamp() - interval '1 day'"
+)
+
+
+async def exchange(
+    connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str, me: Member
+) -> list[Member]:
+    """Give a sign of life, and return the other members that gave one lately. Raises the errors of psycopg."""
+    cursor = await connection.execute(
+        compose(_MEMBERS, tables.schema),
+        {
+            "log": tables.log,
+            "subscription": subscription,
+            "member": name,
+            "owned": Int4(me.owned),
+            "waits": me.waits,
+            "stale": _STALE,
+        },
+    )
+    return [Member(*row) for row in await cursor.fetchall()]
+
+
+async def leave(connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str) -> None:
+    """Tell the other members that a member has left. Raises the errors of psycopg."""
+    await connection.execute(compose(_LEAVE, tables.schema), (tables.log, subscription, name))
