@@ -77,7 +77,10 @@ class Interrupted(Failed):
 
 @dataclass(slots=True, eq=False)
 class Abandoned(Effect):
-    """Effect: the engine abandoned the messages, because the handler of an earlier message was interrupted."""
+    """Effect: the engine abandoned the messages.
+
+    The handler of an earlier message was interrupted, or the handler of a message of a part has failed.
+    """
 
     messages: list[Message]
 

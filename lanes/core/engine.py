@@ -276,6 +276,8 @@ class Engine(Ownership):
             partition.ledger.drop(message)
             chains.free(message)
             self._released(1, message.size)
+            if leaves and not partition.draining:
+                self.effects.append(fx.Abandoned([message]))
         if leaves:
             self._left_part(message, given_up=message.state == ABANDONED)
         if partition.draining:

@@ -261,9 +261,12 @@ class Stalls:
         stalls = []
         for partition in [partition for partition, (_, at) in self._waits.items() if at <= now]:
             awaited, ledger = self._awaited(partition), self._committer.partitions[partition]
-            oldest = None if awaited.broker else ledger.in_flight()[0]
-            if oldest is not None and oldest.state == FINISHED:
-                # The ledger learns of the finished message in a moment, and then the floor moves.
+            held = ledger.in_flight()
+            oldest = None if awaited.broker else held[0] if held else None
+            given_up = not awaited.broker and (oldest is None or oldest.position != ledger.floor())
+            if given_up or (oldest is not None and oldest.state == FINISHED):
+                # The ledger learns of the finished message in a moment, and then the floor moves. A message of a part
+                # that was given up stops the partition until the part is handed over.
                 self._waits[partition] = awaited, now + STALLED_AFTER
                 continue
             self._waits[partition] = awaited, NEVER

@@ -97,7 +97,7 @@ def test_a_failed_message_of_a_part_is_given_up_without_a_retry() -> None:
     engine.finish(run[0], failed(), 0.0)
     ack(engine, run[1])
     found = effects(engine)
-    assert [type(effect) for effect in found] == [fx.Interrupted, fx.Parted]
+    assert [type(effect) for effect in found] == [fx.Interrupted, fx.Abandoned, fx.Parted]
     assert engine.stopped_lanes() == []
     assert commit(engine) == (0, [(1, 2)])
 

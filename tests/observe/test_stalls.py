@@ -120,3 +120,20 @@ def test_health_names_the_first_unfinished_message() -> None:
         (reason,) = examine(engine, 10.0, unhealthy_after=9.0, stuck=[], unknown={}, unsettled={}).reasons
         held.append(reason.removeprefix("S/0 has reached max_ahead=3").partition(", key")[0])
     assert held == [", held by S/0 position 1", ", held by S/0 position 2", ""]
+
+
+def test_a_message_of_a_part_that_was_given_up_is_never_named() -> None:
+    engine = new_engine(max_ahead=3)
+    partition = assigned(engine, floor=0)
+    run = deliver(engine, partition, 0, 1, 2, key=None, now=10.0)
+    stalls = Stalls(engine.committer)
+    stalls.reached(partition, 10.0)
+    assert engine.part(partition, lambda message: message.position == 0) == run[:1]
+    # The floor waits for the hand-over of the part, and not for a later message.
+    assert told(stalls, 11.0) == []
+    take_all(engine)
+    for message in run[1:]:
+        engine.finish(message, ACK, 11.0)
+    confirm(engine, 11.0)
+    assert told(stalls, 20.0) == []
+    assert stalls.next_at() < INFINITY
