@@ -588,10 +588,10 @@ class Consumer:
         self._life.name, self._queues = traits.name, traits.queues
         settings = self._settings
         bound = self._check_traits(traits)
-        if traits.divides and self._recorder is not None:
+        if traits.divides and self._journal is not None:
             raise ConfigError(
-                f"{traits.name} owns ranges of keys, and the checkers of a history know whole partitions alone; leave "
-                "out history= and journal="
+                f"{traits.name} owns ranges of keys, and a journal knows whole partitions alone; leave out journal=, "
+                "or pass history="
             )
         self._check_destination()
         if settings.max_in_flight is None and traits.max_in_flight == bound:

@@ -4,8 +4,8 @@
 invariants on that page.
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
-``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``, ``stranded``; ``retries``, ``progress``,
-``bounds``, ``drains``; ``report`` (text and exit status of ``lanes check``).
+``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``, ``stranded``, ``slots``; ``retries``,
+``progress``, ``bounds``, ``drains``; ``report`` (text and exit status of ``lanes check``).
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from memsource.checkers.redelivery import KeptAlive, RedeliveryNotRun
 from memsource.checkers.repeats import BoundedRepeats, NoDuplicateCleanly, OrderAcrossAssignments
 from memsource.checkers.retries import AttemptsCount, RetryHoldsLane
 from memsource.checkers.settlement import AtLeastOnce, DeadLetterBeforeSettle, NoSettleBeforeEnd
+from memsource.checkers.slots import DrainBeforeFeed, ExclusiveSlot, SlotOwner, UnownedNeverFed
 from memsource.checkers.stranded import NothingStranded
 from memsource.checkers.verdict import Status, Verdict
 from memsource.history.reader import Segment
@@ -62,10 +63,12 @@ __all__ = [
     "CommitsRise",
     "DeadLetterBeforeSettle",
     "DeliveredThenStarted",
+    "DrainBeforeFeed",
     "DrainInTime",
     "DrainStartsNothing",
     "DrainWaitsForRunning",
     "ExclusiveOwner",
+    "ExclusiveSlot",
     "HandedOverAfterDrain",
     "KeptAlive",
     "KeptWorkGoesOn",
@@ -87,9 +90,11 @@ __all__ = [
     "PerKeyOrder",
     "RedeliveryNotRun",
     "RetryHoldsLane",
+    "SlotOwner",
     "StallNamed",
     "Status",
     "UnknownCommitRepeated",
+    "UnownedNeverFed",
     "Verdict",
     "ZombiesDoNotCount",
     "check",
@@ -150,6 +155,9 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     HandedOverAfterDrain,
     KeptWorkGoesOn,
     NoDuplicateCleanly,
+    # Ranges
+    ExclusiveSlot,
+    DrainBeforeFeed,
 )
 """All checkers, in the order of a report."""
 

@@ -392,11 +392,12 @@ class StallNamed(AssignmentChecker[_Above]):
 
     The row must precede the next start, finish or confirmed commit of the assignment. The lowest delivered and
     unfinished message holds the floor. If all messages have finished and only the confirmation is missing, no message
-    holds the floor. ``LaneProgress`` judges that other keys continue up to ``max_ahead``.
+    holds the floor. ``LaneProgress`` judges that other keys continue up to ``max_ahead``. The checker judges no
+    assignment that gives messages up, in a drain or for a part of its slots.
     """
 
     _state_class = _Above
-    _ends_at = ("revoking",)
+    _ends_at = ("revoking", "abandoned")
 
     @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Timeline
 
 
@@ -117,9 +117,11 @@ class PerKeyOrder(PromiseChecker):
             self._know_across(segment, row, row.key)
 
     def _know_across(self, segment: Segment, row: Row, key: str) -> _Lane:
-        lane = self._across.get((row.partition, key))
+        # A key may move from one piece of its partition to another.
+        name = whole(row.partition), key
+        lane = self._across.get(name)
         if lane is None:
-            lane = self._across[row.partition, key] = _Lane()
+            lane = self._across[name] = _Lane()
         if lane.know(row.position) and row.position < lane.highest and self._comparable(row):
             what = f"first seen after the start of {lane.highest_start()}"
             if row.event == "delivered" and (row.partition, row.position) in self._deleted:

@@ -9,7 +9,7 @@ from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, timeout_of
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Assignment, Timeline
 
 _Start = tuple[Segment, Row]
@@ -151,4 +151,5 @@ class NoOverlap(PromiseChecker):
 
 def _name(segment: Segment, row: Row) -> tuple[str, str | int]:
     """Return partition and unit of exclusion: the key, or the position for a message without a key or an order."""
-    return row.partition, row.position if row.key is None or segment.rules.order == "none" else row.key
+    unit = row.position if row.key is None or segment.rules.order == "none" else row.key
+    return whole(row.partition), unit

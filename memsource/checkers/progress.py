@@ -10,7 +10,7 @@ from memsource.checkers.assignments import AssignmentChecker, Budgets, has_budge
 from memsource.checkers.checker import on
 from memsource.checkers.verdict import printable
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Timeline
 
 _TURNS: Final = 2
@@ -42,8 +42,8 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
         super().__init__(timeline)
         # By partition if the rules have bounds per partition, else with the partition "" for all partitions together.
         self._starts: dict[tuple[Segment, str], int] = defaultdict(int)
-        # (segment, partition, lane) -> running handlers, as (assignment, position). Several handlers of a lane run
-        # only if earlier handlers were fenced.
+        # (segment, whole partition, lane) -> running handlers, as (assignment, position). Several handlers of a lane
+        # run only if earlier handlers were fenced. The pieces of a partition share its lanes.
         self._running: dict[tuple[Segment, str, str], set[tuple[int, int]]] = {}
         self._bounds = {segment: self._bound(segment) for segment in timeline.segments}
 
@@ -89,7 +89,7 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
 
     def _behind(self, segment: Segment, row: Row, lane: str | None) -> bool:
         """Return whether a handler of an earlier assignment still runs in the lane."""
-        running = self._running.get((segment, row.partition, lane), ()) if lane is not None else ()
+        running = self._running.get((segment, whole(row.partition), lane), ()) if lane is not None else ()
         return any(assignment != row.assignment for assignment, _ in running)
 
     @on("redelivered")
@@ -113,7 +113,8 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
         self._starts[self._counted(segment, row.partition)] += 1
         lane = lane_of(segment.rules, row)
         if lane is not None:
-            self._running.setdefault((segment, row.partition, lane), set()).add((row.assignment, row.position))
+            name = segment, whole(row.partition), lane
+            self._running.setdefault(name, set()).add((row.assignment, row.position))
         state = self._state(segment, row)
         since = None if state is None else state.since.pop(row.position, None)
         self._judge_start(segment, row, since, bound)
@@ -127,22 +128,23 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
     @on("zombie")
     def _zombie(self, segment: Segment, row: Row) -> None:
         lane = self._runs_no_more(segment, row)
-        if lane is None or self._running.get((segment, row.partition, lane)):
+        name = whole(row.partition)
+        if lane is None or self._running.get((segment, name, lane)):
             return
         for (one, partition, _), state in self._assignments.states.items():
             waiting = state.lanes.get(lane)
-            if one is segment and partition == row.partition and waiting and state.measured and not state.ahead:
+            if one is segment and whole(partition) == name and waiting and state.measured and not state.ahead:
                 state.since.setdefault(waiting[0], self._starts[self._counted(segment, partition)])
 
     def _runs_no_more(self, segment: Segment, row: Row) -> str | None:
         """Record the end of a handler. Return its lane, or None if it has no lane or its start is unknown."""
         lane = lane_of(segment.rules, row)
-        running = None if lane is None else self._running.get((segment, row.partition, lane))
+        running = None if lane is None else self._running.get((segment, whole(row.partition), lane))
         if lane is None or running is None or (row.assignment, row.position) not in running:
             return None
         running.remove((row.assignment, row.position))
         if not running:
-            del self._running[segment, row.partition, lane]
+            del self._running[segment, whole(row.partition), lane]
         return lane
 
     @on("dlq_confirmed")

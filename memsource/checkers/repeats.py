@@ -13,7 +13,7 @@ from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.deadlines import Drain, froze_before, timeout_of, well_nigh
 from memsource.checkers.verdict import at
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, is_piece, whole
 from memsource.history.timeline import Assignment, Timeline
 
 
@@ -63,7 +63,9 @@ class OrderAcrossAssignments(PromiseChecker):
 
     def _doubts(self) -> dict[str, int]:
         # Rows of two processes with the same time have no order, so floors are compared at the end.
-        strange = sum(floor not in self._committed[name] for (_, name, _), floor in self._floors.items())
+        # A part of a piece begins where the former owner stopped to read its slots.
+        floors = [(name, floor) for (_, name, _), floor in self._floors.items() if not is_piece(name)]
+        strange = sum(floor not in self._committed[name] for name, floor in floors)
         return {"assignments began at a position that is not committed in this history": strange}
 
     @on("assigned")
@@ -85,9 +87,10 @@ class OrderAcrossAssignments(PromiseChecker):
         if segment.rules.order is None:
             self._findings.unsaid(segment, "order")
             return None
-        line = self._lines.get((row.partition, row.key))
+        name = whole(row.partition), row.key
+        line = self._lines.get(name)
         if line is None:
-            line = self._lines[row.partition, row.key] = _Line()
+            line = self._lines[name] = _Line()
         return line
 
     @on("delivered")
@@ -271,8 +274,9 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
             state.began.add(row.position)
         if not self._done:
             return
-        done = self._done[row.partition].pop(row.position, None)
-        if done is None or row.partition in self._disturbed or row.partition in self._incomparable or self._stopped:
+        partition = whole(row.partition)
+        done = self._done[partition].pop(row.position, None)
+        if done is None or partition in self._disturbed or row.partition in self._incomparable or self._stopped:
             return
         if self._floors.get((segment, row.partition, row.assignment), -1) >= done.floor:
             # Otherwise a lower position was committed after the handover.
@@ -366,7 +370,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
             self._findings.unsaid(segment, "settles and hands_over")
             return
         lowest = min(state.began | state.too_late, default=None)
-        done = self._done[row.partition]
+        done = self._done[whole(row.partition)]
         for position, n in state.finished.items():
             if n > state.confirmed:
                 what = "finished, and not committed when its partition was handed over"
@@ -376,8 +380,8 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
 
     def _disturb(self, partition: str) -> None:
         """Record that the broker may still receive a commit of an ended assignment, which overwrites later commits."""
-        self._disturbed.add(partition)
-        self._done.pop(partition, None)
+        self._disturbed.add(whole(partition))
+        self._done.pop(whole(partition), None)
 
     @with_state("lost", find="end")
     def _lost(self, segment: Segment, row: Row, state: _Work) -> None:

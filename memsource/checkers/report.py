@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from memsource.checkers import BoundedInFlight, Verdict, check, feed
 from memsource.checkers.verdict import printable
 from memsource.history.reader import HistoryError, Segment, read
+from memsource.history.rows import whole
 from memsource.history.timeline import Timeline
 
 PASSED: Final = 0
@@ -115,14 +116,16 @@ def counts(segments: Sequence[Segment]) -> Counts:
     dropped = 0
     for event, segment, row in timeline:
         if row.position >= 0:
-            messages.add((row.partition, row.position))
+            messages.add((whole(row.partition), row.position))
         if event == "redelivered":
             redeliveries[row.text] += 1
         elif event == "dropped":
             dropped += int(row.number)
-        elif event == "started" and started.setdefault((row.partition, row.position), segment) is not segment:
-            started[row.partition, row.position] = segment
-            redeliveries["restart"] += 1
+        elif event == "started":
+            place = whole(row.partition), row.position
+            if started.setdefault(place, segment) is not segment:
+                started[place] = segment
+                redeliveries["restart"] += 1
     return Counts(
         segments=len(segments),
         crashed=sum(segment.crashed for segment in segments),

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from memsource.checkers.assignments import AssignmentChecker, lane_of, with_state
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Assignment, Timeline
 
 _ROUNDING: Final = 2e-6
@@ -58,7 +58,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         attempt = row.attempt
         before = state.latest.get(row.position, 0)
         state.latest[row.position] = attempt
-        place = row.partition, row.position
+        place = whole(row.partition), row.position
         highest = 0
         if segment.rules.attempts_kept:
             highest = self._highest.get(place, 0)
@@ -83,7 +83,7 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
     def _ended(self, segment: Segment, row: Row, state: _Attempts) -> None:
         if row.text == "ok":
             state.latest.pop(row.position, None)
-            self._highest.pop((row.partition, row.position), None)
+            self._highest.pop((whole(row.partition), row.position), None)
         elif row.text == "cancelled":
             state.latest[row.position] = -row.attempt
 
@@ -99,7 +99,8 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
     @with_state("revoked", find="end")
     def _revoked(self, segment: Segment, row: Row, state: _Attempts) -> None:
         if segment.rules.attempts_kept:
-            self._handed.update(((row.partition, position), abs(latest)) for position, latest in state.latest.items())
+            partition = whole(row.partition)
+            self._handed.update(((partition, position), abs(latest)) for position, latest in state.latest.items())
 
 
 class _Head(NamedTuple):

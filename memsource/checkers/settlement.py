@@ -9,7 +9,7 @@ from typing import Final
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.verdict import Findings, Verdict
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, is_piece, whole
 from memsource.history.timeline import Assignment, Timeline
 
 _Span = tuple[int, Segment, Row]
@@ -73,7 +73,7 @@ class AtLeastOnce(PromiseChecker):
         return findings.verdict()
 
     def _mark(self, state: int, row: Row) -> None:
-        states = self._states[row.partition]
+        states = self._states[whole(row.partition)]
         states[row.position] = states.get(row.position, 0) | state
 
     @on("produced", "delivered", "started")
@@ -87,8 +87,9 @@ class AtLeastOnce(PromiseChecker):
     @on("ack", "passed")
     def _ack(self, segment: Segment, row: Row) -> None:
         self._mark(_KNOWN, row)
-        if self._states[row.partition][row.position] != _FINAL:
-            self._settled.setdefault((row.partition, row.position), (segment, row))
+        place = whole(row.partition), row.position
+        if self._states[place[0]][place[1]] != _FINAL:
+            self._settled.setdefault(place, (segment, row))
 
     @on("redelivered")
     def _redelivered(self, segment: Segment, row: Row) -> None:
@@ -109,6 +110,8 @@ class AtLeastOnce(PromiseChecker):
     def _committed(self) -> dict[str, list[_Span]]:
         spans: dict[str, list[_Span]] = defaultdict(list)
         for assignment, (segment, row) in self._commits.items():
+            if is_piece(row.partition):
+                continue  # The positions of other pieces are below the floor too.
             # After a gap the first position is unknown, so only messages with rows count.
             spans[row.partition].append((self._begun.get(assignment, row.floor), segment, row))
         return spans

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from memsource.checkers.checker import PromiseChecker, on
 from memsource.checkers.verdict import Findings, Verdict
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Timeline
 
 
@@ -84,4 +84,4 @@ class NothingStranded(PromiseChecker):
 
 
 def _message(row: Row) -> _Message:
-    return _Message(row.partition, row.position)
+    return _Message(whole(row.partition), row.position)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from functools import cache
 from typing import Final, NamedTuple, get_args, get_type_hints
 
 from lanes.history.rules import Rules
@@ -99,6 +100,23 @@ class Row(NamedTuple):
     bytes: float = 0
     runs: tuple[tuple[int, int], ...] = ()
     queue: str = ""
+
+
+@cache
+def whole(partition: str) -> str:
+    """Return the name of a whole partition: of ``"orders/0"`` itself, and of its piece ``"orders/0#17"``."""
+    source, slash, number = partition.rpartition("/")
+    return source + slash + number.partition("#")[0]
+
+
+def is_piece(partition: str) -> bool:
+    """Return whether a name is the name of a piece of a partition, such as ``"orders/0#17"``."""
+    return whole(partition) != partition
+
+
+def number_of(partition: str) -> int:
+    """Return the number of a partition."""
+    return int(whole(partition).rpartition("/")[2])
 
 
 class RowParser:

@@ -17,7 +17,7 @@ from itertools import combinations
 from math import inf
 
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, is_piece, whole
 
 Assignment = tuple[Segment, str, int]
 """An assignment of a partition to a process: (segment, partition, assignment)."""
@@ -78,6 +78,7 @@ class Timeline:
         fenced: set[Assignment] = set()
         delivered: dict[Assignment, deque[Row]] = {assignment: deque() for assignment in self.committing}
         # The index breaks ties of time, so segments and rows are never compared.
+        draining: set[Assignment] = set()
         ordered = sorted(self.segments, key=self._begin)
         for _, _, event, segment, row in heapq.merge(*(self._rows(i, s) for i, s in enumerate(ordered))):
             if event in _FENCES:
@@ -92,7 +93,21 @@ class Timeline:
                 # Positions of an assignment of a committing source rise, so the lowest are first.
                 while rows and rows[0].position < row.floor:
                     yield "passed", segment, rows.popleft()._replace(n=row.n, mono=row.mono)
+            elif event == "revoking":
+                draining.add((segment, row.partition, row.assignment))
+            elif event == "abandoned" and is_piece(row.partition):
+                # A part of a piece was given up to its next owner, and the floor may pass its messages after that.
+                self._give_up(delivered, draining, segment, row)
             yield event, segment, row
+
+    @staticmethod
+    def _give_up(
+        delivered: dict[Assignment, deque[Row]], draining: set[Assignment], segment: Segment, row: Row
+    ) -> None:
+        assignment = segment, row.partition, row.assignment
+        if assignment not in draining and assignment in delivered:
+            rows = delivered[assignment]
+            delivered[assignment] = deque(each for each in rows if each.position != row.position)
 
     def _rows(self, index: int, segment: Segment) -> Iterator[tuple[float, int, str, Segment, Row]]:
         shift = self._shift[segment]
@@ -115,21 +130,27 @@ class Timeline:
     def _find_incomparable(self) -> None:
         incarnations: dict[str, set[str]] = defaultdict(set)
         holders: dict[str, list[Segment]] = defaultdict(list)
+        pieces: dict[str, set[str]] = defaultdict(set)
         for segment in self.segments:
             # Rows of a producer are valid at any time, so they need no order.
             partitions = {row.partition for row in segment.rows if row.event != "produced"} - {""}
-            for partition in partitions:
+            for partition in {whole(partition) for partition in partitions}:
                 holders[partition].append(segment)
+            for partition in partitions:
+                pieces[whole(partition)].add(partition)
             for row in segment.rows:
                 if row.event == "assigned":
-                    incarnations[row.partition].add(row.text)
+                    incarnations[whole(row.partition)].add(row.text)
         ends = {segment: self._end(segment) for segment in self.segments}
         for partition, segments in holders.items():
+            why = ""
             if len(incarnations[partition]) > 1:
                 self.recreated.add(partition)
-                self.incomparable[partition] = "recreated: its positions started again"
+                why = "recreated: its positions started again"
             elif any(self._overlap(a, b, ends) for a, b in combinations(segments, 2)):
-                self.incomparable[partition] = "in overlapping segments of different boots"
+                why = "in overlapping segments of different boots"
+            if why:
+                self.incomparable.update(dict.fromkeys(sorted(pieces[partition]), why))
 
     def _overlap(self, one: Segment, other: Segment, ends: dict[Segment, float]) -> bool:
         if _same_boot(one, other):

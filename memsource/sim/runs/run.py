@@ -21,6 +21,7 @@ from lanes.arguments import but_not
 from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
 from memsource.checkers.deadlines import SILENT
 from memsource.history.reader import Segment, read_bytes
+from memsource.history.rows import number_of
 from memsource.jetstream.source import JetStreamPersonality
 from memsource.kafka.source import KafkaPersonality
 from memsource.personality import Personality, PersonalityName
@@ -332,7 +333,7 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
     """Check that each message that is finished by the broker's data has a successful attempt or a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
     handled = {
-        (int(row.partition.rpartition("/")[2]), row.position)
+        (number_of(row.partition), row.position)
         for segment in segments
         for row in segment.rows
         if row.event == "ended" and row.text == "ok"

@@ -8,6 +8,7 @@ from typing import Final
 
 from lanes.core.types import Settlement
 from lanes.observe.status import PartitionStatus, Status
+from memsource.history.rows import number_of
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 
@@ -25,7 +26,8 @@ class WorldProgress:
         """Record settlements that the broker has stored."""
         for settlement in settlements:
             number, floor = settlement.partition.id.number, settlement.floor
-            if floor is not None:
+            # The floor of a piece passes messages of other pieces.
+            if floor is not None and not settlement.partition.id.piece:
                 furthest = self._committed.get(number)
                 if furthest is None or floor >= furthest[0]:
                     self._committed[number] = floor, settlement.completed
@@ -86,7 +88,7 @@ def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool
         (status, owned)
         for status in statuses
         for name, owned in status.partitions.items()
-        if name.rpartition("/")[2] == str(partition)
+        if number_of(name) == partition
     ]
     stopped = any(owned.ahead_reached or _is_full(owned) or _is_at_a_bound(status) for status, owned in owners)
     return stopped or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)

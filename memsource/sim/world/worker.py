@@ -17,7 +17,7 @@ from lanes.attempts import Attempts
 from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.consumer import Consumer
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.core.types import Message, Part, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import HandlerHalted, SourceError
 from lanes.handlers import Decode, Handler, handler_name, is_async
@@ -28,6 +28,7 @@ from lanes.source import (
     Checkpointing,
     Confirming,
     DeadLetters,
+    Dividing,
     Retaining,
     Source,
     SourceEvent,
@@ -347,6 +348,9 @@ class _Link:
         if isinstance(reporting, Confirming):
             self._confirming = reporting
             self.freeze_limit, self.confirm = reporting.freeze_limit, self._confirm
+        if isinstance(reporting, Dividing):
+            self._dividing = reporting
+            self.hand_over = self._hand_over
         if isinstance(reporting, Retaining):
             self.retention = reporting.retention
         if isinstance(reporting, Stranding):
@@ -393,6 +397,9 @@ class _Link:
 
     async def _confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
         return await self._call(self._confirming.confirm, partitions)
+
+    async def _hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
+        await self._call(self._dividing.hand_over, partition, parts)
 
     async def release(self, partition: Partition) -> None:
         await self._call(self._inner.release, partition, at_once=self._worker.world.broker.takes_in_at_once)

@@ -58,6 +58,8 @@ PASSED = [
     ("HandedOverAfterDrain", "0 checked"),
     ("KeptWorkGoesOn", "0 checked"),
     ("NoDuplicateCleanly", "0 checked"),
+    ("ExclusiveSlot", "0 checked"),
+    ("DrainBeforeFeed", "0 checked"),
 ]
 
 
