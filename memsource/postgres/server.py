@@ -41,8 +41,10 @@ class Session:
         in_transaction: Whether the session is in a transaction block.
         waits: Whether a blocked statement of the transaction waits for another transaction; False = the statement
             fails.
+        blocked: Whether a statement waits for another transaction.
+        in_transaction_timeout: Seconds without a statement after which a transaction block ends its session; 0 = never.
         listens: Whether the session receives notifications.
-        on_notify: Function that is called with the pid of the notifying session.
+        on_notify: Function that is called with the pid of the notifying session and the text of the notification.
         on_end: Function that is called when the session ends.
     """
 
@@ -55,9 +57,12 @@ class Session:
         self.asked_at = now
         self.in_transaction = False
         self.waits = True
+        self.in_transaction_timeout = 0.0
+        self.blocked = False
         self.listens = False
-        self.on_notify: Callable[[int], None] = lambda pid: None
+        self.on_notify: Callable[[int, str], None] = lambda pid, text: None
         self.on_end: Callable[[], None] = lambda: None
+        self._notes: list[str] = []
         self._changes: dict[Hashable, Any] = {}
         self._rows: set[Hashable] = set()
         self._shared: set[Hashable] = set()
@@ -65,7 +70,8 @@ class Session:
     @property
     def ends_at(self) -> float:
         """Time at which the server ends the session, unless the session sends a statement before."""
-        return self.asked_at + self.timeout if self.open and self.timeout and not self.in_transaction else math.inf
+        timeout = self.in_transaction_timeout if self.in_transaction else self.timeout
+        return self.asked_at + timeout if self.open and timeout and not self.blocked else math.inf
 
     # --- transactions
 
@@ -82,6 +88,8 @@ class Session:
                 rows.pop(key, None)
             else:
                 rows[key] = row
+        for text in self._notes:
+            self.server.notify(self.pid, text)
         self._free()
 
     def roll_back(self) -> None:
@@ -91,6 +99,8 @@ class Session:
     def _free(self) -> None:
         self.in_transaction = False
         self.waits = True
+        self.in_transaction_timeout = 0.0
+        self._notes.clear()
         self._changes.clear()
         self._rows.clear()
         self._shared.clear()
@@ -106,6 +116,13 @@ class Session:
     def get(self, key: Hashable) -> Any:
         """Return the row that this session sees; None = no row."""
         return self._changes[key] if key in self._changes else self.server.rows.get(key)
+
+    def rows(self, kind: str) -> list[tuple[Any, Any]]:
+        """Return the rows that this session sees whose key is a tuple of ``kind`` and more, with their keys."""
+        seen = {**self.server.rows, **self._changes}
+        return [
+            (key, row) for key, row in seen.items() if row is not None and isinstance(key, tuple) and key[0] == kind
+        ]
 
     def lock_row(self, key: Hashable) -> None:
         """Lock a row until the end of the transaction. Raises ``Blocked`` while another transaction has the row."""
@@ -151,6 +168,10 @@ class Session:
         for key in self.locked():
             del self.server.locks[key]
 
+    def notify(self, text: str) -> None:
+        """Notify the listening sessions at the end of the transaction."""
+        self._notes.append(text)
+
     def lock_until_commit(self, key: Hashable) -> None:
         """Take a lock of the transaction. Raises ``Blocked`` while another transaction has the lock."""
         if any(key in other._shared for other in self.server.sessions if other is not self):
@@ -185,6 +206,7 @@ class PostgresServer:
         self.on_expiry: Callable[[Session], None] = lambda session: None
         self.on_row: Callable[[Session, Hashable, Any, Any], None] = lambda session, key, before, after: None
         self._epochs = 0
+        self._ids = 0
         self._pids = 0
 
     def __repr__(self) -> str:
@@ -223,13 +245,22 @@ class PostgresServer:
         self._epochs += 1
         return self._epochs
 
+    def next_id(self) -> int:
+        """Return a number for a new row that no other row has had."""
+        self._ids += 1
+        return self._ids
+
+    def notify(self, pid: int, text: str) -> None:
+        """Notify the listening sessions, on behalf of the session with this pid."""
+        for session in list(self.sessions):
+            if session.listens:
+                session.on_notify(pid, text)
+
     def sequence(self, by: Session | None = None) -> int:
         """Give positions to the visible messages, and notify the listening sessions. Return the number of batches."""
         count = self.log.sequence()
         if count:
-            for session in list(self.sessions):
-                if session.listens:
-                    session.on_notify(by.pid if by is not None else 0)
+            self.notify(by.pid if by is not None else 0, "")
         return count
 
     def next_at(self) -> float:

@@ -142,13 +142,19 @@ class PieceVisitor(Visitor):
         assert isinstance(owned, OwnedPiece), "a member with ranges owns pieces"
         owned.over = True
         owned.rest()
-        for moved in list(owned.moved):
-            await self.hand_over(owned, moved)
-        # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
-        await self.pieces.hand_over_all(owned.unit, owned.epoch)
-        await super().release(owned)
-        with suppress(SourceError):  # The next look of the other members finds the piece too.
-            await self.pieces.notify()
+        try:
+            for moved in list(owned.moved):
+                await self.hand_over(owned, moved)
+            # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
+            await self.pieces.hand_over_all(owned.unit, owned.epoch)
+            await owned.held.release()
+            with suppress(SourceError):  # The next look of the other members finds the piece too.
+                await self.pieces.notify()
+        finally:
+            # The consumer owns the piece until this call ends, so this member must not acquire it again before. A call
+            # that fails is not repeated: without its lock, the next owners begin as after a crash.
+            if self._end(owned):
+                self._let_go(owned)
 
     async def _try_piece(self, row: PieceRow) -> None:
         if row.id in self.owned or monotonic() < self._cool.get(row.id, 0.0):

@@ -174,10 +174,14 @@ class Visitor:
             if not self._forget_assigned(owned.partition):
                 self._events.append(Lost(owned.partition, reason))
             log.warning("%s: partition %d is lost: %s", self.name, owned.number, reason)
-            task = asyncio.ensure_future(owned.held.release())
-            self._releasing.add(task)
-            task.add_done_callback(self._releasing.discard)
-            self._released(owned)
+            self._let_go(owned)
+
+    def _let_go(self, owned: Owned) -> None:
+        """Release the lock of an ended ownership, without a wait for its service."""
+        task = asyncio.ensure_future(owned.held.release())
+        self._releasing.add(task)
+        task.add_done_callback(self._releasing.discard)
+        self._released(owned)
 
     def _forget_assigned(self, partition: Partition) -> bool:
         """Remove the events of a partition if its assignment is among them, and return whether it is.

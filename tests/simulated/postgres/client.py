@@ -180,7 +180,7 @@ class Line:
         descriptor: Number of the socket.
         dead: Whether all bytes are lost.
         ended_at: Time at which the client could notice the end of the connection; infinity = not yet.
-        notes: The pids of the notifications that have arrived.
+        notes: The notifications that have arrived, as pid and text.
     """
 
     def __init__(self, network: Network, member: str, latency: float, descriptor: int) -> None:
@@ -188,7 +188,7 @@ class Line:
         self.descriptor = descriptor
         self.dead = False
         self.ended_at = math.inf
-        self.notes: list[int] = []
+        self.notes: list[tuple[int, str]] = []
         self._network = network
         self._latency = latency
         self._loop = current()
@@ -197,7 +197,7 @@ class Line:
         self._reader: tuple[Callable[..., object], tuple[Any, ...], Context] | None = None
         self.session: Session = network.server.connect(member, self._loop.time())
         self.session.on_end = lambda: self._later(False, 0.0, self.end)
-        self.session.on_notify = lambda pid: self._later(False, 0.0, lambda: self._noted(pid))
+        self.session.on_notify = lambda pid, text: self._later(False, 0.0, lambda: self._noted(pid, text))
 
     # --- the bytes on their way
 
@@ -207,8 +207,8 @@ class Line:
         self._last[out] = at
         self._network.at(at, lambda: None if self.dead else act())
 
-    def _noted(self, pid: int) -> None:
-        self.notes.append(pid)
+    def _noted(self, pid: int, text: str) -> None:
+        self.notes.append((pid, text))
         self._readable()
 
     def end(self) -> None:
@@ -300,6 +300,7 @@ class Line:
         if not session.open:
             return
         session.asked_at = self._loop.time()
+        session.blocked = False
         error: psycopg.Error | None = None
         rows: Rows | None = None
         try:
@@ -307,6 +308,7 @@ class Line:
             session.statement_ends()
         except Blocked:
             if session.waits:
+                session.blocked = True
                 self._network.block(lambda: self._received(query, parameters, answer, late, lost))
                 return
             error = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
@@ -372,7 +374,10 @@ class SimConnection:
             raise psycopg.OperationalError("consuming input failed: the connection is closed")
 
     def _next_note(self) -> Any:
-        return SimpleNamespace(be_pid=self.line.notes.pop(0), extra=b"") if self.line.notes else None
+        if not self.line.notes:
+            return None
+        pid, text = self.line.notes.pop(0)
+        return SimpleNamespace(be_pid=pid, extra=text.encode())
 
     async def perform(self, query: object, parameters: Any) -> Rows | None:
         """Perform one statement, one at a time."""
@@ -394,9 +399,9 @@ class SimConnection:
 
     def _tell(self) -> None:
         notes, self.line.notes = self.line.notes, []
-        for pid in notes:
+        for pid, text in notes:
             for handler in list(self._handlers):
-                handler(psycopg.Notify("lanes_log_1", "", pid))
+                handler(psycopg.Notify("lanes_log_1", text, pid))
 
     async def execute(self, query: object, parameters: Any = None) -> SimCursor:
         return await SimCursor(self).execute(query, parameters)

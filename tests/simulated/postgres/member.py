@@ -23,6 +23,11 @@ _RESTART: Final = 1.0
 """Number of starts of a process, and the seconds between two starts."""
 
 
+def unit_of(partition: Partition) -> int:
+    """Return the number of the piece of an assignment, or of its partition."""
+    return partition.id.piece or partition.id.number
+
+
 class Judge(Protocol):
     """The part of the broker that its members use."""
 
@@ -75,7 +80,7 @@ class SimulatedMember(PostgresSource):
 
     Attributes:
         member: Name of the member.
-        owned: The assignments that the consumer has received and neither released nor lost.
+        owned: The assignments that the consumer has received and neither released nor lost, by ``unit_of``.
         state: ``"open"``, ``"steady"`` or ``"close"``.
     """
 
@@ -113,26 +118,26 @@ class SimulatedMember(PostgresSource):
         events = await super().receive(room)
         for event in events:
             if isinstance(event, Assigned):
-                self.owned[event.partition.id.number] = event.partition
+                self.owned[unit_of(event.partition)] = event.partition
                 self._broker.assigned(self, event.partition)
             elif isinstance(event, Revoking):
-                self._draining.add(event.partition.id.number)
+                self._draining.add(unit_of(event.partition))
             elif isinstance(event, Lost):
                 self._over(event.partition)
                 self._broker.lost(self, event.partition)
         return events
 
     async def release(self, partition: Partition) -> None:
-        self._draining.add(partition.id.number)
+        self._draining.add(unit_of(partition))
         try:
             await super().release(partition)
         finally:
             self._over(partition)
 
     def _over(self, partition: Partition) -> None:
-        self._draining.discard(partition.id.number)
-        if self.owned.get(partition.id.number) is partition:
-            del self.owned[partition.id.number]
+        self._draining.discard(unit_of(partition))
+        if self.owned.get(unit_of(partition)) is partition:
+            del self.owned[unit_of(partition)]
 
     @property
     def phase(self) -> Phase:

@@ -13,17 +13,23 @@ from typing import Any, Final, Protocol
 
 import psycopg
 
-from lanes.core.types import PartitionId
+from lanes.core.ring import slot
+from lanes.core.types import PartitionId, PieceId
+from lanes.errors import ConfigError
 from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked
-from lanes_postgres import PostgresStates
+from lanes_postgres import Log, PostgresStates, RangeMap
 from lanes_postgres.advisory_locks import _TRY, _UNLOCK, _UNLOCK_ALL, _VERIFY
 from lanes_postgres.lock_session import _PREPARE
 from lanes_postgres.log.reading import LogTables, Wanted
 from lanes_postgres.log.sequencer import sequencing
+from lanes_postgres.ring.pieces import _STORE, Draining, PieceRow, Pieces, unowned
+from lanes_postgres.ring.reading import WantedSlots, fetch
+from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.members import _LEAVE, _MEMBERS
 from lanes_postgres.subscription.starts import _FIND, decide_starts
 from lanes_postgres.subscription.visitor import _CHANNEL
+from lanes_postgres.transactions import alone_async
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 Seen = list[Any]
@@ -31,6 +37,9 @@ Commit = Callable[[], Awaitable[None]]
 
 KEY: Final = StateKey("billing", PartitionId(LOG, 0), "1")
 OTHER: Final = StateKey("billing", PartitionId(LOG, 1), "1")
+KEY_OF_1: Final = b"1"
+"""The key of the messages in partition 1."""
+
 TABLES: Final = LogTables(SCHEMA, 1, 2)
 LONG_AGO: Final = datetime(2000, 1, 1, tzinfo=UTC)
 NEVER: Final = datetime(2100, 1, 1, tzinfo=UTC)
@@ -285,6 +294,173 @@ async def members_see_the_living_others(stage: Stage) -> Seen:
         return [*seen, await tell(other, "m-2", 0, True)]
 
 
+# --- ranges
+
+
+class _Consumer:
+    """A consumer of the map of the group ``billing``, on one connection."""
+
+    def __init__(self, connection: Any, name: str) -> None:
+        @asynccontextmanager
+        async def lend() -> Any:
+            yield connection
+
+        self.connection = connection
+        self.map = RangeMap(Log(LOG, schema=SCHEMA), group="billing")
+        self.pieces = Pieces(lend, SCHEMA, 1, "billing", name, "script")
+        self.name = name
+
+    async def begin(self) -> None:
+        """Make the pieces at position 5 of both partitions."""
+        await alone_async(self.connection, self.map.beginning([5, 5]), "script")
+
+    async def assign(self, lo: int, hi: int, consumer: str) -> bool:
+        changed: bool = await self.map.assign(self.connection, lo, hi, consumer)
+        return changed
+
+    async def look(self) -> list[PieceRow]:
+        return await self.pieces.look(self.connection, [])
+
+    async def see(self) -> Seen:
+        """What the consumer sees of the pieces of partition 0, without the numbers that servers choose."""
+        rows = [row for row in await self.look() if row.partition == 0]
+        return sorted(
+            (str(row.slots), row.consumer or "", row.epoch > 0, row.parent is not None, row.floor) for row in rows
+        )
+
+    async def piece(self, slots: str) -> PieceRow:
+        return next(row for row in await self.look() if row.partition == 0 and str(row.slots) == slots)
+
+    async def claim(self, slots: str) -> Any:
+        """Claim a piece. Return its state, or the reason of the refusal."""
+        row = await self.piece(slots)
+        key = StateKey("billing", PieceId(LOG, 0, row.id), "1")
+        try:
+            return await self.pieces.claim(key, 0)
+        except Draining:
+            return "draining"
+        except StateLocked:
+            return "locked"
+
+    async def store(self, piece: int, epoch: int, floor: int, *completed: tuple[int, int]) -> bool:
+        key = StateKey("billing", PieceId(LOG, 0, piece), "1")
+        (stored,) = await self.pieces.store([StateChange(key, State(epoch, floor, completed))])
+        return stored
+
+
+async def a_split_copies_the_finished_messages_and_waits_for_the_owner(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        a, b = _Consumer(one, "a"), _Consumer(other, "b")
+        seen.append(await a.assign(0, 99, "a"))
+        await a.begin()
+        await b.begin()
+        seen += [await a.see(), await b.see()]
+        whole = await a.piece("{[0,100)}")
+        state = await a.claim("{[0,100)}")
+        seen += [_without_epoch(state), await a.store(whole.id, state.epoch, 7, (8, 9))]
+        seen.append(await a.assign(40, 99, "b"))
+        seen += [await a.see(), await b.see(), await b.claim("{[40,100)}")]
+        # The owner has finished more messages, and has stopped to read the part at position 12.
+        seen.append(await a.store(whole.id, state.epoch, 9, (10, 11), (11, 12), (14, 15)))
+        await a.pieces.hand_over(whole.id, state.epoch, MovedSlots(Slots(((30, 60),)), 12))
+        seen.append(await b.claim("{[40,100)}"))
+        await a.pieces.hand_over(whole.id, state.epoch, MovedSlots(Slots(((40, 100),)), 12))
+        taken = await b.claim("{[40,100)}")
+        seen += [_without_epoch(taken), taken.epoch > state.epoch, await b.see()]
+        seen += [await a.store(whole.id, state.epoch - 1, 50), await a.store(whole.id, state.epoch, 9, (10, 11))]
+        seen.append(await a.assign(100, 65_535, "b"))
+        seen += [await b.see(), await a.see()]
+    return seen
+
+
+async def a_later_owner_of_the_parent_ends_a_drain(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        a, b = _Consumer(one, "a"), _Consumer(other, "b")
+        await a.assign(0, 65_535, "a")
+        await a.begin()
+        first = await a.claim("{[0,65536)}")
+        whole = await a.piece("{[0,65536)}")
+        await a.store(whole.id, first.epoch, 6)
+        await a.assign(0, 9, "b")
+        # The second part waits for the owner of the first parent too.
+        await b.assign(0, 4, "a")
+        seen += [await a.see(), await b.see(), await a.claim("{[0,5)}"), await b.claim("{[5,10)}")]
+        part = await b.piece("{[5,10)}")
+        assert part.parent is not None
+        await b.pieces.end_drain(part.id, part.parent + 1)
+        seen.append(await b.claim("{[5,10)}"))
+        await b.pieces.end_drain(part.id, part.parent)
+        seen.append(_without_epoch(await b.claim("{[5,10)}")))
+        again = await a.claim("{[10,65536)}")
+        seen += [again.epoch > first.epoch, _without_epoch(await a.claim("{[0,5)}")), await a.see()]
+        seen.append(await a.claim("None") != "locked")
+    return seen
+
+
+async def a_release_hands_all_parts_over(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        a, b = _Consumer(one, "a"), _Consumer(other, "b")
+        await a.assign(0, 65_535, "a")
+        await a.begin()
+        state = await a.claim("{[0,65536)}")
+        whole = await a.piece("{[0,65536)}")
+        await a.assign(10, 19, "b")
+        await a.assign(30, 39, "b")
+        await a.store(whole.id, state.epoch, 8, (9, 12))
+        await a.pieces.hand_over_all(whole.id, state.epoch - 1)
+        seen.append(await b.claim("{[10,20)}"))
+        await a.pieces.hand_over_all(whole.id, state.epoch)
+        seen += [_without_epoch(await b.claim("{[10,20)}")), _without_epoch(await b.claim("{[30,40)}"))]
+        try:
+            await b.assign(15, 35, "a")
+        except ConfigError:
+            seen.append("straddles")
+        seen += [(each.range.lo, each.range.hi, each.consumer) for each in await a.map.ranges(one)]
+        seen += [(event.number, event.range.lo, event.range.hi) for event in await a.map.history(one)]
+    return seen
+
+
+async def a_claim_fails_beside_a_transaction_with_the_row(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        a, b = _Consumer(one, "a"), _Consumer(other, "a")
+        await a.assign(0, 65_535, "a")
+        await a.begin()
+        state = await a.claim("{[0,65536)}")
+        async with one.transaction():
+            row = await a.piece("{[0,65536)}")
+            await one.execute(compose(_STORE, SCHEMA), ([row.id], [state.epoch], [9], ["{}"]))
+            seen.append(await b.claim("{[0,65536)}"))
+        seen.append(_without_epoch(await b.claim("{[0,65536)}")))
+    return seen
+
+
+async def members_read_the_messages_of_their_slots(stage: Stage) -> Seen:
+    seen: Seen = []
+    async with two(stage) as (one, other):
+        await stage.append(0, b"a", b"b", b"c")
+        await stage.append(1, b"x")
+        await perform_async(one, sequencing(SCHEMA), "script")
+        every, none = Slots(((0, 65_536),)), Slots()
+        for number, start, end, most, slots in (
+            (0, 0, 9, 2, every),
+            (0, 1, 2, 9, every),
+            (0, 0, 9, 9, none),
+            (1, 0, 9, 9, Slots(((0, slot(KEY_OF_1)), (slot(KEY_OF_1) + 1, 65_536)))),
+            (1, 0, 9, 9, Slots(((slot(KEY_OF_1), slot(KEY_OF_1) + 1),))),
+        ):
+            (found,) = await fetch(other, TABLES, [WantedSlots(number, start, end, most, slots, True)])
+            seen.append((found.first, [(each.position, each.value) for each in found.messages], found.read))
+        map_ = _Consumer(one, "a")
+        await map_.assign(slot(KEY_OF_1), slot(KEY_OF_1), "a")
+        await alone_async(one, map_.map.beginning([1, 0]), "script")
+        seen.append(await unowned(one, SCHEMA, 1, "billing"))
+    return seen
+
+
 SCRIPTS: Final[tuple[Script, ...]] = (
     a_store_compares_the_epoch_and_no_floor_falls,
     a_claim_is_refused_beside_a_transaction_that_has_stored,
@@ -295,4 +471,9 @@ SCRIPTS: Final[tuple[Script, ...]] = (
     the_sequencer_notifies_the_readers,
     new_members_decide_once_where_they_begin,
     members_see_the_living_others,
+    a_split_copies_the_finished_messages_and_waits_for_the_owner,
+    a_later_owner_of_the_parent_ends_a_drain,
+    a_release_hands_all_parts_over,
+    a_claim_fails_beside_a_transaction_with_the_row,
+    members_read_the_messages_of_their_slots,
 )

@@ -5,15 +5,22 @@ A statement that the tables lack ends the run, so this module cannot miss a new 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any, Final, LiteralString
 
 from psycopg import sql
 
+from lanes.core.ring import slot
 from lanes_postgres import advisory_locks, dead_letters, lock_session, migrations, states
 from lanes_postgres.log import appending, reading, sequencer, trigger
+from lanes_postgres.ring import pieces as ring_pieces
+from lanes_postgres.ring import range_map
+from lanes_postgres.ring import reading as ring_reading
 from lanes_postgres.steps import compose, compose_names
 from lanes_postgres.subscription import kept, members, starts, visitor
+from memsource.postgres import pieces
 from memsource.postgres.log import StoredRow
 from memsource.postgres.server import Session
 from memsource.postgres.states import StateRow, claim, store
@@ -72,8 +79,10 @@ def _unlisten(session: Session, query: Any, now: float) -> None:
 
 
 def _set(session: Session, query: Any, now: float) -> None:
-    """Accept a setting. The server as data has only the shortest timeout of a lock."""
+    """Accept a setting. The server as data has only the shortest timeout of a lock, and one of idle transactions."""
     session.waits = session.waits and b"lock_timeout" not in query
+    if b"SET LOCAL idle_in_transaction_session_timeout TO '5s'" in query:
+        session.in_transaction_timeout = 5.0
 
 
 def _nothing(session: Session, query: Any, now: float) -> None:
@@ -250,24 +259,27 @@ def _since(session: Session, parameters: Any, now: float) -> Rows:
 
 
 def subscription_key(log: int, name: str) -> tuple[Any, ...]:
-    """Return the key of a subscription, whose row has its start and the first positions."""
+    """Return the key of a subscription, whose row has its start, the first positions and whether it has ranges."""
     return "subscription", int(log), name
 
 
 def _find_start(session: Session, parameters: Any, now: float) -> Rows:
     row = session.get(subscription_key(*parameters))
-    return [] if row is None else [(*row, False, False)]
+    if row is None:
+        return []
+    start, first, ring = row
+    return [(start, first, False, ring)]
 
 
-def _lock_start(session: Session, parameters: Any, now: float) -> Rows:
+def _lock_until_commit(session: Session, parameters: Any, now: float) -> Rows:
     session.lock_until_commit(tuple(parameters))
     return [("",)]
 
 
 def _add_start(session: Session, parameters: Any, now: float) -> None:
     log, name, start, first, own_states, ring = parameters
-    assert not (own_states or ring), "no simulated member has a store or ranges of its own"
-    session.insert(subscription_key(log, name), (start, list(first)))
+    assert not own_states, "no simulated member has a store of its own"
+    session.insert(subscription_key(log, name), (start, list(first), ring))
 
 
 def _channel(session: Session, parameters: Any, now: float) -> Rows:
@@ -296,6 +308,137 @@ def _leave(session: Session, parameters: Any, now: float) -> None:
 
 def _rows_of(session: Session, kind: str) -> list[tuple[Any, Any]]:
     return [(key, row) for key, row in session.server.rows.items() if isinstance(key, tuple) and key[0] == kind]
+
+
+# --- ranges
+
+
+def runs_of(text: str) -> pieces.Runs:
+    """Return the runs of a multirange, such as ``{[0,100),[200,65536)}``."""
+    return tuple((int(start), int(end)) for start, end in re.findall(r"\[(\d+),(\d+)\)", text))
+
+
+def _multirange(runs: pieces.Runs | None) -> str | None:
+    return None if runs is None else "{" + ",".join(f"[{start},{end})" for start, end in runs) + "}"
+
+
+def _begun(session: Session, parameters: Any, now: float) -> Rows:
+    log, group = parameters
+    return [(bool(pieces.pieces_of(session, log, group)),)]
+
+
+def _begin_pieces(session: Session, parameters: Any, now: float) -> None:
+    log, group, starts, slots, consumers = parameters
+    parts = [
+        (None if text is None else runs_of(text), consumer) for text, consumer in zip(slots, consumers, strict=True)
+    ]
+    pieces.begin(session, int(log), group, starts, parts)
+
+
+def _lock_pieces(session: Session, parameters: Any, now: float) -> Rows:
+    return [(pieces.lock(session, *parameters),)]
+
+
+def _place(parameters: Any) -> tuple[int, str, int, int, str]:
+    log, group, consumer = parameters["log"], parameters["group"], parameters["consumer"]
+    return int(log), group, int(parameters["lo"]), int(parameters["hi"]), consumer
+
+
+def _copy(session: Session, parameters: Any, now: float) -> None:
+    pieces.copy(session, *_place(parameters))
+
+
+def _cut(session: Session, parameters: Any, now: float) -> None:
+    log, group, lo, hi, _ = _place(parameters)
+    pieces.cut(session, log, group, lo, hi)
+
+
+def _move(session: Session, parameters: Any, now: float) -> None:
+    pieces.move(session, *_place(parameters))
+
+
+def _look_at_pieces(session: Session, parameters: Any, now: float) -> Rows:
+    return [
+        (piece, row.partition, _multirange(row.slots), row.consumer, row.epoch, row.parent, row.floor)
+        for piece, row in pieces.look(session, *parameters)
+    ]
+
+
+def _claim_piece(session: Session, parameters: Any, now: float) -> Rows:
+    row = pieces.claim(session, *parameters)
+    return [] if row is None else [(row.epoch, row.floor, _array(row.completed), _multirange(row.slots))]
+
+
+def _drain(session: Session, parameters: Any, now: float) -> Rows:
+    return [(pieces.drain_of(session, *parameters),)]
+
+
+def _end_drain(session: Session, parameters: Any, now: float) -> None:
+    pieces.end_drain(session, *parameters)
+
+
+def _store_pieces(session: Session, parameters: Any, now: float) -> Rows:
+    changes = [
+        pieces.StoredPiece(piece, epoch, floor, _runs(completed))
+        for piece, epoch, floor, completed in zip(*parameters, strict=True)
+    ]
+    return [(pieces.store(session, changes) or None,)]
+
+
+def _epochs(session: Session, parameters: Any, now: float) -> Rows:
+    found = pieces.epochs(session, *parameters)
+    return [tuple(map(list, zip(*found, strict=True)))] if found else [(None, None)]
+
+
+def _hand_over(session: Session, parameters: Any, now: float) -> None:
+    slots, below = runs_of(parameters["slots"]), int(parameters["below"])
+    pieces.hand_over(session, int(parameters["id"]), int(parameters["epoch"]), slots, below)
+
+
+def _hand_over_all(session: Session, parameters: Any, now: float) -> None:
+    pieces.hand_over_all(session, list(zip(*parameters, strict=True)))
+
+
+def _unowned(session: Session, parameters: Any, now: float) -> Rows:
+    log, group = parameters
+    return [(pieces.unowned(session, log, group, slot),)]
+
+
+def _notify(session: Session, parameters: Any, now: float) -> Rows:
+    session.notify("ring")
+    return [("",)]
+
+
+def _history(session: Session, parameters: Any, now: float) -> Rows:
+    log, group = parameters
+    rows = sorted(row for key, row in session.rows("assignment") if key[1:3] == (int(log), group))
+    return [tuple(map(list, zip(*rows, strict=True)))] if rows else [(None,) * 6]
+
+
+def _append_assignment(session: Session, parameters: Any, now: float) -> None:
+    log, group, number, lo, hi, consumer = parameters
+    time = datetime.fromtimestamp(now, UTC)
+    row = int(number), int(lo), int(hi), consumer, time, session.owner
+    session.insert(("assignment", int(log), group, int(number)), row)
+
+
+def _fetch_slots(session: Session, parameters: Any, now: float) -> Rows:
+    names = "partitions", "starts", "ends", "mosts", "slots", "keyless"
+    firsts = session.server.log.firsts
+    found: Rows = []
+    wanted = zip(*(parameters[name] for name in names), strict=True)
+    for turn, (partition, start, end, most, slots, keyless) in enumerate(wanted, start=1):
+        runs = runs_of(slots)
+        messages = [
+            (position, row.key, row.subject, None, row.value, row.time)
+            for position, row in session.server.log.read(partition, start, end - start)
+            if position < end
+            and (keyless if row.key is None else any(first <= slot(row.key) < after for first, after in runs))
+        ]
+        found += [(turn, firsts[partition], *message) for message in messages[:most]]
+        if not messages:
+            found.append((turn, firsts[partition], *(None,) * 6))
+    return found
 
 
 # --- tables and dead letters
@@ -337,9 +480,26 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (states._STORE, "store", _store),
     (states._LOCK, "store", _lock_state),
     (dead_letters._PUT, "letter", _put),
+    (ring_pieces._BEGUN, "other", _begun),
+    (ring_pieces._BEGIN, "start", _begin_pieces),
+    (ring_pieces._LOCK, "assign", _lock_pieces),
+    (ring_pieces._COPY, "assign", _copy),
+    (ring_pieces._CUT, "assign", _cut),
+    (ring_pieces._MOVE, "assign", _move),
+    (ring_pieces._LOOK, "pieces", _look_at_pieces),
+    (ring_pieces._DRAIN, "claim", _drain),
+    (ring_pieces._END_DRAIN, "end drain", _end_drain),
+    (ring_pieces._STORE, "store", _store_pieces),
+    (ring_pieces._EPOCHS, "store", _epochs),
+    (ring_pieces._HAND_OVER, "hand over", _hand_over),
+    (ring_pieces._HAND_OVER_ALL, "hand over", _hand_over_all),
+    (ring_pieces._UNOWNED, "other", _unowned),
+    (range_map._HISTORY, "assign", _history),
+    (range_map._APPEND, "assign", _append_assignment),
+    (ring_reading._FETCH, "read", _fetch_slots),
 )
 _OF_THE_SERVER: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
-    (starts._LOCK, "start", _lock_start),
+    (starts._LOCK, "start", _lock_until_commit),
     (trigger._FIND, "other", _trigger),
     (lock_session._PREPARE, "verify", _prepare),
     (lock_session._PID, "verify", _pid),
@@ -352,6 +512,8 @@ _ANSWERS: Final[dict[bytes, tuple[str, Answer]]] = {
     **{compose(text, SCHEMA): (call, answer) for text, call, answer in _OF_A_SCHEMA},
     **{text.encode(): (call, answer) for text, call, answer in _OF_THE_SERVER},
     compose_names(visitor._CHANNEL, SCHEMA): ("other", _channel),
+    compose_names(ring_pieces._CLAIM, SCHEMA): ("claim", _claim_piece),
+    compose_names(ring_pieces._NOTIFY, SCHEMA): ("notify", _notify),
     b"BEGIN": ("begin", _begin),
     b"COMMIT": ("commit", _commit),
 }

@@ -1,0 +1,301 @@
+"""The pieces of ring ranges on a server as data: slots, owners, epochs, drains and positions.
+
+The functions are the steps of ``docs/model/ranges.md``. A function that reads and writes several rows locks all of them
+first, so a blocked call has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from memsource.postgres.server import Session
+
+Runs = tuple[tuple[int, int], ...]
+"""Rising half-open runs of slots or positions."""
+
+_KIND = "piece"
+
+
+class PieceRow(NamedTuple):
+    """A piece of a partition: the messages of some slots, or the messages without a key.
+
+    Attributes:
+        log: Number of the log.
+        group: Name of the group.
+        partition: Number of the partition.
+        slots: The slots. ``None`` = the messages without a key.
+        consumer: The consumer that the map names; ``None`` = nobody, or any for messages without a key.
+        floor: Lowest position that is not finished.
+        epoch: Epoch of the owner; 0 = the piece never had an owner.
+        completed: Finished positions above ``floor``.
+        parent: The piece whose owner may still handle messages of this one; ``None`` = no drain.
+        parent_epoch: Epoch of that owner.
+    """
+
+    log: int
+    group: str
+    partition: int
+    slots: Runs | None
+    consumer: str | None
+    floor: int
+    epoch: int = 0
+    completed: Runs = ()
+    parent: int | None = None
+    parent_epoch: int | None = None
+
+    def has(self, slot: int | None) -> bool:
+        """Return whether messages of a slot belong to the piece; ``None`` = messages without a key."""
+        if self.slots is None or slot is None:
+            return self.slots is None and slot is None
+        return any(start <= slot < end for start, end in self.slots)
+
+    def finished(self, position: int) -> bool:
+        """Return whether the piece counts a position as finished."""
+        return position < self.floor or any(start <= position < end for start, end in self.completed)
+
+
+class StoredPiece(NamedTuple):
+    """A position to store.
+
+    Attributes:
+        piece: Number of the piece.
+        epoch: Epoch of the owner that stores.
+        floor: Lowest position that is not finished.
+        completed: Finished positions above ``floor``.
+    """
+
+    piece: int
+    epoch: int
+    floor: int
+    completed: Runs
+
+
+def key_of(piece: int) -> tuple[str, int]:
+    """Return the key of the row of a piece."""
+    return _KIND, int(piece)
+
+
+def pieces_of(session: Session, log: int, group: str) -> list[tuple[int, PieceRow]]:
+    """Return the pieces of a group that a session sees, by their numbers."""
+    found = ((key[1], row) for key, row in session.rows(_KIND) if (row.log, row.group) == (log, group))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _get(session: Session, piece: int) -> PieceRow | None:
+    row: PieceRow | None = session.get(key_of(piece))
+    return row
+
+
+# --- the map
+
+
+def begin(
+    session: Session, log: int, group: str, starts: Sequence[int], parts: Sequence[tuple[Runs | None, str | None]]
+) -> None:
+    """Make the pieces of each partition, from slots and consumer of each part."""
+    for partition, start in enumerate(starts):
+        for slots, consumer in parts:
+            session.insert(key_of(session.server.next_id()), PieceRow(log, group, partition, slots, consumer, start))
+
+
+def lock(session: Session, log: int, group: str, lo: int, hi: int) -> int:
+    """Lock the pieces with a slot of ``lo`` … ``hi``, and return their number. Raises ``Blocked``."""
+    met = _met(session, log, group, lo, hi)
+    for piece, _ in met:
+        session.lock_row(key_of(piece))
+    return len(met)
+
+
+def copy(session: Session, log: int, group: str, lo: int, hi: int, consumer: str) -> None:
+    """Make a piece of each part of a piece in ``lo`` … ``hi``, with the finished messages of the piece and a drain.
+
+    A piece with a drain was never acquired, so its new part waits for the same owner.
+    """
+    for piece, row in _met(session, log, group, lo, hi):
+        if _within(row, lo, hi):
+            continue
+        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)
+        if row.parent is None and row.epoch:
+            part = part._replace(parent=piece, parent_epoch=row.epoch)
+        session.insert(key_of(session.server.next_id()), part)
+
+
+def cut(session: Session, log: int, group: str, lo: int, hi: int) -> None:
+    """Remove the slots ``lo`` … ``hi`` from each piece that has other slots too."""
+    for piece, row in _met(session, log, group, lo, hi):
+        if not _within(row, lo, hi):
+            session.put(key_of(piece), row._replace(slots=_without(row.slots, lo, hi)))
+
+
+def move(session: Session, log: int, group: str, lo: int, hi: int, consumer: str) -> None:
+    """Name another consumer for each piece whose slots are all in ``lo`` … ``hi``."""
+    for piece, row in _met(session, log, group, lo, hi):
+        if _within(row, lo, hi):
+            session.put(key_of(piece), row._replace(consumer=consumer))
+
+
+def _met(session: Session, log: int, group: str, lo: int, hi: int) -> list[tuple[int, PieceRow]]:
+    return [(piece, row) for piece, row in pieces_of(session, log, group) if _common(row.slots, lo, hi)]
+
+
+def _within(row: PieceRow, lo: int, hi: int) -> bool:
+    return not _without(row.slots, lo, hi)
+
+
+def _common(slots: Runs | None, lo: int, hi: int) -> Runs:
+    found = ((max(start, lo), min(end, hi + 1)) for start, end in slots or ())
+    return tuple((start, end) for start, end in found if start < end)
+
+
+def _without(slots: Runs | None, lo: int, hi: int) -> Runs:
+    parts = (part for start, end in slots or () for part in ((start, min(end, lo)), (max(start, hi + 1), end)))
+    return tuple((start, end) for start, end in parts if start < end)
+
+
+# --- owners
+
+
+def look(session: Session, log: int, group: str, consumer: str, owned: Collection[int]) -> list[tuple[int, PieceRow]]:
+    """Return the pieces that the map names a consumer for, the pieces without a key, and the ``owned`` ones."""
+    return [
+        (piece, row)
+        for piece, row in pieces_of(session, log, group)
+        if row.consumer == consumer or row.slots is None or piece in owned
+    ]
+
+
+def claim(session: Session, piece: int, consumer: str) -> PieceRow | None:
+    """Raise the epoch of a piece that the map names the consumer for, and end its drain. Raises ``Blocked``.
+
+    Returns:
+        The row; ``None`` = the map names another consumer, or the former owner may still handle messages.
+    """
+    row = _get(session, piece)
+    if row is None or (row.slots is not None and row.consumer != consumer) or _drains(session, row):
+        return None
+    session.lock_row(key_of(piece))
+    epoch = session.server.next_epoch()
+    row = row._replace(epoch=epoch, parent=None, parent_epoch=None)
+    session.put(key_of(piece), row)
+    return row
+
+
+def _drains(session: Session, row: PieceRow) -> bool:
+    """Return whether the owner that the piece was split from may still handle messages of the piece."""
+    if row.parent is None:
+        return False
+    former = _get(session, row.parent)
+    # A later owner of the parent has acquired its lock, so the former one has lost it.
+    return former is None or row.parent_epoch is None or former.epoch <= row.parent_epoch
+
+
+def drain_of(session: Session, piece: int) -> int | None:
+    """Return the piece whose owner may still handle messages of a piece."""
+    row = _get(session, piece)
+    return None if row is None else row.parent
+
+
+def end_drain(session: Session, piece: int, parent: int) -> None:
+    """End the drain of a piece, on behalf of the holder of the parent's lock. Raises ``Blocked``."""
+    row = _get(session, piece)
+    if row is not None and row.parent == parent:
+        session.put(key_of(piece), row._replace(parent=None, parent_epoch=None))
+
+
+# --- positions
+
+
+def store(session: Session, changes: Sequence[StoredPiece]) -> list[int]:
+    """Write positions of pieces with an unchanged epoch, and return the changed pieces. Raises ``Blocked``."""
+    for each in changes:
+        session.lock_row(key_of(each.piece))
+    stored = []
+    for each in changes:
+        row = _get(session, each.piece)
+        if row is None or row.epoch != each.epoch:
+            continue
+        if row.floor < each.floor or (row.floor == each.floor and row.completed != each.completed):
+            session.put(key_of(each.piece), row._replace(floor=each.floor, completed=each.completed))
+            stored.append(each.piece)
+    return stored
+
+
+def unowned(session: Session, log: int, group: str, slot_of: Callable[[bytes], int]) -> int:
+    """Return the number of messages in slots that nobody owns.
+
+    Args:
+        session: The session that asks.
+        log: Number of the log.
+        group: Name of the group.
+        slot_of: Function that returns the slot of a key.
+
+    Returns:
+        The number.
+    """
+    return sum(
+        position >= piece.floor and row.key is not None and piece.has(slot_of(row.key))
+        for _, piece in pieces_of(session, log, group)
+        if piece.slots is not None and piece.consumer is None
+        for position, row in session.server.log.rows(piece.partition).items()
+    )
+
+
+def epochs(session: Session, pieces: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the epochs of pieces, as (piece, epoch)."""
+    found = ((piece, _get(session, piece)) for piece in pieces)
+    return [(piece, row.epoch) for piece, row in found if row is not None]
+
+
+def hand_over(session: Session, piece: int, epoch: int, slots: Runs, below: int) -> None:
+    """Copy the position of a piece to the parts whose slots have all moved, and end their drains. Raises ``Blocked``.
+
+    From the position ``below`` on, a part keeps its own finished messages, because the owner has passed them.
+    """
+    owner = _get(session, piece)
+    parts = [
+        (part, row)
+        for part, row in _drained_by(session, piece, epoch)
+        if row.slots is not None and all(any(lo <= start and end <= hi for lo, hi in slots) for start, end in row.slots)
+    ]
+    for part, _ in parts:
+        session.lock_row(key_of(part))
+    for part, row in parts:
+        assert owner is not None, "an owner with this epoch exists"
+        own = ((start, min(end, below)) for start, end in owner.completed)
+        kept = ((max(start, below), end) for start, end in row.completed)
+        floor, completed = min(owner.floor, below), _joined([*own, *kept])
+        row = row._replace(floor=floor, completed=completed, parent=None, parent_epoch=None)
+        session.put(key_of(part), row)
+
+
+def hand_over_all(session: Session, owned: Sequence[tuple[int, int]]) -> None:
+    """Copy the positions of drained pieces to all pieces with their drains, and end the drains. Raises ``Blocked``."""
+    found = [(piece, part) for piece, epoch in owned for part, _ in _drained_by(session, piece, epoch)]
+    for _, part in found:
+        session.lock_row(key_of(part))
+    for piece, part in found:
+        owner, row = _get(session, piece), _get(session, part)
+        assert owner is not None and row is not None, "no piece is deleted"
+        row = row._replace(floor=owner.floor, completed=owner.completed, parent=None, parent_epoch=None)
+        session.put(key_of(part), row)
+
+
+def _drained_by(session: Session, piece: int, epoch: int) -> Iterator[tuple[int, PieceRow]]:
+    owner = _get(session, piece)
+    if owner is None or owner.epoch != epoch:
+        return
+    for part, row in pieces_of(session, owner.log, owner.group):
+        if (row.parent, row.parent_epoch) == (piece, epoch):
+            yield part, row
+
+
+def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Return runs in order, without empty ones. Runs that meet become one."""
+    joined: list[tuple[int, int]] = []
+    for start, end in sorted((start, end) for start, end in runs if start < end):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((start, end))
+    return tuple(joined)

@@ -1,0 +1,105 @@
+"""A member with ranges gives pieces up on a simulated server whose answers are late or lost, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from lanes.core.types import Partition, Room
+from lanes.errors import SourceError
+from lanes.source import Assigned
+from lanes_postgres import Log, PostgresSource, RangeMap
+from memsource.adapters.choices import DELIVER, Choice
+from memsource.postgres.log import ReferenceLog
+from memsource.postgres.server import PostgresServer
+from memsource.sim.loop.choosers import Fifo
+from memsource.sim.loop.virtual import run
+from tests.simulated.postgres.client import Network, SimConnection
+from tests.simulated.postgres.member import SUBSCRIPTION, URL
+from tests.simulated.postgres.seams import seams
+from tests.simulated.postgres.statements import LOG, SCHEMA
+
+ROOM = Room(10, 1_000)
+
+
+class Owner:
+    """The owner of all slots, and the fates of its next statements by their names."""
+
+    def __init__(self) -> None:
+        self.fates: dict[str, list[Choice]] = {}
+        self.network = Network(PostgresServer(ReferenceLog(1)), Random(0), (0.001,), self._fate)
+        log = Log(LOG, schema=SCHEMA)
+        self.map = RangeMap(log, group=SUBSCRIPTION)
+        self.source = PostgresSource(URL, log, subscription=SUBSCRIPTION, ranges=self.map.member("a"))
+
+    def _fate(self, member: str, call: str) -> Choice:
+        fates = self.fates.get(call)
+        return fates.pop(0) if fates else DELIVER
+
+    async def assigned(self, seconds: float) -> Partition | None:
+        """The next assignment of the slots within some seconds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while True:
+                    for event in await self.source.receive(ROOM):
+                        if isinstance(event, Assigned) and event.partition.id.piece == 1:
+                            return event.partition
+        except TimeoutError:
+            return None
+
+
+def played(play: Callable[[Owner, Partition], Awaitable[None]]) -> None:
+    """Let a member own all slots, and play."""
+
+    async def main() -> None:
+        owner = Owner()
+        try:
+            connection = await SimConnection.connect()
+            assert await owner.map.assign(connection, 0, 65_535, "a")  # type: ignore[call-overload]
+            await owner.source.open()
+            piece = await owner.assigned(10.0)
+            assert piece is not None
+            await play(owner, piece)
+            await owner.source.aclose()
+        finally:
+            owner.network.end()
+
+    with seams():
+        run(main, chooser=Fifo())
+
+
+def test_a_member_acquires_no_piece_again_before_its_release_has_ended() -> None:
+    async def play(owner: Owner, piece: Partition) -> None:
+        # The hand-over notifies too, before the lock is free.
+        owner.fates["notify"] = [DELIVER, Choice("delay", 5.0)]
+        releasing = asyncio.ensure_future(owner.source.release(piece))
+        assert await owner.assigned(4.0) is None
+        assert not releasing.done()
+        await releasing
+        assert await owner.assigned(10.0) is not None
+
+    played(play)
+
+
+def test_a_piece_whose_release_failed_is_acquired_again() -> None:
+    async def play(owner: Owner, piece: Partition) -> None:
+        owner.fates["hand over"] = [Choice("drop_request", 0.1)]
+        with pytest.raises(SourceError):
+            await owner.source.release(piece)
+        assert await owner.assigned(10.0) is not None
+
+    played(play)
+
+
+def test_a_piece_whose_release_was_cancelled_is_acquired_again() -> None:
+    async def play(owner: Owner, piece: Partition) -> None:
+        owner.fates["hand over"] = [Choice("delay", 2.0)]
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await owner.source.release(piece)
+        assert await owner.assigned(10.0) is not None
+
+    played(play)
