@@ -54,7 +54,7 @@ test-fast: environment-dev  ## the tests without a broker or a child process, af
 	@.venv/bin/python -m tests.project.rewritten
 	@exec .venv/bin/python -m pytest --fast -m "not slow and not campaign" -n 4 --dist worksteal $(FAST) $(ARGS)
 
-campaign: environment-dev  ## all runs of sliced tests, 20,000 simulated schedules of whole consumers, 5,000 of each real adapter, 2,000 with changes of a width; the last line is JSON [SCHEDULES=5000]
+campaign: environment-dev  ## all runs of sliced tests, 20,000 simulated schedules of whole consumers, 5,000 of each real adapter and as many with ranges, 2,000 with changes of a width; the last line is JSON [SCHEDULES=5000]
 	$(if $(ARGS),,@.venv/bin/python -m pytest -m "(sliced or hypothesis) and not slow" --hypothesis-profile full -n 2 --dist worksteal)
 	@SCHEDULES=$(SCHEDULES) exec .venv/bin/python -m pytest -m campaign -p tests.simulated.figures -n 2 --dist worksteal tests/memsource/sim/test_campaign.py tests/memsource/sim/test_width_campaign.py tests/simulated $(ARGS)
 

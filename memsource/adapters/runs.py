@@ -106,6 +106,13 @@ class Shaping(Protocol):
     def scenario(self, drawn: Scenario, rng: Random) -> Scenario: ...
 
 
+@runtime_checkable
+class Judging(Protocol):
+    """An adapter that judges the history of a run by more checkers than those of every run."""
+
+    def checkers(self) -> Sequence[MakeChecker]: ...
+
+
 @dataclass(frozen=True)
 class Scenario:
     """The traffic and the consumers of a run.
@@ -127,6 +134,7 @@ class Scenario:
         ends: Whether a gap follows the last message of a wave in each partition, like the marker of a transaction.
         deploys: How a member ends between the waves while another member starts, as in a rolling deployment; empty = no
             member ends.
+        keyless: Share of messages without a key.
     """
 
     workers: int
@@ -143,6 +151,7 @@ class Scenario:
     ends: bool
     others: tuple[Settings, ...] = ()
     deploys: Literal["", "stop", "kill"] = ""
+    keyless: float = 0.0
 
 
 def scenario_of(rng: Random) -> Scenario:
@@ -249,6 +258,8 @@ def run_schedule(schedule: AdapterSchedule, adapter: Adapter, checkers: Sequence
         await _Application(world, scenario).run()
 
     judges = [partial(judge, make) if make in _OF_STORED else make for make in checkers]
+    if isinstance(adapter, Judging):
+        judges += adapter.checkers()
     conditions = Conditions(test=test, broker=broker, world=world, checkers=judges, settles=True)
     with adapter.seams():
         plan = Plan("kafka", schedule.seed, limit=schedule.limit)
@@ -318,7 +329,9 @@ class _Application:
         outcomes = self._scenario.outcomes[self._published :]
         value: Callable[[int, bytes | None], bytes] = lambda index, _: bytes([outcomes[index]])  # noqa: E731
         if count:
-            self._world.produce(TOPIC, count, keys=self._scenario.keys, gaps=self._scenario.gaps, value=value)
+            scenario = self._scenario
+            shares = {"gaps": scenario.gaps, "keyless": scenario.keyless}
+            self._world.produce(TOPIC, count, keys=scenario.keys, **shares, value=value)
         self._published += count
 
     def _stop_one(self) -> None:

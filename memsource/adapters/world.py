@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from typing import Any, Final, Protocol
 
@@ -217,6 +217,11 @@ class AdapterWorld(World):
 
     def _excused(self, member: str, error: SourceError) -> bool:
         return (bool(self.decisions) and _is_transient(error)) or self.adapter.excuses(member, error)
+
+    def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Start a task that belongs to no process, and ends with the run at the latest. Does not block."""
+        with in_group(None):
+            self._tasks.start_soon(work)
 
     def dead_letter_writer(self, member: str) -> DeadLetters | None:
         return self.adapter.dead_letter_writer(member)

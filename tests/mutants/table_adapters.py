@@ -14,6 +14,7 @@ from tests.mutants import Mutant
 from tests.mutants.table_jetstream import JETSTREAM
 from tests.mutants.table_kafka import KAFKA as PLANTED
 from tests.mutants.table_postgres import POSTGRES
+from tests.mutants.table_ranges import RANGES
 
 
 def _kafka(name: str, module: str, old: str, new: str, breaks: str, *found_by: str, first: int = 0) -> Mutant:
@@ -291,6 +292,7 @@ ADAPTERS: Final = (
     *KAFKA,
     *JETSTREAM,
     *POSTGRES,
+    *RANGES,
     *(
         replace(PLANTED[name], name=f"simulated_{name}", campaign="kafka_adapter", found_by=found_by)
         for name, found_by in _ALSO.items()

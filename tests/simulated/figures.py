@@ -19,6 +19,7 @@ NAMES: Final = (
     "kafka_schedules",
     "jetstream_schedules",
     "postgres_schedules",
+    "ranges_schedules",
     "width_schedules",
     "pairs",
     "pairs_unreached",

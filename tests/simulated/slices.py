@@ -17,6 +17,7 @@ ADAPTERS: Final = {
     "kafka": ("tests.simulated.kafka.adapter", "KafkaAdapter"),
     "jetstream": ("tests.simulated.jetstream.adapter", "JetStreamAdapter"),
     "postgres": ("tests.simulated.postgres.adapter", "PostgresAdapter"),
+    "ranges": ("tests.simulated.postgres.adapter", "RangesAdapter"),
 }
 """Module and class of the side of each adapter."""
 

@@ -42,6 +42,7 @@ def test_the_last_line_has_the_sums_over_passed_and_failed_campaigns(tmp_path: P
         "kafka_schedules": 5,
         "jetstream_schedules": 5,
         "postgres_schedules": 0,
+        "ranges_schedules": 0,
         "width_schedules": 0,
         "pairs": 4,
         "pairs_unreached": 0,

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from random import Random
 from typing import Final
 
+from memsource.adapters.runs import Scenario
+from memsource.checkers import Checker, MakeChecker, UnownedNeverFed
+from memsource.history.timeline import Timeline
 from tests.simulated.postgres.broker import PostgresBroker
+from tests.simulated.postgres.ranged import RangedBroker
 from tests.simulated.postgres.seams import seams
 
 _WRITES: Final = 0.3
@@ -25,6 +31,35 @@ class PostgresAdapter:
         writes, late = rng.random() < _WRITES, rng.random() < _LATE
         self.last = PostgresBroker(rng, writes=writes, late=late)
         return self.last
+
+    def seams(self) -> AbstractContextManager[None]:
+        return seams()
+
+
+class RangesAdapter:
+    """``lanes_postgres`` whose members own ranges of slots. One object makes one run at a time."""
+
+    name = "ranges"
+
+    def scenario(self, drawn: Scenario, rng: Random) -> Scenario:
+        """Return a scenario with an order by key, and in most runs with messages without a key."""
+        keyless = rng.choice([0.0, 0.1, 0.3, 0.3, 0.9])
+        workers = rng.choice([1, 2, 2, 3, 3])
+        keys = rng.choice([1, 3, 6, 12, 12])
+        settings = replace(drawn.settings, order="key", keyless=rng.choice(["any", "any", "one_lane"]))
+        return replace(drawn, settings=settings, keyless=keyless, workers=workers, keys=keys)
+
+    def broker(self, rng: Random) -> RangedBroker:
+        writes, late = rng.random() < _WRITES, rng.random() < _LATE
+        self.last = RangedBroker(rng, writes=writes, late=late)
+        return self.last
+
+    def checkers(self) -> Sequence[MakeChecker]:
+        """Return the checkers of a run beside those of every run."""
+        return (self._unowned,)
+
+    def _unowned(self, timeline: Timeline) -> Checker:
+        return UnownedNeverFed(timeline, owners=self.last.owners)
 
     def seams(self) -> AbstractContextManager[None]:
         return seams()

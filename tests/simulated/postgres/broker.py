@@ -26,7 +26,7 @@ from memsource.postgres.server import PostgresServer, Session
 from memsource.postgres.states import StateRow
 from memsource.sim.world.worker import Worker
 from tests.simulated.postgres.client import Line, Network
-from tests.simulated.postgres.member import SUBSCRIPTION, SimulatedMember, SimulatedWriter
+from tests.simulated.postgres.member import SUBSCRIPTION, SimulatedMember, SimulatedWriter, unit_of
 from tests.simulated.postgres.statements import INCARNATION, LOG, SCHEMA, member_key, state_key, subscription_key
 
 _LATENCIES: Final = (0.0, 0.001, 0.001, 0.02, 0.04)
@@ -94,6 +94,7 @@ class PostgresBroker(KeepsDeadLetters):
     takes_in_at_once = False
     impossible: Impossible = {}  # noqa: RUF012
     phases: tuple[Phase, ...] = ("open", "steady", "drain", "lease", "commit", "takeover", "close")
+    all_calls: tuple[str, ...] = _CALLS
     calls: tuple[str, ...] = _CALLS
     waits = True
 
@@ -102,8 +103,8 @@ class PostgresBroker(KeepsDeadLetters):
         self._rng = rng
         self._world: AdapterWorld | None = None
         self._calm_until = rng.choice(_CALM)
-        self._faulty = frozenset(rng.sample(_CALLS, rng.choice(_FAILING)))
-        self.calls = tuple(call for call in _CALLS if call in self._faulty)
+        self._faulty = frozenset(rng.sample(self.all_calls, rng.choice(_FAILING)))
+        self.calls = tuple(call for call in self.all_calls if call in self._faulty)
         self.reactions: dict[Kind, Sequence[str]] = {
             kind: found
             for kind, asked in _REACTIONS.items()
@@ -194,24 +195,23 @@ class PostgresBroker(KeepsDeadLetters):
     @property
     def unfinished(self) -> list[Record]:
         """The messages above the stored positions, and the messages without a position."""
-        left = []
-        for record in self.records:
-            state = self._state(record.partition)
-            done = state is not None and (
-                record.position < state.floor or any(begin <= record.position < end for begin, end in state.completed)
-            )
-            if not done:
-                left.append(record)
+        left = [record for record in self.records if not self._is_finished(record)]
         log = self.server.log
         coming = [batch for transaction in log.running for batch in transaction.batches]
         for batch in [*log.waiting, *coming]:
             left += [Record(batch.partition, 1 << 60, row.key, row.value, (), row.subject) for row in batch.rows]
         return left
 
+    def _is_finished(self, record: Record) -> bool:
+        state = self._state(record.partition)
+        return state is not None and (
+            record.position < state.floor or any(begin <= record.position < end for begin, end in state.completed)
+        )
+
     @property
     def _starts(self) -> list[int]:
         row = self.server.rows.get(subscription_key(1, SUBSCRIPTION))
-        return [0 for _ in self.partitions] if row is None else row[1]
+        return [0 for _ in self.partitions] if row is None else list(row[1])
 
     def _state(self, number: int) -> StateRow | None:
         return self.server.rows.get(state_key(SUBSCRIPTION, LOG, number, INCARNATION))
@@ -240,7 +240,7 @@ class PostgresBroker(KeepsDeadLetters):
 
     def assigned(self, member: SimulatedMember, partition: Partition) -> None:
         """Record an assignment. A fencing token that is not above all earlier tokens is a finding."""
-        number, token = partition.id.number, partition.fencing_token or 0
+        number, token = unit_of(partition), partition.fencing_token or 0
         before = self._epochs.get(number, 0)
         if token <= before:
             self.find("EpochsRise", f"{member.member} got the epoch {token} of {partition.id}, after {before}")
@@ -254,14 +254,17 @@ class PostgresBroker(KeepsDeadLetters):
     def on_started(self, member: str, message: Message) -> None:
         """Judge the start of a handler: the member has the lock, or could not yet notice its loss."""
         source = self._source(member)
-        number = message.partition.id.number
+        number = unit_of(message.partition)
         if source is None or source.owned.get(number) is not message.partition:
             return
-        holder = self.server.locks.get(key_of(lock_name(SCHEMA, LOG, SUBSCRIPTION, number)))
+        holder = self.server.locks.get(self._lock_key(message.partition))
         newest = message.epoch is None or message.epoch >= self._epochs.get(number, 0)
         if (holder is None or holder.owner != member or not newest) and self._aware(member, source):
             what = f"{member} starts position {message.position} of {message.partition.id} without its lock"
             self.find("LockHolds", what)
+
+    def _lock_key(self, partition: Partition) -> int:
+        return key_of(lock_name(SCHEMA, LOG, SUBSCRIPTION, partition.id.number))
 
     def _aware(self, member: str, source: SimulatedMember) -> bool:
         """Whether a member has had the time to notice the loss of a lock."""

@@ -1,0 +1,137 @@
+"""Mutants of ranges, which the campaign over the simulated server must find.
+
+The mutants of ``memsource.postgres.pieces`` stand for faults of the SQL, which the simulated server replaces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from tests.mutants import Mutant
+
+
+def _planted(name: str, module: str, old: str, new: str, breaks: str, *found_by: str) -> Mutant:
+    return Mutant(f"ring_{name}", module, old, new, breaks, "ranges_adapter", found_by)
+
+
+_EPOCH_ENDS_NO_DRAIN: Final = _planted(
+    "epoch_ends_no_drain",
+    "memsource.postgres.pieces",
+    "    return former is None or row.parent_epoch is None or former.epoch <= row.parent_epoch\n",
+    "    return True\n",
+    "a later owner of the parent ends no drain",
+    "CaughtUp",
+)
+
+RANGES: Final = (
+    _planted(
+        "fed_before_the_drain",
+        "memsource.postgres.pieces",
+        "    if row.parent is None:\n        return False\n",
+        "    if True:\n        return False\n",
+        "a claim does not look for the drain of the piece",
+        "DrainBeforeFeed",
+        "ExclusiveSlot",
+    ),
+    _planted(
+        "drain_ended_without_the_lock",
+        "lanes_postgres.subscription.piece_visitor",
+        "        held = await self.locks.try_acquire(self._lock_of(row.partition, parent), self._lock_changed)\n",
+        "        await self.pieces.end_drain(row.id, parent)\n"
+        "        held = await self.locks.try_acquire(self._lock_of(row.partition, parent), self._lock_changed)\n",
+        "a member ends the drain of a piece while the former owner has its lock",
+        "DrainBeforeFeed",
+        "ExclusiveSlot",
+    ),
+    _planted(
+        "part_handed_over_while_it_runs",
+        "lanes.core.ownership",
+        "        if parting is not None and not parting.running and not partition.draining:\n",
+        "        if parting is not None and not partition.draining:\n",
+        "a part is handed over while its handlers run",
+        "DrainBeforeFeed",
+        "ExclusiveSlot",
+    ),
+    replace(
+        _planted(
+            "expiry_never_judged",
+            "lanes_postgres.subscription.piece_visitor",
+            "            await self._end_drain(row, error.parent)\n            return\n",
+            "            return\n",
+            "the drain of a piece whose former owner was killed never ends",
+            "CaughtUp",
+        ),
+        also=(_EPOCH_ENDS_NO_DRAIN,),
+    ),
+    _planted(
+        "split_drains_everything",
+        "lanes_postgres.subscription.piece_visitor",
+        "                    self._events.append(RevokingPart(piece.partition, moved))\n",
+        "                    self.revoke(piece)\n",
+        "a member gives up a whole piece when a part of it moves",
+        "OnlyMovedSlotsWait",
+    ),
+    _planted(
+        "end_point_exclusive",
+        "lanes_postgres.ring.slots",
+        "        return cls(tuple((each.lo, each.hi + 1) for each in ranges))\n",
+        "        return cls(tuple((each.lo, max(each.lo + 1, each.hi)) for each in ranges))\n",
+        "the first pieces of a range lack its last slot",
+        "CaughtUp",
+        "MapNamesOwners",
+    ),
+    _planted(
+        "end_point_of_a_move_exclusive",
+        "memsource.postgres.pieces",
+        "    found = ((max(start, lo), min(end, hi + 1)) for start, end in slots or ())\n",
+        "    found = ((max(start, lo), min(end, max(lo + 1, hi))) for start, end in slots or ())\n",
+        "the last slot of a range does not move with the range",
+        "CaughtUp",
+        "MapNamesOwners",
+    ),
+    _planted(
+        "group_ignored",
+        "memsource.postgres.pieces",
+        "if (row.log, row.group) == (log, group))\n",
+        "if row.log == log)\n",
+        "a consumer owns the ranges of the consumer of its name in another group",
+        "ExclusiveSlot",
+        "OwnerOfItsSlot",
+    ),
+    _planted(
+        "keyless_dealt_twice",
+        "lanes_postgres.subscription.owned_piece",
+        "            return self.slots is None and key is None\n",
+        "            return key is None\n",
+        "a piece of slots gets the messages without a key that another piece has too",
+        "ExclusiveSlot",
+    ),
+    _planted(
+        "split_forgets_what_is_finished",
+        "memsource.postgres.pieces",
+        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
+        "        row = row._replace(floor=0, completed=())\n"
+        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
+        "a part of a piece begins without the finished messages of the piece",
+        "SettledStaysSettled",
+    ),
+    _planted(
+        "second_split_forgets_the_drain",
+        "memsource.postgres.pieces",
+        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
+        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0, parent=None)\n",
+        "a part of a piece with a drain does not wait for the owner that the piece waits for",
+        "DrainBeforeFeed",
+        "ExclusiveSlot",
+    ),
+    _planted(
+        "moved_slots_still_fed",
+        "lanes_postgres.subscription.owned_piece",
+        "        self.slots = slots\n        dropped",
+        "        dropped",
+        "an owner reads the messages of slots that have moved on",
+        "ExclusiveSlot",
+        "OwnerOfItsSlot",
+    ),
+)

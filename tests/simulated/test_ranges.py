@@ -1,0 +1,61 @@
+"""The real ``PostgresSource(ranges=…)`` keeps every promise in the simulator, while ranges move and split."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import pytest
+
+from memsource.adapters.choices import KINDS
+from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
+from tests.simulated.figures import figures_of
+from tests.simulated.postgres.adapter import RangesAdapter
+from tests.simulated.slices import CAMPAIGN, ENOUGH, tally
+
+SCHEDULES: Final = 4
+"""Schedules of ``make test``, which are the first ones of ``make campaign``."""
+
+
+@pytest.fixture
+def adapter() -> RangesAdapter:
+    return RangesAdapter()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.long
+def test_no_schedule_with_ranges_breaks_a_promise() -> None:
+    report = tally("ranges", range(SCHEDULES), processes=1)
+    assert report.violations == []
+    assert report.schedules == SCHEDULES
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)  # minutes on two free cores
+def test_no_schedule_of_the_campaign_with_ranges_breaks_a_promise(
+    record_property: Callable[[str, object], None],
+) -> None:
+    report = tally("ranges", range(CAMPAIGN))
+    record_property("campaign", figures_of("ranges", report))
+    assert report.violations == []
+    assert report.schedules == CAMPAIGN
+    assert CAMPAIGN < ENOUGH or set(report.faults) == set(KINDS) - {"duplicate"}
+
+
+def test_ranges_move_and_split_in_runs_without_faults(adapter: RangesAdapter) -> None:
+    moves = parts = keyless = 0
+    for seed in range(8):
+        made = run_schedule(AdapterSchedule("ranges", seed, ()), adapter)
+        assert made.run.findings == {}
+        rows = [row for segment in made.run.segments for row in segment.rows]
+        moves += len(adapter.last.owners)
+        parts += made.run.happened["abandoned"]
+        keyless += sum(row.event == "started" and row.key is None for row in rows)
+    assert moves > 20 and parts and keyless
+
+
+def test_a_token_of_a_run_with_ranges_makes_the_same_run_again(adapter: RangesAdapter) -> None:
+    first = run_schedule(AdapterSchedule("ranges", 2), adapter)
+    assert first.schedule.decisions
+    second = run_schedule(schedule_of(first.schedule.token()), adapter)
+    assert first.run.digest == second.run.digest
