@@ -28,6 +28,7 @@ from memsource.checkers import (
     PerKeyOrder,
 )
 from memsource.history.timeline import Timeline
+from memsource.memory.attempts import MemoryAttempts
 from memsource.personality import Personality
 from memsource.sim.loop.choosers import Fifo, mixed
 from memsource.sim.loop.event_loop import GROUP
@@ -135,6 +136,7 @@ class Scenario:
         deploys: How a member ends between the waves while another member starts, as in a rolling deployment; empty = no
             member ends.
         keyless: Share of messages without a key.
+        keeps_attempts: Whether the processes share a store of attempts.
     """
 
     workers: int
@@ -152,6 +154,7 @@ class Scenario:
     others: tuple[Settings, ...] = ()
     deploys: Literal["", "stop", "kill"] = ""
     keyless: float = 0.0
+    keeps_attempts: bool = False
 
 
 def scenario_of(rng: Random) -> Scenario:
@@ -284,6 +287,7 @@ class _Application:
         self._published = 0
         self._stopping: set[str] = set()
         self._settings = cycle((scenario.settings, *scenario.others))
+        self._attempts = MemoryAttempts() if scenario.keeps_attempts else None
 
     async def run(self) -> None:
         world, scenario = self._world, self._scenario
@@ -310,7 +314,8 @@ class _Application:
             await world.settled()
 
     def _make(self) -> App:
-        return App(handler=self._handle, settings=next(self._settings), dead_letters=True)
+        settings = next(self._settings)
+        return App(handler=self._handle, settings=settings, dead_letters=True, attempts=self._attempts)
 
     async def _publish(self, count: int) -> None:
         spread = self._scenario.spread

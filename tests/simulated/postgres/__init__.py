@@ -1,4 +1,4 @@
 """``lanes_postgres`` in the simulator: the real adapter over simulated connections to a server as data.
 
-Reading order: ``statements``, ``client``, ``seams``, ``member``, ``broker``, ``adapter``, ``scripts``.
+Reading order: ``statements``, ``client``, ``seams``, ``member``, ``broker``, ``ranged``, ``adapter``, ``scripts``.
 """

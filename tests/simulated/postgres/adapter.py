@@ -18,6 +18,9 @@ from tests.simulated.postgres.seams import seams
 _WRITES: Final = 0.3
 """Share of the runs with dead letters in the table."""
 
+_KEEPS_ATTEMPTS: Final = 0.4
+"""Share of the runs with ranges whose members share a store of attempts."""
+
 _LATE: Final = 0.5
 """Share of the runs in which transactions become visible late."""
 
@@ -47,7 +50,8 @@ class RangesAdapter:
         workers = rng.choice([1, 2, 2, 3, 3])
         keys = rng.choice([1, 3, 6, 12, 12])
         settings = replace(drawn.settings, order="key", keyless=rng.choice(["any", "any", "one_lane"]))
-        return replace(drawn, settings=settings, keyless=keyless, workers=workers, keys=keys)
+        kept = rng.random() < _KEEPS_ATTEMPTS
+        return replace(drawn, settings=settings, keyless=keyless, workers=workers, keys=keys, keeps_attempts=kept)
 
     def broker(self, rng: Random) -> RangedBroker:
         writes, late = rng.random() < _WRITES, rng.random() < _LATE
