@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from lanes import Attempt, Consumer, History, Retry, Settings, SourceError
+from lanes import Attempt, Consumer, Retry, Settings, SourceError
 from lanes.core.types import Message, Part, Partition, PartitionId, PieceId, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.source import Assigned, Delivered, Revoking, RevokingPart, SourceEvent, SourceTraits
@@ -181,10 +181,10 @@ async def test_an_order_that_needs_the_whole_partition_is_refused(arguments: dic
         await Consumer(Divided(), Gated(), **arguments).run()
 
 
-async def test_a_history_of_parts_is_refused(tmp_path: Path) -> None:
-    """The checkers would judge the part as a gap of the partition, and report false violations."""
-    with pytest.raises(ConfigError, match=r"divided owns ranges .* leave out history="):
-        await Consumer(Divided(), Gated(), history=History(tmp_path)).run()
+async def test_a_journal_of_parts_is_refused(tmp_path: Path) -> None:
+    """A journal has no names of pieces, so an audit would judge the part as a gap of the partition."""
+    with pytest.raises(ConfigError, match=r"divided owns ranges .* leave out journal="):
+        await Consumer(Divided(), Gated(), journal=tmp_path).run()
 
 
 async def test_the_attempts_of_a_part_stay_in_the_store() -> None:
