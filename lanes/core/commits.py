@@ -29,6 +29,9 @@ such message, because it lists the finished ones, so all commits cost about 3 % 
 PARTITION_PACE: Final = 1e-3
 """Seconds between two commits for each partition with changes, as such a partition costs about 30 µs of CPU."""
 
+_UNKNOWN: Final = -NEVER
+"""A time of the next commit that has always passed, so that the time is computed."""
+
 
 @dataclass(slots=True, eq=False)
 class PartitionCommits:
@@ -123,12 +126,15 @@ class Committer:
         chains: The lanes of the engine.
         effects: The effects of the engine.
 
+    The next commit is due at ``_next_at`` or later. The exact time depends on all partitions. A member with ranges has
+    hundreds of them, and asks after each handler, so the time is computed only when it may have passed.
+
     Attributes:
         partitions: The ledger of each partition whose source commits.
         ahead: The partitions that have reached ``max_ahead``.
     """
 
-    __slots__ = ("_chains", "_effects", "_policy", "ahead", "partitions")
+    __slots__ = ("_chains", "_effects", "_next_at", "_policy", "ahead", "partitions")
 
     def __init__(self, policy: Policy, chains: Chains, effects: list[fx.Effect]) -> None:
         self._policy = policy
@@ -136,6 +142,7 @@ class Committer:
         self._effects = effects
         self.partitions: dict[Partition, OffsetLedger] = {}
         self.ahead: set[Partition] = set()
+        self._next_at = _UNKNOWN
 
     def assign(self, partition: Partition, floor: int) -> None:
         """Add a partition whose source reads from position ``floor``."""
@@ -148,6 +155,8 @@ class Committer:
         """Stop sending commits of a partition. Idempotent."""
         self.partitions.pop(partition, None)
         self.ahead.discard(partition)
+        # The commits of the other partitions may be due sooner.
+        self._next_at = _UNKNOWN
 
     def receive(self, partition: Partition, run: list[Message], now: float) -> tuple[int, int]:
         """Admit the messages of a run that ``max_ahead`` allows; the other messages wait.
@@ -185,9 +194,10 @@ class Committer:
         self._chains.admit(partition, left)
         if finished:
             self._effects += [fx.Redelivered(message, fx.ALREADY_SETTLED) for message in finished]
-            commits.changed(len(finished), now)
+            self._changed(partition, ledger, len(finished), now)
         if len(run) >= space and partition not in self.ahead:
             self.ahead.add(partition)
+            self._next_at = _UNKNOWN
             self._effects.append(fx.AheadReached(partition, ledger.oldest()))
         return len(finished), sum(m.size for m in finished)
 
@@ -198,7 +208,7 @@ class Committer:
             before = ledger.floor()
             ledger.progressed(position)
             if ledger.floor() > before:
-                _commits(partition).changed(1, now)
+                self._changed(partition, ledger, 1, now)
 
     def pass_over(self, partition: Partition, messages: list[Message], now: float) -> None:
         """Let the floor pass dropped messages, which another process handles."""
@@ -206,15 +216,27 @@ class Committer:
         before = ledger.floor()
         ledger.pass_over(messages)
         if ledger.floor() > before:
-            _commits(partition).changed(1, now)
+            self._changed(partition, ledger, 1, now)
 
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
         """Enter finished messages into the ledger, and return their number and bytes."""
-        count, size = self.partitions[settlement.partition].settle(settlement.messages)
-        commits = _commits(settlement.partition)
-        commits.changed(count, now)
-        commits.finished += count
+        ledger = self.partitions[settlement.partition]
+        count, size = ledger.settle(settlement.messages)
+        _commits(settlement.partition).finished += count
+        self._changed(settlement.partition, ledger, count, now)
         return count, size
+
+    def _changed(self, partition: Partition, ledger: OffsetLedger, count: int, now: float) -> None:
+        commits = _commits(partition)
+        first = not commits.changes
+        commits.changed(count, now)
+        if not commits.pending:
+            return  # The confirmation of its commit in transit makes the time unknown.
+        if commits.changes >= self._policy.commit_count or self._urgent(partition, ledger):
+            self._next_at = _UNKNOWN
+        elif first:
+            # No pace is shorter than this one.
+            self._next_at = min(self._next_at, now + self._policy.commit_interval * PROMPT)
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
         """Return the commits to send now. The floor and the completed set of a commit describe the same state.
@@ -227,9 +249,13 @@ class Committer:
             At most one commit for each partition.
         """
         due: list[Settlement] = []
-        pending = self._pending()
-        if not everything and self._next_at(pending) > now:
+        if not everything and self._next_at > now:
             return due
+        pending = self._pending()
+        if not everything:
+            self._next_at = self._exactly(pending)
+            if self._next_at > now:
+                return due
         # Partitions that are due a little later share the call, so that all partitions together are committed rarely.
         for partition, ledger, commits in pending:
             if commits.not_before > now and not everything:
@@ -238,25 +264,31 @@ class Committer:
             settlement.ordinal = ledger.floor_ordinal
             commits.send(settlement)
             due.append(settlement)
+        self._next_at = _UNKNOWN
         return due
 
     def next_at(self) -> float:
-        """Return the time at which the next commit is due. ``NEVER`` = no commit is pending."""
-        return self._next_at(self._pending())
+        """Return a time at which to call ``due``: no commit is due before. ``NEVER`` = no commit is pending."""
+        if self._next_at == _UNKNOWN:
+            self._next_at = self._exactly(self._pending())
+        return self._next_at
 
     def _pending(self) -> list[_Pending]:
         found = ((partition, ledger, _commits(partition)) for partition, ledger in self.partitions.items())
         return [each for each in found if each[2].pending]
 
-    def _next_at(self, pending: list[_Pending]) -> float:
+    def _exactly(self, pending: list[_Pending]) -> float:
+        """Return the time at which the next commit is due."""
         if not pending:
             return NEVER
         pace = self.pace(pending)
-        # A floor that messages wait for is committed at once.
         return min(
-            commits.due_at(pace, urgent=partition in self.ahead and ledger.floor() > commits.confirmed)
-            for partition, ledger, commits in pending
+            commits.due_at(pace, urgent=self._urgent(partition, ledger)) for partition, ledger, commits in pending
         )
+
+    def _urgent(self, partition: Partition, ledger: OffsetLedger) -> bool:
+        """Return whether messages wait for a commit of the floor, so that it is committed at once."""
+        return partition in self.ahead and ledger.floor() > _commits(partition).confirmed
 
     def pace(self, pending: list[_Pending]) -> float:
         """Return the seconds from the first change of a partition to its commit, ``commit_interval`` at most."""
@@ -282,6 +314,7 @@ class Committer:
             return 0, 0
         commits = _commits(partition)
         commits.confirm(settlement)
+        self._next_at = _UNKNOWN
         if partition not in self.ahead or self._space(ledger, commits) <= 0:
             return 0, 0
         run = ledger.waiting
@@ -290,6 +323,11 @@ class Committer:
             self.ahead.discard(partition)
             self._effects.append(fx.AheadLeft(partition))
         return released
+
+    def unknown(self, partition: Partition, again_at: float) -> None:
+        """Repeat the sent commit of a partition, whose result is unknown, at ``again_at`` or later."""
+        _commits(partition).unknown(again_at)
+        self._next_at = _UNKNOWN
 
     def _space(self, ledger: OffsetLedger, commits: PartitionCommits) -> int:
         return self._policy.max_ahead - (ledger.next_ordinal - commits.confirmed_ordinal)

@@ -488,7 +488,7 @@ class Engine(Ownership):
             if settlement.partition.commits is None:
                 self.outbox.give_back(settlement)
             else:
-                settlement.partition.commits.unknown(again_at)
+                self.committer.unknown(settlement.partition, again_at)
 
     # --- questions
 

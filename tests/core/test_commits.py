@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lanes.core import effects as fx
-from lanes.core.commits import MESSAGE_PACE, PARTITION_PACE, PartitionCommits
+from lanes.core.commits import MESSAGE_PACE, PARTITION_PACE, Committer, PartitionCommits
 from lanes.core.lane import ABANDONED, SETTLED
-from lanes.core.types import NEVER, Settlement
+from lanes.core.types import NEVER, Message, Settlement
 from tests.core.builders import (
     COMMIT_COUNT,
     COMMIT_INTERVAL,
@@ -125,7 +127,7 @@ def test_slow_commits_are_sent_less_often_but_within_the_interval(ahead: int, pa
     head = engine.take()
     assert head is run[0]
     ack(engine, head)
-    assert engine.collect(3.0) == []
+    assert engine.collect(3.0) == engine.collect(3.0 + 0.999 * pace) == []
     assert engine.commit_at() == pytest.approx(3.0 + pace)
 
 
@@ -135,9 +137,72 @@ def test_many_partitions_are_committed_rarely_and_in_one_call() -> None:
     for number, partition in enumerate(partitions):
         ack(engine, *start(engine, partition, 0))
         assert engine.collect(number / 10_000) == []
-    pace = engine.commit_at()
-    assert pace == pytest.approx(500 * (PARTITION_PACE + MESSAGE_PACE))
-    assert {settlement.partition for settlement in engine.collect(pace)} == set(partitions)
+    pace = 500 * (PARTITION_PACE + MESSAGE_PACE)
+    assert engine.collect(0.999 * pace) == []
+    assert engine.commit_at() == pytest.approx(pace)
+    assert {settlement.partition for settlement in engine.collect(engine.commit_at())} == set(partitions)
+
+
+def test_a_finished_message_costs_no_look_at_the_other_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member with ranges owns hundreds of pieces, and asks for the next commit after each handler."""
+    looks = 0
+    pending = Committer._pending
+
+    def counted(committer: Committer) -> object:
+        nonlocal looks
+        looks += 1
+        return pending(committer)
+
+    monkeypatch.setattr(Committer, "_pending", counted)
+    engine = new_engine(concurrency=500)
+    for number in range(500):
+        ack(engine, *start(engine, assigned(engine, number, floor=0), 0))
+        assert engine.collect(number / 100_000) == []
+        assert engine.commit_at() > number / 100_000
+    assert looks <= 2
+
+
+MOMENTS = st.lists(
+    st.tuples(
+        st.sampled_from(["deliver", "finish", "collect", "confirm", "fail", "pass", "lose"]),
+        st.integers(0, 3),
+        st.sampled_from([0.0, 0.01, COMMIT_PACE / 2, COMMIT_PACE, COMMIT_INTERVAL]),
+    ),
+    max_size=60,
+)
+
+
+@given(MOMENTS)
+def test_no_commit_is_due_before_the_time_of_the_next_one(moments: list[tuple[str, int, float]]) -> None:
+    """The time may be too early, and then ``collect`` finds that nothing is due. It is never too late."""
+    engine = new_engine(max_ahead=8, concurrency=100)
+    partitions = [assigned(engine, number, floor=0) for number in range(4)]
+    ends, running, sent, now = [0] * 4, list[Message](), list[Settlement](), 0.0
+    committer = engine.committer
+    for what, number, later in moments:
+        now += later
+        partition = partitions[number]
+        if what == "deliver" and partition.live:
+            deliver(engine, partition, *range(ends[number], ends[number] + 3))
+            ends[number] += 4
+        elif what == "finish":
+            while (message := engine.take()) is not None:
+                running.append(message)
+            done, running = running[: number + 1], running[number + 1 :]
+            ack(engine, *done)
+        elif what == "pass" and partition.live:
+            engine.progressed(partition, ends[number], now)
+        elif what == "lose":
+            engine.lose(partition)
+        elif sent and what == "confirm":
+            engine.settled([sent.pop(0)])
+        elif sent and what == "fail":
+            engine.unsettled([sent.pop(0)], again_at=now + 0.3)
+        exactly = committer._exactly(committer._pending())
+        assert engine.commit_at() <= exactly
+        found = engine.collect(now)
+        sent += found
+        assert bool(found) or committer._exactly(committer._pending()) > now
 
 
 def test_a_failed_commit_is_not_repeated_early_with_the_commits_of_other_partitions() -> None:
