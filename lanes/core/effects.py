@@ -109,11 +109,11 @@ class Redelivered(Effect):
 
 @dataclass(slots=True, eq=False)
 class Parted(Effect):
-    """No handler of the given up parts of a partition runs: store the finished messages, and hand the parts over.
+    """No handler of a given up part of a partition runs: store the finished messages, and hand the part over.
 
     Attributes:
-        partition: The assignment, which goes on without the parts.
-        parting: The parts.
+        partition: The assignment, which goes on without the part.
+        parting: The part.
     """
 
     partition: Partition

@@ -189,7 +189,7 @@ class Engine(Ownership):
             raise illegal(message, "finish")
         partition = message.partition
         self.running_handlers -= 1
-        if outcome is not ACK or not partition.steady or partition.parting is not None:
+        if outcome is not ACK or not partition.steady or partition.partings:
             self._finish_slow(message, outcome, now)
             return
         message.state = FINISHED
@@ -249,20 +249,20 @@ class Engine(Ownership):
             chains.forget(partition.id, self.partitions)
             self._released(1, message.size)
             return
-        leaves = self._leaves(message)
+        leaves = self._leaving(message)
         if outcome is ACK:
             step(message, "ack")
             self._finished(message)
-        elif isinstance(outcome, Failure) and not partition.draining and not leaves:
+        elif isinstance(outcome, Failure) and not partition.draining and leaves is None:
             self._failed(message, outcome, now)
-        elif outcome is RETURN and not partition.draining and not leaves:
+        elif outcome is RETURN and not partition.draining and leaves is None:
             step(message, "return")
             self._ready.append(message)
         else:
             # A lane never continues after an abandoned head.
-            if leaves and not partition.draining:
+            if leaves is not None and not partition.draining:
                 # Messages of its key that ran in the same batch are queued again. The others have left already.
-                abandoned = self._give_up_part(partition, successors(message), [])
+                abandoned = self._give_up_part(partition, leaves, successors(message), [])
             elif partition.draining:
                 abandoned = self._abandon(partition, successors(message))
                 partition.unended -= len(abandoned)
@@ -276,10 +276,10 @@ class Engine(Ownership):
             partition.ledger.drop(message)
             chains.free(message)
             self._released(1, message.size)
-            if leaves and not partition.draining:
+            if leaves is not None and not partition.draining:
                 self.effects.append(fx.Abandoned([message]))
-        if leaves:
-            self._left_part(message, given_up=message.state == ABANDONED)
+        if leaves is not None:
+            self._left_part(message, leaves, given_up=message.state == ABANDONED)
         if partition.draining:
             partition.unended -= 1
             self._drained_if_ended(partition)

@@ -85,13 +85,13 @@ class Ownership:
         """Give up a part of a partition, while its other messages go on.
 
         Queued and stopped messages of the part are abandoned at once. Running handlers may end: a success counts, and a
-        failed message is abandoned. Then the engine emits ``Parted``. Until ``parted``, the floor stays below each
-        message of the part that is not finished, so that a commit is true for the part too. A drain of the partition
-        supersedes the parting. Ignored for a partition that drains or is fenced.
+        failed message is abandoned. Then the engine emits ``Parted``, which waits for no other part. Until ``parted``,
+        the floor stays below each message of the part that is not finished, so that a commit is true for the part too.
+        A drain of the partition supersedes the parting. Ignored for a partition that drains or is fenced.
 
         Args:
             partition: The assignment of a source that commits. The source delivers no further message of the part.
-            part: The part. Messages of one lane are all in the part, or all outside of it.
+            part: The part. Messages of one lane are all in the part, or all outside of it. Parts do not overlap.
 
         Returns:
             The abandoned messages.
@@ -101,30 +101,27 @@ class Ownership:
         ledger = partition.ledger
         assert isinstance(ledger, OffsetLedger), "only a source that commits has parts"
         moved = [m for m in ledger.unfinished() if part(m)]
-        if partition.parting is None:
-            partition.parting = Parting()
-        parting = partition.parting
-        parting.parts.append(part)
-        parting.running.update(m for m in moved if m.state == RUNNING)
+        parting = Parting(part, {m for m in moved if m.state == RUNNING})
+        partition.partings.append(parting)
         waiting = [m for m in ledger.waiting if m.state != ABANDONED and part(m)]
-        abandoned = self._give_up_part(partition, [m for m in moved if m.state != RUNNING], waiting)
+        abandoned = self._give_up_part(partition, parting, [m for m in moved if m.state != RUNNING], waiting)
         self._parted_if_ended(partition)
         return abandoned
 
     def parted(self, partition: Partition, parting: Parting, now: float) -> None:
-        """Record that the next owners have the parts, so that the floor may pass their messages. Idempotent."""
+        """Record that the next owner has a part, so that the floor may pass its messages. Idempotent."""
         if partition.live and not partition.draining:
             self.committer.pass_over(partition, parting.given_up, now)
             parting.given_up = []
 
-    def _leaves(self, message: Message) -> bool:
-        parting = message.partition.parting
-        return parting is not None and message in parting.running
+    def _leaving(self, message: Message) -> Parting | None:
+        """Return the part of a message whose handler runs; None = the assignment keeps the message."""
+        return next((each for each in message.partition.partings if message in each.running), None)
 
-    def _give_up_part(self, partition: Partition, admitted: list[Message], waiting: list[Message]) -> list[Message]:
+    def _give_up_part(
+        self, partition: Partition, parting: Parting, admitted: list[Message], waiting: list[Message]
+    ) -> list[Message]:
         """Abandon messages of a part that do not run, and return them. Other messages of the partition go on."""
-        parting = partition.parting
-        assert parting is not None, "only a part is given up"
         for message in admitted:
             self.stopped.by_head.pop(message, None)
             partition.ledger.drop(message)
@@ -136,19 +133,18 @@ class Ownership:
         parting.given_up += abandoned
         return abandoned
 
-    def _left_part(self, message: Message, *, given_up: bool) -> None:
+    def _left_part(self, message: Message, parting: Parting, *, given_up: bool) -> None:
         """Record that the handler of a message of a part has ended."""
-        parting = message.partition.parting
-        assert parting is not None, "only a message of a part leaves"
         parting.running.discard(message)
         if given_up:
             parting.given_up.append(message)
         self._parted_if_ended(message.partition)
 
     def _parted_if_ended(self, partition: Partition) -> None:
-        parting = partition.parting
-        if parting is not None and not parting.running and not partition.draining:
-            partition.parting = None
+        if partition.draining:
+            return
+        for parting in [each for each in partition.partings if not each.running]:
+            partition.partings.remove(parting)
             self.effects.append(fx.Parted(partition, parting))
 
     def stop_closing(self, partition: Partition) -> list[Message]:

@@ -173,7 +173,7 @@ class PartitionBudgetEngine(Engine):
     def in_flight_of(self, partition: Partition) -> int:
         """Return the number of messages of an assignment in flight, including messages deferred by the runtime."""
         ledger = partition.ledger
-        if not partition.steady or partition.parting is not None:
+        if not partition.steady or partition.partings:
             # An ``OffsetLedger`` still has the holes of abandoned messages.
             return len(ledger.in_flight())
         waiting = len(ledger.waiting) if isinstance(ledger, OffsetLedger) else 0

@@ -105,8 +105,8 @@ class Policy(NamedTuple):
     queues: frozenset[str] = frozenset()
 
     def budget_of(self, partition: PartitionId) -> BudgetId:
-        """Return the budget of a partition: its physical queue, or the partition itself."""
-        return partition.source if partition.source in self.queues else partition
+        """Return the budget of a partition or of a piece: its physical queue, or the whole partition."""
+        return partition.source if partition.source in self.queues else partition.whole
 
     def follows(self, attempt: int, failure: Failure) -> Follows:
         """Return the next step after the failed ``attempt`` (1, 2, …)."""

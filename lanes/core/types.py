@@ -266,16 +266,16 @@ class CommitProgress(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Parting:
-    """The parts that an assignment gives up, while the rest of the partition goes on.
+    """A part that an assignment gives up, while the rest of the partition goes on.
 
     Attributes:
-        parts: The parts.
-        running: Messages of the parts whose handlers run.
-        given_up: Messages of the parts that were abandoned. The floor stays below these messages, so that the commits
-            of the assignment are true for the parts too.
+        part: The part.
+        running: Messages of the part whose handlers run.
+        given_up: Messages of the part that were abandoned. The floor stays below these messages, so that the commits of
+            the assignment are true for the part too.
     """
 
-    parts: list[Part] = field(default_factory=list)
+    part: Part
     running: set[Message] = field(default_factory=set)
     given_up: list[Message] = field(default_factory=list)
 
@@ -298,7 +298,7 @@ class PartitionInternals:
             before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
         budget: The budget that the calls and messages of the assignment use, under bounds per partition.
         aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
-        parting: The parts that the assignment gives up; None = it gives up none.
+        partings: The parts that the assignment gives up, each until its last handler has ended.
     """
 
     ledger: Ledger = field(init=False)
@@ -313,7 +313,7 @@ class PartitionInternals:
     recalled: Mapping[int, int] = field(default_factory=dict)
     budget: BudgetId = ""
     aside: int = 0
-    parting: Parting | None = None
+    partings: list[Parting] = field(default_factory=list)
 
 
 class Partition(PartitionInternals):

@@ -255,25 +255,25 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def hand_over(self, partition: Partition, parting: Parting) -> None:
-        """Settle a partition, and hand parts of it over to their next owners; the rest goes on.
+        """Settle a partition, and hand a part of it over to its next owner; the rest goes on.
 
         A failed call is repeated, until the partition drains or is lost.
 
         Args:
             partition: The assignment.
-            parting: The parts, of which no handler runs.
+            parting: The part, of which no handler runs.
         """
         dividing: object = self._source
         assert isinstance(dividing, Dividing), "only a source that divides partitions revokes a part"
         # The other messages of the partition go on, so a wait until nothing is left would not end.
         await self._settler.settle_finished(partition)
         await self._attempts.flush(partition, [message.position for message in parting.given_up])
-        # The floor passes these messages after the hand-over, and their entries belong to the next owners.
+        # The floor passes these messages after the hand-over, and their entries belong to the next owner.
         self._attempts.part(partition, parting.given_up)
         pause = SETTLE_RETRY[0]
         while partition.live and not partition.draining:
             try:
-                await dividing.hand_over(partition, parting.parts)
+                await dividing.hand_over(partition, [parting.part])
             except SourceError as error:
                 if not error.retryable:
                     raise

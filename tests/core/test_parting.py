@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, SETTLED
+from lanes.core.partition_budgets import make_engine
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, PartitionId, PieceId
 from tests.core.builders import (
     READER,
@@ -82,7 +83,7 @@ def test_a_part_waits_for_its_running_handlers_alone() -> None:
     assert parted(engine) == []
     ack(engine, run[0])
     (effect,) = parted(engine)
-    assert effect.parting.parts == [moved]
+    assert effect.parting.part is moved
     # The message whose handler ended is finished for the next owner, and the abandoned one is not.
     assert commit(engine) == (2, [])
     assert partition.live and not partition.draining
@@ -115,7 +116,7 @@ def test_held_blocked_and_parking_messages_of_a_part_are_given_up(poison: str) -
     assert len(parted(engine)) == 1
 
 
-def test_a_second_part_waits_for_both() -> None:
+def test_a_part_does_not_wait_for_the_handlers_of_another() -> None:
     engine = new_engine()
     partition = assigned(engine, floor=0)
     run = deliver(engine, partition, b"moved 1", b"moved 2", KEPT)
@@ -123,10 +124,17 @@ def test_a_second_part_waits_for_both() -> None:
     engine.part(partition, lambda message: message.key == b"moved 1")
     engine.part(partition, lambda message: message.key == b"moved 2")
     ack(engine, run[1])
-    assert parted(engine) == []
-    ack(engine, run[0])
-    (effect,) = parted(engine)
-    assert len(effect.parting.parts) == 2
+    (second,) = parted(engine)
+    assert (second.parting.part(run[0]), second.parting.part(run[1])) == (False, True)
+    engine.parted(partition, second.parting, 0.0)
+    # The commit is still true for the first part, whose handler runs.
+    assert commit(engine) == (0, [(1, 2)])
+    engine.finish(run[0], failed(), 0.0)
+    ack(engine, run[2])
+    (first,) = parted(engine)
+    assert positions(first.parting.given_up) == [0]
+    engine.parted(partition, first.parting, 0.0)
+    assert commit(engine) == (3, [])
 
 
 def run_all(engine: Engine) -> list[tuple[int | None, list[tuple[int, int]]]]:
@@ -302,3 +310,14 @@ def test_a_piece_is_named_apart_from_its_partition() -> None:
     assert piece != PieceId("orders", 3, 18)
     assert len({piece, PieceId("orders", 3, 17), PartitionId("orders", 3)}) == 2
     assert pickle.loads(pickle.dumps(piece)) == piece
+
+
+def test_the_pieces_of_a_partition_share_its_bounds() -> None:
+    engine = make_engine(new_engine().policy._replace(concurrency_per_partition=1, max_in_flight_per_partition=8))
+    one, other = (Partition(PieceId("S", 0, piece), READER, floor=0) for piece in (1, 2))
+    third = Partition(PieceId("S", 1, 3), READER, floor=0)
+    for partition in (one, other, third):
+        engine.assign(partition)
+        deliver(engine, partition, b"key of %d" % partition.id.piece)
+    assert {message.partition for message in iter(engine.take, None)} == {one, third}
+    assert engine.room().messages == 6

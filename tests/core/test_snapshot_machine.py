@@ -64,12 +64,12 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> in
 
 KNOWN = {
     Partition: "aside assignment budget commits completed deadline dirty draining fencing_token finished floor id "
-    "incarnation ledger live parting reader recalled resettle steady tails unended",
+    "incarnation ledger live partings reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received row size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     PartitionCommits: "_count _sent changes confirmed confirmed_ordinal finished not_before over sending since",
-    Committer: "_chains _effects _policy ahead partitions",
+    Committer: "_chains _effects _next_at _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
     FairQueue: "_count _heads _limit _turns running",
     PartitionsInTurn: "_count _heads",
@@ -81,7 +81,8 @@ KNOWN = {
 }
 """The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing.
 
-A partition with ``parting`` belongs to a source with pieces, of which no snapshot is taken."""
+A partition with ``partings`` belongs to a source with pieces, of which no snapshot is taken. ``_next_at`` decides
+nothing: a restored ``Committer`` computes it."""
 
 ENGINE = (
     "_most_running _ready chains committer concurrency dirty effects flow halted late latest_assignment outbox "

@@ -360,7 +360,7 @@ _OWNERSHIP: Final = (
     Mutant(
         "no_fence",
         "lanes.core.engine",
-        "        if outcome is not ACK or not partition.steady or partition.parting is not None:",
+        "        if outcome is not ACK or not partition.steady or partition.partings:",
         "        if outcome is not ACK or partition.draining:",
         "a handler that ends after its assignment counts",
         "jetstream",
