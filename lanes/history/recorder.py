@@ -299,7 +299,13 @@ class Recorder(RowWriter):
         self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
-        """Record that a commit of ``floor`` with ``completed`` runs above it is about to be sent, after a flush."""
+        """Record that a commit of ``floor`` with ``completed`` runs above it is about to be sent, after a flush.
+
+        Under a lease, the call may first write a ``leased`` row, like ``started``.
+        """
+        told = self._origins.get(partition)
+        if partition.deadline != (NEVER if told is None else told[2]):
+            self._leased(partition, now)
         self._row("commit_sent", f'{self._owned(partition)},"floor":{floor},"completed":{completed}', now)
 
     def commit_ok(self, partition: Partition, floor: int, now: float) -> None:

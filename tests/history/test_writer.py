@@ -114,6 +114,24 @@ def test_a_message_row_has_everything_but_the_message(tmp_path: Path) -> None:
     }
 
 
+def test_a_commit_under_a_renewed_lease_says_until_when_it_holds(tmp_path: Path) -> None:
+    """No message may arrive for longer than a lease, and a commit follows the end of a long handler."""
+    history = opened(tmp_path)
+    place = message().partition
+    place.deadline = NOW + 10
+    history.assigned(place, NOW)
+    history.commit_sent(place, 9, 0, NOW + 5)
+    place.deadline = NOW + 30
+    history.commit_sent(place, 10, 0, NOW + 25)
+    history.commit_sent(place, 11, 0, NOW + 26)
+    rows = written(history)[2:]
+    assert [row["event"] for row in rows] == ["leased", "commit_sent", "leased", "commit_sent", "commit_sent"]
+    assert [row["deadline"] for row in rows if "deadline" in row] == [
+        pytest.approx(NOW + 10, abs=1e-5),
+        pytest.approx(NOW + 30, abs=1e-5),
+    ]
+
+
 def test_each_kind_of_row_has_its_own_fields(tmp_path: Path) -> None:
     history = opened(tmp_path)
     one, two = message(7, size=5), message(8, None, size=6)
