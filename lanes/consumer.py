@@ -46,6 +46,7 @@ from lanes.source import (
     Declaring,
     Keeping,
     Lagging,
+    Ranged,
     Reading,
     Rejoining,
     Reporting,
@@ -128,6 +129,7 @@ class Consumer:
         "_paused",
         "_poison",
         "_queues",
+        "_ranged",
         "_reading",
         "_recorder",
         "_settings",
@@ -172,6 +174,7 @@ class Consumer:
         self._lagging = source if isinstance(source, Lagging) else None
         self._stranding = source if isinstance(source, Stranding) else None
         self._keeping = source if isinstance(source, Keeping) else None
+        self._ranged = source if isinstance(source, Ranged) else None
         self._reading = source if isinstance(source, Reading) else None
         self._handler = handler
         self._decode = decode
@@ -502,6 +505,7 @@ class Consumer:
                 queues=self._queues,
                 stranded=() if self._stranding is None else self._stranding.stranded(),
                 kept=None if self._keeping is None else self._keeping.kept_log(),
+                unowned=None if self._ranged is None else self._ranged.unowned(),
             )
         )
 

@@ -41,6 +41,7 @@ __all__ = [
     "Lost",
     "Outage",
     "Progressed",
+    "Ranged",
     "Reading",
     "Rejoining",
     "Reporting",
@@ -493,6 +494,21 @@ class Keeping(Protocol):
 
         Returns:
             The result of the last check, which is at most 15 s old while the broker answers. ``None`` = unknown.
+        """
+
+
+@runtime_checkable
+class Ranged(Protocol):
+    """An optional part of a source whose processes own ranges of keys, so that some keys may have no owner."""
+
+    def unowned(self) -> int | None:
+        """Return the number of messages that wait for an owner of their keys. No process handles them until then.
+
+        Called from any thread; sends nothing, raises nothing and does not block.
+
+        Returns:
+            The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =
+            unknown, or the source was made without ranges.
         """
 
 

@@ -173,6 +173,12 @@ GAUGES: Final = (
         "Size of the messages that a log keeps for its slowest subscription.",
         _kept,
     ),
+    Gauge(
+        "lanes.unowned",
+        "{message}",
+        "Messages in slots of the ring that no process owns.",
+        lambda status: [] if status.unowned is None else [(status.unowned, {})],
+    ),
 )
 """Every gauge, by name."""
 

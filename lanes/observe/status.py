@@ -198,6 +198,8 @@ class Status:
         queues: Status of each partitioned queue that the source reads, by its logical name.
         kept: Messages that the log keeps for its slowest subscription; None = unknown, or the broker does not keep
             messages for subscriptions.
+        unowned: Number of messages whose keys no process owns, by the last count, which may stop at a bound; None =
+            unknown, or the source has no ranges.
     """
 
     in_flight: int
@@ -230,6 +232,7 @@ class Status:
     outage: float | None = None
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
     kept: KeptLog | None = None
+    unowned: int | None = None
 
 
 Lag = Callable[[Partition], int | None]
@@ -262,6 +265,7 @@ def snapshot(
     queues: Sequence[PartitionedQueue] = (),
     stranded: Sequence[Stranded] = (),
     kept: KeptLog | None = None,
+    unowned: int | None = None,
 ) -> Status:
     """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
@@ -303,6 +307,7 @@ def snapshot(
         outage=outage,
         queues={queue.name: _queue(engine, queue, partitions.values(), stranded) for queue in queues},
         kept=kept,
+        unowned=unowned,
     )
 
 

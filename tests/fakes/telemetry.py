@@ -113,7 +113,7 @@ def status(**changes: Any) -> Status:
         "redelivered": {"held": 1},
         "floors": {},
     }
-    fields |= {"kept": KeptLog("orders", "mail", 12, 980, 1_000)}
+    fields |= {"kept": KeptLog("orders", "mail", 12, 980, 1_000), "unowned": 990}
     fields |= {"outage": 41.5, "oldest": OLDEST, "consumer_target": None, "target_honoured": None}
     capacity = fields["capacity"] = Capacity(concurrency=960, max_in_flight=961)
     fields["queues"] = {

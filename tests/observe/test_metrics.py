@@ -117,8 +117,17 @@ def test_kept_messages_are_counted_by_log_and_slowest_subscription(sdk: Sdk) -> 
     assert sdk.numbers("lanes.kept.bytes") == [(980, labels)]
 
 
+def test_messages_without_an_owner_are_counted_for_a_source_with_ranges(sdk: Sdk) -> None:
+    now = [status(unowned=None)]
+    sdk.telemetry(lambda: now[0])
+    assert sdk.numbers("lanes.unowned") == []
+    now[0] = status(unowned=7)
+    assert sdk.numbers("lanes.unowned") == [(7, CONSUMER_LABELS)]
+
+
 def test_every_gauge_is_tested_here() -> None:
-    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, "lanes.stranded", "lanes.kept.bytes"}
+    others = {"lanes.stranded", "lanes.kept.bytes", "lanes.unowned"}
+    assert {gauge.name for gauge in GAUGES} == {*WHOLE, *BY_PARTITION, *others}
 
 
 def test_each_counter_counts_its_events(sdk: Sdk) -> None:

@@ -19,8 +19,8 @@ from lanes.errors import ConfigError
 from lanes_postgres.cli.commands import AsJson, Dsn, Schema, run
 from lanes_postgres.log.appending import Log
 from lanes_postgres.names import SCHEMA
-from lanes_postgres.ring.pieces import unowned
 from lanes_postgres.ring.range_map import RangeEvent, RangeMap
+from lanes_postgres.ring.unowned import count_unowned
 from lanes_postgres.steps import perform_async
 
 _SLOT: Final = re.compile(r"[0-9]{1,9}|0[xX][0-9a-fA-F]{1,8}", re.ASCII)
@@ -83,7 +83,7 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
     async def work(connection: AsyncConnection[Any]) -> tuple[Sequence[Assignment], int]:
         owned = await ring.ranges(connection)
         facts = await perform_async(connection, ring.log.finding(), "ring status")
-        return owned, await unowned(connection, schema, facts.id, group)
+        return owned, await count_unowned(connection, schema, facts.id, group)
 
     owned, backlog = run(dsn, schema, work)
     rows: list[tuple[Range, str | None]] = [*owned, *((each, None) for each in RingMap(tuple(owned)).unowned())]

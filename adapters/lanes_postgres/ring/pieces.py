@@ -62,7 +62,8 @@ _MOVE: Final[LiteralString] = (
 )
 _LOOK: Final[LiteralString] = (
     "SELECT id, partition, slots::text, consumer, epoch, parent, floor FROM {schema}.lanes_ring_pieces "
-    "WHERE log = %s AND subscription = %s AND (consumer = %s OR slots IS NULL OR id = ANY(%s)) ORDER BY id"
+    "WHERE log = %s AND subscription = %s AND "
+    "(consumer = %s OR slots IS NULL OR ARRAY[id, parent] && %s::bigint[]) ORDER BY id"
 )
 # A statement must see what was committed before it, also if the default of the database is a stricter isolation.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
@@ -80,12 +81,15 @@ _DRAIN: Final[LiteralString] = "SELECT parent FROM {schema}.lanes_ring_pieces WH
 _END_DRAIN: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces SET parent = NULL, parent_epoch = NULL WHERE id = %s AND parent = %s"
 )
+# An assignment locks the same rows. Both lock them in the order of their numbers, so neither waits for the other twice.
 _STORE: Final[LiteralString] = (
-    "WITH stored AS (UPDATE {schema}.lanes_ring_pieces AS kept SET floor = new.floor, "
-    "completed = new.completed::bigint[], stored = clock_timestamp() "
-    "FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS new (id, epoch, floor, completed) "
-    "WHERE kept.id = new.id AND kept.epoch = new.epoch AND (kept.floor < new.floor OR kept.floor = new.floor "
-    "AND kept.completed <> new.completed::bigint[]) RETURNING kept.id) SELECT array_agg(id) FROM stored"
+    "WITH new AS MATERIALIZED (SELECT kept.id, start.floor, start.completed::bigint[] "
+    "FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS start (id, epoch, floor, completed) "
+    "JOIN {schema}.lanes_ring_pieces AS kept USING (id, epoch) WHERE kept.floor < start.floor "
+    "OR kept.floor = start.floor AND kept.completed <> start.completed::bigint[] "
+    "ORDER BY kept.id FOR NO KEY UPDATE OF kept), "
+    "stored AS (UPDATE {schema}.lanes_ring_pieces AS kept SET floor = new.floor, completed = new.completed, "
+    "stored = clock_timestamp() FROM new WHERE kept.id = new.id RETURNING kept.id) SELECT array_agg(id) FROM stored"
 )
 _EPOCHS: Final[LiteralString] = (
     "SELECT array_agg(id), array_agg(epoch) FROM {schema}.lanes_ring_pieces WHERE id = ANY(%s::bigint[])"
@@ -109,16 +113,6 @@ _HAND_OVER: Final[LiteralString] = (
     "parent = NULL, parent_epoch = NULL "
     "FROM {schema}.lanes_ring_pieces AS piece WHERE piece.id = %(id)s AND piece.epoch = %(epoch)s "
     "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s AND part.slots <@ %(slots)s::int4multirange"
-)
-
-
-_UNOWNED: Final[LiteralString] = (
-    "SELECT coalesce(sum(found.count), 0)::bigint FROM {schema}.lanes_ring_pieces AS piece CROSS JOIN LATERAL "
-    "(SELECT count(*) AS count FROM (SELECT FROM {schema}.lanes_log_entries AS entry "
-    "JOIN {schema}.lanes_log_messages AS message USING (batch) WHERE entry.log = piece.log "
-    "AND entry.partition = piece.partition AND entry.position + entry.run > piece.floor "
-    "AND entry.position + message.index >= piece.floor AND message.slot <@ piece.slots LIMIT 1000) AS counted) "
-    "AS found WHERE piece.log = %s AND piece.subscription = %s AND piece.consumer IS NULL AND piece.slots IS NOT NULL"
 )
 
 
@@ -188,14 +182,6 @@ def assigning(schema: str, log: int, group: str, wanted: Range, consumer: str) -
     yield Statement(compose_names(_NOTIFY, schema), ())
 
 
-async def unowned(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> int:
-    """Return the number of messages in slots that nobody owns, of each partition at most 1,000 of them."""
-    async with connection.cursor(row_factory=tuple_row) as cursor:
-        row = await (await cursor.execute(compose(_UNOWNED, schema), (log, group))).fetchone()
-    assert row is not None, "an aggregate returns a row"
-    return int(row[0])
-
-
 class Pieces:
     """The pieces that one consumer of a group may own. Needs asyncio.
 
@@ -226,7 +212,7 @@ class Pieces:
         return f"<Pieces of {self._consumer!r} of {self._name}>"
 
     async def look(self, connection: AsyncConnection[Any], owned: Sequence[int]) -> list[PieceRow]:
-        """Return the pieces that the map names the consumer for, those without a key, and ``owned`` ones."""
+        """Return the pieces of the consumer by the map, those without a key, ``owned`` ones, and their parts."""
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(compose(_LOOK, self._schema), (*self._place, self._consumer, list(owned)))
             return [

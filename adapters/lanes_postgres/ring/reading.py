@@ -16,7 +16,8 @@ from lanes_postgres.steps import compose
 # positions keeps a read short that finds few messages of its slots.
 _FETCH: Final[LiteralString] = (
     "SELECT wanted.turn, first.position, found.* FROM unnest(%(partitions)s::integer[], %(starts)s::bigint[], "
-    "%(ends)s::bigint[], %(mosts)s::integer[], %(slots)s::text[], %(keyless)s::boolean[]) WITH ORDINALITY "
+    "%(ends)s::bigint[], %(mosts)s::integer[], %(slots)s::text[]::int4multirange[], %(keyless)s::boolean[]) "
+    "WITH ORDINALITY "
     "AS wanted (partition, start, bound, most, slots, keyless, turn) "
     "CROSS JOIN LATERAL (SELECT coalesce((SELECT position FROM {schema}.lanes_log_entries WHERE log = %(log)s "
     "AND partition = wanted.partition ORDER BY position LIMIT 1), 0) AS position) AS first "
@@ -27,7 +28,7 @@ _FETCH: Final[LiteralString] = (
     "WHERE log = %(log)s AND partition = wanted.partition AND position <= wanted.start), 0) ORDER BY position) "
     "AS entry CROSS JOIN LATERAL (SELECT index, key, subject, headers, value, time FROM {schema}.lanes_log_messages "
     "WHERE batch = entry.batch AND index >= wanted.start - entry.position AND index < wanted.bound - entry.position "
-    "AND CASE WHEN slot IS NULL THEN wanted.keyless ELSE slot <@ wanted.slots::int4multirange END ORDER BY index) "
+    "AND CASE WHEN slot IS NULL THEN wanted.keyless ELSE slot <@ wanted.slots END ORDER BY index) "
     "AS message LIMIT wanted.most) AS found ON true ORDER BY wanted.turn, found.position"
 )
 

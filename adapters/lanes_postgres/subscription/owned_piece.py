@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -39,17 +41,29 @@ class OwnedPiece(Owned):
             return self.slots is None and key is None
         return slot(key) in self.slots
 
-    def cut(self, slots: Slots) -> MovedSlots | None:
-        """Read no more messages than those of ``slots``, and return the part that has gone; ``None`` = nothing."""
+    def cut(self, slots: Slots, parts: Sequence[Slots]) -> list[MovedSlots]:
+        """Read no more messages than those of ``slots``, and return the parts that have gone.
+
+        Args:
+            slots: The slots that stay.
+            parts: The slots of each known next owner. A part waits for the handlers of its slots alone.
+
+        Returns:
+            The parts, which together have all slots that have gone.
+        """
         assert self.slots is not None, "the messages without a key stay together"
         gone = self.slots.minus(slots)
-        if not gone:
-            return None
         self.slots = slots
-        dropped = [stored.position for stored in self.waiting if not self.has(stored.key)]
+        dropped = [stored for stored in self.waiting if not self.has(stored.key)]
         self.waiting = deque(stored for stored in self.waiting if self.has(stored.key))
-        moved = MovedSlots(gone, min(dropped, default=self.read))
-        self.moved.append(moved)
+        moved = []
+        for part in [*parts, gone]:
+            rest = gone.minus(part)
+            if here := gone.minus(rest):
+                below = (each.position for each in dropped if each.key is not None and slot(each.key) in here)
+                moved.append(MovedSlots(here, min(below, default=self.read)))
+            gone = rest
+        self.moved += moved
         return moved
 
     def take(self, room: Room) -> Delivered | None:
@@ -61,8 +75,37 @@ class OwnedPiece(Owned):
 
     def passed(self) -> Progressed | None:
         """Return the event that messages of other pieces were passed, if it is time; ``None`` = not now."""
+        if self.waiting or self.over or self.revoked or self.read <= self.told:
+            return None
         now = monotonic()
-        if self.waiting or self.over or self.revoked or self.read <= self.told or now < self.told_at + _TELL_EVERY:
+        if now < self.told_at + _TELL_EVERY:
             return None
         self.told, self.told_at = self.read, now
         return Progressed(self.partition, self.read)
+
+
+class Owners:
+    """The owners of the messages of one read, among pieces of one partition. Immutable.
+
+    Args:
+        pieces: The pieces, whose slots do not overlap.
+    """
+
+    def __init__(self, pieces: Sequence[OwnedPiece]) -> None:
+        self._keyless = next((piece for piece in pieces if piece.slots is None), None)
+        self._runs = sorted(
+            ((*run, piece) for piece in pieces if piece.slots is not None for run in piece.slots.runs),
+            key=lambda run: run[0],
+        )
+        self._starts = [start for start, _, _ in self._runs]
+
+    def of(self, key: bytes | None) -> OwnedPiece | None:
+        """Return the piece with the messages of a key; None = none of the pieces has them."""
+        if key is None:
+            return self._keyless
+        number = slot(key)
+        index = bisect_right(self._starts, number) - 1
+        if index < 0:
+            return None
+        _, after, piece = self._runs[index]
+        return piece if number < after else None

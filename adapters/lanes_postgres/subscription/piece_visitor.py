@@ -18,12 +18,13 @@ from lanes.errors import SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
 from lanes_postgres.log.reading import READER
-from lanes_postgres.ring.pieces import RING, Draining, PieceRow, Pieces, unowned
+from lanes_postgres.ring.pieces import RING, Draining, PieceRow, Pieces
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
+from lanes_postgres.ring.unowned import look_at_unowned
 from lanes_postgres.subscription.owned import Owned
-from lanes_postgres.subscription.owned_piece import OwnedPiece
-from lanes_postgres.subscription.visitor import Visitor, lock_name
+from lanes_postgres.subscription.owned_piece import OwnedPiece, Owners
+from lanes_postgres.subscription.visitor import TRIES, Visitor, lock_name
 from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
 
 log = logging.getLogger("lanes.postgres")
@@ -33,6 +34,12 @@ _COUNT_EVERY: Final = 10.0
 
 _SCAN: Final = 5_000
 """Number of positions that one read looks at, at most, for the messages of its slots."""
+
+_LEAST: Final = 50
+"""Number of messages that each read may return, however few are expected."""
+
+_CHUNK: Final = 500
+"""Number of messages that a request reads at least, if there are so many. It costs a look at hundreds of pieces."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -44,16 +51,19 @@ class PieceVisitor(Visitor):
     Attributes:
         pieces: The pieces of the group.
         consumer: Name of the consumer in the map.
-        unowned: Number of messages in slots that nobody owns, at the last look.
+        unowned: Number of messages in slots that nobody owns, at the last look. ``None`` = not counted yet.
     """
 
     pieces: Pieces
     consumer: str
-    unowned: int = 0
+    unowned: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._counted_at = -math.inf
+        # The share of the messages at the positions of a read that have its slots, by the last reads.
+        self._found = 1.0
+        self._tried = 0
 
     def _told(self, backend: int, payload: str) -> None:
         super()._told(backend, payload)
@@ -74,8 +84,7 @@ class PieceVisitor(Visitor):
             for row in rows:
                 if row.slots is not None and row.consumer == self.consumer:
                     await self._try_piece(row)
-            free = [row for row in rows if row.slots is None]
-            for row in free:
+            for row in self._free(rows):
                 if len(self._keyless()) >= most_owned(self.tables.partitions, len(self._others)):
                     break
                 await self._try_piece(row)
@@ -89,13 +98,23 @@ class PieceVisitor(Visitor):
         for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
             self.revoke(self.owned[unit])
 
+    def _free(self, rows: Sequence[PieceRow]) -> list[PieceRow]:
+        """Return the pieces without a key to try: few of them, in turn, if the members own all by their own account."""
+        free = [row for row in rows if row.slots is None and row.id not in self.owned]
+        if free and sum(member.owned for member in self._others) + len(self._keyless()) >= self.tables.partitions:
+            # The account of a member that was killed is wrong.
+            self._tried = (self._tried + TRIES) % len(free)
+            free = (free[self._tried :] + free[: self._tried])[:TRIES]
+        return free
+
     async def _count(self, connection: AsyncConnection[Any]) -> None:
         """Count the messages that nobody owns, from time to time, and tell the log when there are some."""
         now = monotonic()
         if now < self._counted_at + _COUNT_EVERY:
             return
         self._counted_at, before = now, self.unowned
-        self.unowned = await unowned(connection, self.tables.schema, self.tables.log, self.subscription)
+        tables = self.tables
+        self.unowned = await look_at_unowned(connection, tables.schema, tables.log, self.subscription, self._ends)
         if self.unowned and not before:
             log.warning("%s: %s", self.name, self.finding())
 
@@ -118,6 +137,10 @@ class PieceVisitor(Visitor):
     def _follow(self, rows: Sequence[PieceRow]) -> None:
         """Give up the pieces, and the parts of pieces, that the map has given to others."""
         owned = self._owned_pieces()
+        parts: dict[int, list[Slots]] = {}
+        for row in rows:
+            if row.parent is not None and row.slots is not None:
+                parts.setdefault(row.parent, []).append(row.slots)
         for row in rows:
             piece = owned.get(row.id)
             if piece is None or piece.over:
@@ -127,8 +150,9 @@ class PieceVisitor(Visitor):
             elif row.slots is not None and not piece.revoked:
                 if row.consumer != self.consumer:
                     self.revoke(piece)
-                elif (moved := piece.cut(row.slots)) is not None:
-                    self._events.append(RevokingPart(piece.partition, moved))
+                elif row.slots != piece.slots:
+                    moved = piece.cut(row.slots, parts.get(row.id, []))
+                    self._events += [RevokingPart(piece.partition, part) for part in moved]
 
     async def hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
         """Let the next owners of a part begin with the stored position of a piece. Raises ``SourceError``."""
@@ -157,7 +181,10 @@ class PieceVisitor(Visitor):
                 self._let_go(owned)
 
     async def _try_piece(self, row: PieceRow) -> None:
-        if row.id in self.owned or monotonic() < self._cool.get(row.id, 0.0):
+        if row.id in self.owned:
+            return
+        # The members share the pieces without a key. All others follow the map, and may come back at once.
+        if row.slots is None and monotonic() < self._cool.get(row.id, 0.0):
             return
         key = StateKey(self.subscription, PieceId(self.log_name, row.partition, row.id), self.incarnation)
         name = self._lock_of(row.partition, row.id)
@@ -230,28 +257,38 @@ class PieceVisitor(Visitor):
         left = self.room.messages - sum(len(piece.waiting) for piece in reading)
         if left <= 0 or self.room.bytes <= 0:
             return
-        left = min(left, self._within_bytes())
+        left = min(max(left, _CHUNK), self._within_bytes())
         groups: dict[tuple[int, int], list[OwnedPiece]] = {}
         for piece in reading:
             if piece.end > piece.read:
                 groups.setdefault((piece.number, piece.read), []).append(piece)
         if not groups:
             return
-        lowest = {number: min(read for each, read in groups if each == number) for number, _ in groups}
-        works = await self._works(connection, lowest, ordered=len(lowest) > 1)
+        lowest: dict[int, int] = {}
+        backlog = 0.0
+        for (number, read), pieces in groups.items():
+            lowest[number] = min(lowest.get(number, read), read)
+            backlog += self._found * (pieces[0].end - read)
+        works = await self._works(connection, lowest, ordered=backlog > left)
         turns = {work.partition: turn for turn, work in enumerate(works)}
         order = sorted((place for place in groups if place[0] in turns), key=lambda place: (turns[place[0]], place[1]))
-        # Each read may fill the room alone; more of them in one request could overfill it.
+        # Most positions have messages of other members, so a request looks at more positions than it has room for.
         wanted: list[WantedSlots] = []
+        expected = 0.0
         for number, read in order:
-            if left <= 0:
+            if expected >= left:
                 break
             end = min(groups[number, read][0].end, read + _SCAN)
-            wanted.append(_wanted(number, read, end, left, groups[number, read]))
-            left -= min(left, end - read)
+            share = self._found * (end - read)
+            most = min(left, max(_LEAST, math.ceil(4 * share)))
+            wanted.append(_wanted(number, read, end, most, groups[number, read]))
+            expected += share
         self._order = [piece.unit for place in order for piece in groups[place]]
         found = await fetch(connection, self.tables, wanted)
         self.check_owned()
+        looked = sum(result.read - each.start for each, result in zip(wanted, found, strict=True))
+        count = sum(len(result.messages) for result in found)
+        self._found = min(1.0, max(count / max(1, looked), self._found / 2, 1 / _SCAN))
         for each, result in zip(wanted, found, strict=True):
             await self._deal(connection, each, result, groups[each.partition, each.start])
         self.wake()
@@ -259,7 +296,7 @@ class PieceVisitor(Visitor):
     async def _deal(
         self, connection: AsyncConnection[Any], wanted: WantedSlots, found: FoundSlots, pieces: Sequence[OwnedPiece]
     ) -> None:
-        count = size = 0
+        mine = []
         for piece in pieces:
             if piece.over or piece.revoked or piece.read != wanted.start:
                 continue
@@ -267,11 +304,16 @@ class PieceVisitor(Visitor):
                 if not piece.waiting:
                     await self._trimmed(connection, piece)
                 continue
-            mine = [message for message in found.messages if piece.has(message.key)]
-            piece.waiting.extend(mine)
             piece.read = found.read
-            count += len(mine)
-            size += sum(message.size for message in mine)
+            mine.append(piece)
+        owners = Owners(mine)
+        count = size = 0
+        for message in found.messages:
+            owner = owners.of(message.key)
+            if owner is not None:
+                owner.waiting.append(message)
+                count += 1
+                size += message.size
         if count:
             self._bytes_each = max(1.0, size / count, self._bytes_each / 2)
 

@@ -353,6 +353,15 @@ class PostgresSource:
         """Return the messages that the log keeps for its slowest subscription; see ``lanes.source.Keeping``."""
         return self._visitor.kept.kept
 
+    def unowned(self) -> int | None:
+        """Return the number of messages in slots that nobody owns; see ``lanes.source.Ranged``.
+
+        Returns:
+            The number, which counts at most 1,000 messages of each partition; None = unknown, or no ranges.
+        """
+        visitor = self._visitor
+        return visitor.unowned if isinstance(visitor, PieceVisitor) else None
+
     def findings(self) -> Sequence[str]:
         """Return the alarm about kept messages, and about messages that nobody owns; see ``lanes.source.Reporting``.
 

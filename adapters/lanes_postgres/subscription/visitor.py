@@ -48,7 +48,7 @@ _LONGEST_COOL: Final = 8.0
 _TOLD: Final = 4.0
 """The pause after which a member writes to the log that it cannot acquire such a partition."""
 
-_TRIES: Final = 8
+TRIES: Final = 8
 """Number of locks that a member tries at most in one look, if the others own all partitions by their own account."""
 
 _FIRST_READ: Final = 100
@@ -151,8 +151,9 @@ class Visitor:
 
     def delivery_order(self) -> list[Owned]:
         """Return the owned partitions in the order of the last visits."""
-        known = [self.owned[number] for number in self._order if number in self.owned]
-        return known + [owned for number, owned in self.owned.items() if number not in self._order]
+        visited = dict.fromkeys(self._order)  # A member with ranges owns hundreds of pieces.
+        known = [self.owned[number] for number in visited if number in self.owned]
+        return known + [owned for number, owned in self.owned.items() if number not in visited]
 
     def check_owned(self) -> None:
         """Give up the partitions whose deadline has passed. ``lock_changed`` has handled all other losses."""
@@ -390,7 +391,7 @@ class Visitor:
         visits += [number for number in free if number not in known]
         if sum(member.owned for member in self._others) + len(self.owned) >= self.tables.partitions:
             # The account of a member that was killed is wrong, so some locks are tried all the same.
-            visits = visits[:_TRIES]
+            visits = visits[:TRIES]
         self._acquiring = True
         try:
             for number in visits:

@@ -9,7 +9,10 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
+from psycopg.sql import SQL, Identifier
 
+from lanes.core.types import PieceId
+from lanes.ownership import State, StateChange, StateKey
 from lanes.ring import Range
 from lanes_postgres.ring.pieces import Pieces, assigning, locking
 from lanes_postgres.ring.slots import MovedSlots, Slots
@@ -84,6 +87,31 @@ async def test_the_next_owner_keeps_the_messages_that_an_earlier_one_finished(
     own(ring, 100, finished)
     await pieces_of(ring).hand_over(piece, EPOCH, MovedSlots(Slots.of([UPPER]), below))
     assert part(ring) == (100, expected, None)
+
+
+async def test_positions_are_stored_in_the_order_in_which_an_assignment_locks_them(ring: Ring) -> None:
+    """A store that waits for one row of an assignment has no later row, which the assignment would wait for."""
+    with ring.logs.connect() as connection:
+        ring.map.split(connection, MIDDLE, "a2")
+    rows = ring.logs.execute("SELECT id, partition FROM {}.lanes_ring_pieces WHERE slots IS NOT NULL ORDER BY id")
+    first, last = rows[0], rows[-1]
+    # The first row lies behind the others in the table.
+    ring.logs.execute(f"UPDATE {{}}.lanes_ring_pieces SET epoch = {EPOCH}")
+    ring.logs.execute(f"UPDATE {{}}.lanes_ring_pieces SET floor = 0 WHERE id = {first[0]}")
+    changes = [
+        StateChange(StateKey(ring.group, PieceId("orders", number, piece), "x"), State(EPOCH, 7, []))
+        for piece, number in (last, first)
+    ]
+    lock = SQL("SELECT FROM {}.lanes_ring_pieces WHERE id = %s FOR UPDATE NOWAIT").format(Identifier(ring.logs.schema))
+    with psycopg.connect(ring.logs.url) as assigning_:
+        assigning_.execute(lock, (first[0],))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pieces_of(ring).store, changes)
+            await until(lambda: ring.logs.execute("SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"))
+            assigning_.execute(lock, (last[0],))
+            assigning_.commit()
+    floors = ring.logs.execute(f"SELECT floor FROM {{}}.lanes_ring_pieces WHERE id IN ({first[0]}, {last[0]})")
+    assert floors == [(7,), (7,)]
 
 
 async def test_a_part_that_is_split_during_its_hand_over_is_handed_over_whole(ring: Ring) -> None:

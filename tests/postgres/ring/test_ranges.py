@@ -17,10 +17,12 @@ from lanes.ring import Range
 from lanes_postgres import Log, PostgresAttempts, PostgresSource
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
+from lanes_postgres.ring import unowned
+from lanes_postgres.subscription import piece_visitor, visitor
 from memsource import MemoryStates
 from tests.components import PostgresServer
 from tests.postgres.log.logs import Logs
-from tests.postgres.log.test_subscriptions import member, until
+from tests.postgres.log.test_subscriptions import consuming, member, until
 from tests.postgres.ring.ranged import HALF, HIGH, LOW, Ring, some
 
 pytestmark = pytest.mark.anyio
@@ -67,7 +69,7 @@ async def test_sticky_range_reassign_drains_before_new_owner_consumes(ring: Ring
     assert b.ended == [*elsewhere, later]
 
 
-async def test_a_part_that_moves_waits_alone_and_gives_its_queued_messages_back(ring: Ring) -> None:
+async def test_split_range_drains_only_the_moved_part(ring: Ring) -> None:
     """The upper part of the range of A goes to B while A runs one message of it; the lower part never pauses."""
     at = HALF // 2
     lower, upper = some(Range(0, at - 1), 3), some(Range(at, HALF - 1), 3)
@@ -89,6 +91,49 @@ async def test_a_part_that_moves_waits_alone_and_gives_its_queued_messages_back(
     assert a.ended == [upper[0], lower[0], lower[1]]
     assert b.ended == [upper[1], upper[2], upper[0]]
     assert [parent for _, _, parent in ring.pieces()] == [None] * len(ring.pieces())
+
+
+async def test_a_range_that_comes_back_is_owned_again_at_once(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The map decides about a range, so its former owner does not leave it to others for a time."""
+    monkeypatch.setattr(visitor, "_COOL", 3_600.0)
+    first, second = some(LOW, 2)
+    async with ring.member("a") as a, ring.member("b") as b:
+        a.close()
+        ring.append(first)
+        await until(lambda: a.begun == [first])
+        ring.assign(LOW, "b")
+        a.gate.set()
+        ring.append(first)
+        await until(lambda: b.ended == [first])
+        ring.assign(LOW, "a")
+        ring.append(second)
+        await until(lambda: a.ended == [first, second])
+
+
+async def test_a_moved_part_does_not_wait_for_the_handler_of_another(ring: Ring) -> None:
+    at = HALF // 2
+    (kept,), (one,), (other,) = (
+        some(Range(0, at - 1), 1),
+        some(Range(at, at + 999), 1),
+        some(Range(at + 1_000, HALF - 1), 1),
+    )
+    async with ring.member("a") as a, ring.member("b") as b:
+        a.close()
+        stuck = a.gate
+        ring.append(one)
+        await until(lambda: a.begun == [one])
+        a.close()
+        ring.append(other)
+        await until(lambda: a.begun == [one, other])
+        ring.assign(Range(at, at + 999), "b")
+        ring.assign(Range(at + 1_000, HALF - 1), "b")
+        ring.append(one, other, kept)
+        await until(lambda: len(a.begun) == 3)
+        a.gate.set()
+        await until(lambda: b.ended == [other])
+        assert a.ended == [other, kept]
+        stuck.set()
+        await until(lambda: b.ended == [other, one])
 
 
 async def test_the_half_that_stays_goes_on_while_a_handler_of_the_other_half_runs(ring: Ring) -> None:
@@ -259,11 +304,48 @@ async def test_trim_and_the_lag_follow_the_pieces(ring: Ring) -> None:
             (view,) = await list_subscriptions(connection, logs.schema)
         assert (view.name, view.lag) == ("shipping", 6)
         await until(lambda: any("1 messages or more wait in slots that nobody owns" in text for text in a.findings()))
+        assert a.consumer.status().unowned == 1
         other.assign(HIGH, "a")
         await until(lambda: nobodys in a.ended)
     async with await psycopg.AsyncConnection.connect(logs.url, autocommit=True) as connection:
         await drop_subscription(connection, logs.schema, "orders", "shipping", force=True)
     assert ring.pieces() == []
+
+
+async def test_slots_without_an_owner_and_without_messages_keep_nothing(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look passes a bounded number of positions, and the next one goes on behind them."""
+    monkeypatch.setattr(piece_visitor, "_COUNT_EVERY", 0.0)
+    monkeypatch.setattr(unowned, "LOOK", 2)
+    ring = Ring(logs)
+    ring.assign(LOW, "a")
+    (mine,), (nobodys,) = some(LOW, 1), some(HIGH, 1)
+    ring.append(*[mine] * 5)
+    ring.append(nobodys)
+    ring.append(*[mine] * 3)
+
+    def floor() -> int:
+        ((found,),) = logs.execute(
+            "SELECT floor FROM {}.lanes_ring_pieces WHERE consumer IS NULL AND slots IS NOT NULL"
+        )
+        return int(found)
+
+    async with ring.member("a") as a:
+        await until(lambda: len(a.ended) == 8)
+        await until(lambda: floor() == 5 and a.consumer.status().unowned == 1)
+        async with await psycopg.AsyncConnection.connect(logs.url, autocommit=True) as connection:
+            assert await trim(connection, logs.schema, "orders", age=0.0, force=False) == 5
+            assert await unowned.count_unowned(connection, logs.schema, 1, ring.group) == 1
+        ring.assign(HIGH, "a")
+        await until(lambda: nobodys in a.ended)
+        await until(lambda: a.consumer.status().unowned == 0)
+    assert a.ended == [*[mine] * 8, nobodys]
+
+
+async def test_a_member_without_ranges_counts_no_message_without_an_owner(logs: Logs) -> None:
+    async with consuming(member(logs), print) as consumer:
+        assert consumer.status().unowned is None
 
 
 async def test_a_member_that_stops_releases_hundreds_of_pieces_over_few_connections(
