@@ -7,14 +7,17 @@ first, so a blocked call has changed nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple
 
-from memsource.postgres.server import Session
+from memsource.postgres.server import Blocked, Session
 
 Runs = tuple[tuple[int, int], ...]
 """Rising half-open runs of slots or positions."""
 
 _KIND = "piece"
+
+_NEVER: Final = 2**63 - 1
 
 
 class PieceRow(NamedTuple):
@@ -157,11 +160,11 @@ def _without(slots: Runs | None, lo: int, hi: int) -> Runs:
 
 
 def look(session: Session, log: int, group: str, consumer: str, owned: Collection[int]) -> list[tuple[int, PieceRow]]:
-    """Return the pieces that the map names a consumer for, the pieces without a key, and the ``owned`` ones."""
+    """Return the pieces that the map names a consumer for, those without a key, ``owned`` ones, and their parts."""
     return [
         (piece, row)
         for piece, row in pieces_of(session, log, group)
-        if row.consumer == consumer or row.slots is None or piece in owned
+        if row.consumer == consumer or row.slots is None or piece in owned or row.parent in owned
     ]
 
 
@@ -221,24 +224,68 @@ def store(session: Session, changes: Sequence[StoredPiece]) -> list[int]:
     return stored
 
 
-def unowned(session: Session, log: int, group: str, slot_of: Callable[[bytes], int]) -> int:
-    """Return the number of messages in slots that nobody owns.
+class Unowned(NamedTuple):
+    """The messages of a piece that nobody owns, in a look.
+
+    Attributes:
+        piece: Number of the piece.
+        floor: Its position.
+        until: Position after the last one that the look has read.
+        first: Position of the first message; ``None`` = none was found.
+        count: Number of messages.
+    """
+
+    piece: int
+    floor: int
+    until: int
+    first: int | None
+    count: int
+
+
+def unowned(
+    session: Session,
+    log: int,
+    group: str,
+    slot_of: Callable[[bytes], int],
+    look: int | None = None,
+    ends: Sequence[int] | None = None,
+) -> list[Unowned]:
+    """Return the messages in slots that nobody owns.
 
     Args:
         session: The session that asks.
         log: Number of the log.
         group: Name of the group.
         slot_of: Function that returns the slot of a key.
+        look: Number of positions to look at for each piece; ``None`` = all.
+        ends: The end of each partition; ``None`` = unknown.
 
     Returns:
-        The number.
+        The messages of each piece.
     """
-    return sum(
-        position >= piece.floor and row.key is not None and piece.has(slot_of(row.key))
-        for _, piece in pieces_of(session, log, group)
-        if piece.slots is not None and piece.consumer is None
-        for position, row in session.server.log.rows(piece.partition).items()
-    )
+    found = []
+    for number, piece in pieces_of(session, log, group):
+        if piece.slots is None or piece.consumer is not None:
+            continue
+        bounds = [] if look is None else [piece.floor + look]
+        until = min(bounds + ([] if ends is None else [ends[piece.partition]]), default=_NEVER)
+        rows = session.server.log.rows(piece.partition).items()
+        positions = [
+            position
+            for position, row in rows
+            if piece.floor <= position < until and row.key is not None and piece.has(slot_of(row.key))
+        ]
+        found.append(Unowned(number, piece.floor, until, min(positions, default=None), len(positions)))
+    return found
+
+
+def pass_over(session: Session, floors: Iterable[tuple[int, int]]) -> None:
+    """Raise the positions of pieces that nobody owns, except of those that another transaction changes."""
+    for piece, floor in floors:
+        row = _get(session, piece)
+        if row is not None and row.consumer is None and row.floor < floor:
+            with suppress(Blocked):
+                session.put(key_of(piece), row._replace(floor=floor))
 
 
 def epochs(session: Session, pieces: Iterable[int]) -> list[tuple[int, int]]:

@@ -47,8 +47,8 @@ RANGES: Final = (
     _planted(
         "part_handed_over_while_it_runs",
         "lanes.core.ownership",
-        "        if parting is not None and not parting.running and not partition.draining:\n",
-        "        if parting is not None and not partition.draining:\n",
+        "        for parting in [each for each in partition.partings if not each.running]:\n",
+        "        for parting in list(partition.partings):\n",
         "a part is handed over while its handlers run",
         "DrainBeforeFeed",
         "ExclusiveSlot",
@@ -67,7 +67,7 @@ RANGES: Final = (
     _planted(
         "split_drains_everything",
         "lanes_postgres.subscription.piece_visitor",
-        "                    self._events.append(RevokingPart(piece.partition, moved))\n",
+        "                    self._events += [RevokingPart(piece.partition, part) for part in moved]\n",
         "                    self.revoke(piece)\n",
         "a member gives up a whole piece when a part of it moves",
         "OnlyMovedSlotsWait",
@@ -99,13 +99,25 @@ RANGES: Final = (
         "ExclusiveSlot",
         "OwnerOfItsSlot",
     ),
-    _planted(
-        "keyless_dealt_twice",
-        "lanes_postgres.subscription.owned_piece",
-        "            return self.slots is None and key is None\n",
-        "            return key is None\n",
-        "a piece of slots gets the messages without a key that another piece has too",
-        "ExclusiveSlot",
+    replace(
+        _planted(
+            "keyless_dealt_twice",
+            "lanes_postgres.subscription.owned_piece",
+            "        self._keyless = next((piece for piece in pieces if piece.slots is None), None)\n",
+            "        self._keyless = next(iter(pieces), None)\n",
+            "a piece of slots gets the messages without a key that another piece has too",
+            "ExclusiveSlot",
+        ),
+        also=(
+            _planted(
+                "keyless_read_for_slots",
+                "lanes_postgres.subscription.piece_visitor",
+                "    keyless = any(piece.slots is None for piece in pieces)\n",
+                "    keyless = True\n",
+                "a piece of slots reads the messages without a key",
+                "ExclusiveSlot",
+            ),
+        ),
     ),
     _planted(
         "split_forgets_what_is_finished",

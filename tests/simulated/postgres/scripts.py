@@ -22,9 +22,10 @@ from lanes_postgres.advisory_locks import _TRY, _UNLOCK, _UNLOCK_ALL, _VERIFY
 from lanes_postgres.lock_session import _PREPARE
 from lanes_postgres.log.reading import LogTables, Wanted
 from lanes_postgres.log.sequencer import sequencing
-from lanes_postgres.ring.pieces import _STORE, Draining, PieceRow, Pieces, unowned
+from lanes_postgres.ring.pieces import _STORE, Draining, PieceRow, Pieces
 from lanes_postgres.ring.reading import WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
+from lanes_postgres.ring.unowned import count_unowned, look_at_unowned
 from lanes_postgres.steps import compose, compose_names, perform_async
 from lanes_postgres.subscription.members import _LEAVE, _MEMBERS
 from lanes_postgres.subscription.starts import _FIND, decide_starts
@@ -457,7 +458,8 @@ async def members_read_the_messages_of_their_slots(stage: Stage) -> Seen:
         map_ = _Consumer(one, "a")
         await map_.assign(slot(KEY_OF_1), slot(KEY_OF_1), "a")
         await alone_async(one, map_.map.beginning([1, 0]), "script")
-        seen.append(await unowned(one, SCHEMA, 1, "billing"))
+        seen.append(await count_unowned(one, SCHEMA, 1, "billing"))
+        seen += [await look_at_unowned(one, SCHEMA, 1, "billing", [3, 1]) for _ in range(2)]
     return seen
 
 

@@ -18,6 +18,7 @@ from lanes_postgres.log import appending, reading, sequencer, trigger
 from lanes_postgres.ring import pieces as ring_pieces
 from lanes_postgres.ring import range_map
 from lanes_postgres.ring import reading as ring_reading
+from lanes_postgres.ring import unowned as ring_unowned
 from lanes_postgres.steps import compose, compose_names
 from lanes_postgres.subscription import kept, members, starts, visitor
 from memsource.postgres import pieces
@@ -400,8 +401,13 @@ def _hand_over_all(session: Session, parameters: Any, now: float) -> None:
 
 
 def _unowned(session: Session, parameters: Any, now: float) -> Rows:
-    log, group = parameters
-    return [(pieces.unowned(session, log, group, slot),)]
+    log, group = parameters["log"], parameters["group"]
+    found = pieces.unowned(session, log, group, slot, parameters["look"], parameters["ends"])
+    return [tuple(each) for each in found]
+
+
+def _pass_over(session: Session, parameters: Any, now: float) -> None:
+    pieces.pass_over(session, zip(*parameters, strict=True))
 
 
 def _notify(session: Session, parameters: Any, now: float) -> Rows:
@@ -493,7 +499,8 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (ring_pieces._EPOCHS, "store", _epochs),
     (ring_pieces._HAND_OVER, "hand over", _hand_over),
     (ring_pieces._HAND_OVER_ALL, "hand over", _hand_over_all),
-    (ring_pieces._UNOWNED, "other", _unowned),
+    (ring_unowned._COUNT, "other", _unowned),
+    (ring_unowned._RAISE, "other", _pass_over),
     (range_map._HISTORY, "assign", _history),
     (range_map._APPEND, "assign", _append_assignment),
     (ring_reading._FETCH, "read", _fetch_slots),
