@@ -232,14 +232,14 @@ class Unowned(NamedTuple):
         floor: Its position.
         until: Position after the last one that the look has read.
         first: Position of the first message; ``None`` = none was found.
-        count: Number of messages.
+        messages: Number of messages.
     """
 
     piece: int
     floor: int
     until: int
     first: int | None
-    count: int
+    messages: int
 
 
 def unowned(
