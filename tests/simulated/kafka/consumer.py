@@ -280,9 +280,13 @@ class SimulatedConsumer:
         copies = [TopicPartition(topic, number, each.offset, each.metadata) for number, each in sent]
         assignments = {one.number: assignment for one, assignment in (self._adapter or {}).items()}
         owned = {number for number, _ in sent if self._broker.owner(number) == self.client.name}
+        known = self._broker.coordinator.knows(self.client)
 
         def act() -> None:
             broker = self._broker
+            if not known and broker.coordinator.knows(self.client):
+                # The request names the member that the group had removed, and the client has joined again meanwhile.
+                raise KafkaFailure("UNKNOWN_MEMBER_ID", "the group has removed this member")
             gone = any(number in owned and broker.owner(number) != self.client.name for number, _ in sent)
             if gone and broker.coordinator.knows(self.client):
                 # The request names the generation in which it was sent.
