@@ -18,11 +18,13 @@ from lanes_postgres import AdvisoryLocks, Log, PostgresSource
 def main(url: str, schema: str, name: str, lease: str) -> None:
     query = sql.SQL("INSERT INTO {}.handled (member, value, what) VALUES (%s, %s, %s)").format(sql.Identifier(schema))
 
+    # One connection that blocks: a freeze cannot come between the begin of a handler and its row.
+    connection = psycopg.connect(url, autocommit=True)
+
     async def handler(message: lanes.Message) -> None:
-        async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
-            await connection.execute(query, (name, int(message.value), "begin"))
-            await anyio.sleep(0.02)
-            await connection.execute(query, (name, int(message.value), "end"))
+        connection.execute(query, (name, int(message.value), "begin"))
+        await anyio.sleep(0.02)
+        connection.execute(query, (name, int(message.value), "end"))
 
     source = PostgresSource(
         url,
@@ -32,7 +34,8 @@ def main(url: str, schema: str, name: str, lease: str) -> None:
         poll_interval=0.1,
         locks=AdvisoryLocks(url, lease=float(lease)),
     )
-    lanes.main(source, handler, settings=lanes.Settings(order="serial", commit_interval=0.1))
+    with connection:
+        lanes.main(source, handler, settings=lanes.Settings(order="serial", commit_interval=0.1))
 
 
 if __name__ == "__main__":
