@@ -10,7 +10,7 @@ PROCESSES ?= 6
 FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
 QUEUE := $(if $(WIDTH),--width $(WIDTH))
 DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS)) $(QUEUE)
-DEMO_postgres := run postgres -- .venv/bin/python -m demo run --broker postgres --server {postgres} --members $(or $(MEMBERS),3) $(QUEUE)
+DEMO_postgres := run postgres -- .venv/bin/python -m demo run --broker postgres --server {postgres} --members $(or $(MEMBERS),3) $(QUEUE) $(if $(RANGES),--ranges)
 DEMO_kafka := run kafka -- .venv/bin/python -m demo run --broker kafka --server {kafka} --members $(or $(MEMBERS),3) --protocol $(PROTOCOL) $(QUEUE)
 # The packages of the broker, without those of the others.
 LEVEL := $(if $(filter-out jetstream,$(BROKER)),-$(BROKER))
@@ -35,7 +35,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: environment-run$(LEVEL)  ## the demo on a real broker, with crashes [WIDTH=4 MEMBERS=3 BROKER=kafka|postgres PROTOCOL=consumer]
+run: environment-run$(LEVEL)  ## the demo on a real broker, with crashes [WIDTH=4 MEMBERS=3 BROKER=kafka|postgres PROTOCOL=consumer RANGES=1]
 	@exec .venv/bin/python -m tests.components $(DEMO) $(DATA) $(ARGS)
 
 run-spark: environment-run-spark  ## a replay on Spark with fenced effects, killed twice on the way, and its audit [ARGS="--events 5000"]
@@ -90,8 +90,8 @@ bench: environment-dev  ## measure [CASES="engine"]
 fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 	@exec .venv/bin/python -m fuzz --seconds $(or $(SECONDS),60)
 
-soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka|postgres]
-	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600)
+soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka|postgres RANGES=1]
+	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600) $(if $(RANGES),--ranges)
 
 model:  ## check the models of the cohort's protocol, of ring ranges and of a change of width with SPIN, which has to be there: 7 minutes
 	@bash docs/model/widths.sh && bash docs/model/ranges.sh && exec bash docs/model/cohort.sh

@@ -45,6 +45,7 @@ def app() -> typer.Typer:
         ),
         width: int = typer.Option(1, help="Number of physical queues that hold the events.", metavar="NUMBER"),
         protocol: str = typer.Option("classic", help="Kafka protocol.", metavar="classic|cooperative|consumer"),
+        ranges: bool = typer.Option(False, "--ranges", help="PostgreSQL: members own ranges of keys, which move."),
         data: Path | None = typer.Option(None, help="Log to publish; the default generates one.", metavar="FILE"),
         events: int | None = typer.Option(
             None, help="Number of events to publish.", metavar="NUMBER", show_default="all"
@@ -65,7 +66,8 @@ def app() -> typer.Typer:
         """Run the log under lanes on a real broker.
 
         In a Kafka group, a JetStream cohort or a subscription in PostgreSQL, the demo kills a member and adds a member.
-        The demo also freezes a member until the member loses its partitions, and stops a member.
+        The demo also freezes a member until the member loses its partitions, and stops a member. With ``--ranges``,
+        ranges of keys also move and split.
         """
         if broker in ("kafka", "postgres"):
             require(f"the demo with --broker {broker}", "cli", broker)
@@ -94,6 +96,7 @@ def app() -> typer.Typer:
                 members=members,
                 width=width,
                 protocol=choice("--protocol", protocol, Protocol),
+                ranges=ranges,
             )
         except DemoError as error:
             stop(str(error))

@@ -91,6 +91,7 @@ class DemoConfig:
         width: Number of physical queues that hold the events, by their cases; 1 is the plain stream, topic or log. A
             log of PostgreSQL is one queue.
         protocol: Protocol of the Kafka group.
+        ranges: Whether the members own ranges of keys, which move during the run. Only on PostgreSQL.
         lease: Lease of the JetStream cohort, or of the advisory locks on PostgreSQL, in seconds.
         retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
         route: Function from the name of a member to its server address; None gives all members ``server``.
@@ -118,6 +119,7 @@ class DemoConfig:
     partitions: int | None = None
     width: int = 1
     protocol: Protocol = "classic"
+    ranges: bool = False
     lease: float = 10.0
     retention: Retention = "limits"
     route: Callable[[str], str] | None = None
@@ -177,6 +179,8 @@ class DemoConfig:
             )
         if self.broker == "postgres" and self.width > 1:
             raise DemoError(f"width={self.width}: a log of PostgreSQL is one queue; leave width out")
+        if self.ranges and self.broker != "postgres":
+            raise DemoError(f'ranges=True with broker={self.broker!r}: only a log has ranges; use broker="postgres"')
         if self.broker == "jetstream" and not all(_is_url(url) for url in self.server.split(",")):
             raise DemoError("--server: must be the URL of a NATS server, such as nats://127.0.0.1:4222")
         at_least("latency", self.latency, 0.0)
@@ -218,6 +222,7 @@ class WorkerConfig:
         lease: Lease in a cohort, or of the advisory locks on PostgreSQL, in seconds; 0 without a lease.
         queue: Name of the logical queue: the topic, or on JetStream the subject before the case.
         width: Number of physical queues; 1 is the plain stream or topic.
+        ranges: Whether the worker owns ranges of keys.
     """
 
     server: str = field(repr=False)
@@ -239,6 +244,7 @@ class WorkerConfig:
     lease: float = 0.0
     queue: str = ""
     width: int = 1
+    ranges: bool = False
 
     @property
     def faults(self) -> Faults:

@@ -21,10 +21,11 @@ class Member(NamedTuple):
     """A member in a report of the broker.
 
     A classic member of Kafka has a new ``id`` when it joins again, and a member on PostgreSQL when it connects again.
+    With ranges, ``partitions`` has pieces such as ``"3#17"``.
     """
 
     id: str
-    partitions: frozenset[tuple[str, int]]
+    partitions: frozenset[tuple[str, int | str]]
 
 
 class Snapshot(NamedTuple):
@@ -55,7 +56,7 @@ class Snapshot(NamedTuple):
         return self.state == "STABLE"
 
     @property
-    def owners(self) -> dict[tuple[str, int], str]:
+    def owners(self) -> dict[tuple[str, int | str], str]:
         """Name of the owner of each owned partition."""
         return {place: name for name, member in self.members.items() for place in member.partitions}
 
@@ -177,7 +178,7 @@ def handovers(segments: Sequence[Segment]) -> list[float]:
 
 def rebalances(snapshots: Sequence[Snapshot]) -> int:
     """Return the number of times that the broker moved partitions between members."""
-    count, before = 0, dict[tuple[str, int], str]()
+    count, before = 0, dict[tuple[str, int | str], str]()
     for snapshot in snapshots:
         owners = snapshot.owners
         if snapshot.stable and owners and owners != before:

@@ -23,7 +23,7 @@ from demo.events import Event, load
 from demo.faults import POISON
 from demo.group.feed import Feed
 from demo.group.members import Members
-from demo.group.scenario import scenario
+from demo.group.scenario import ranged_scenario, scenario
 from demo.history import Seen, examine
 from demo.ledger import Ledger, Step
 from demo.places import Places, places
@@ -112,7 +112,8 @@ def _main_part(
 ) -> UnderLanes | Members:
     if not isinstance(broker, GroupBroker):
         return UnderLanes(config, broker, ledger, where, progress)
-    return Members(config, broker, ledger, where, progress, feed, config.script or scenario)
+    script = config.script or (ranged_scenario if config.ranges else scenario)
+    return Members(config, broker, ledger, where, progress, feed, script)
 
 
 async def _report(

@@ -1,4 +1,5 @@
 """The brokers of the demo: JetStream, Kafka and PostgreSQL.
 
-Reading order: ``broker``, ``backends``, ``jetstream``, ``cohort``, ``kafka``, ``coordinator``, ``postgres``.
+Reading order: ``broker``, ``backends``, ``jetstream``, ``cohort``, ``kafka``, ``coordinator``, ``postgres``,
+``ranges``.
 """

@@ -33,6 +33,10 @@ def broker_of(config: DemoConfig, name: str) -> Broker:
         from demo.brokers.kafka import KafkaBroker
 
         return KafkaBroker(config.server, name, config.shared, config.width)
+    if config.ranges:
+        from demo.brokers.ranges import RangedBroker
+
+        return RangedBroker(config.server, name, config.shared, config.processes)
     if config.broker == "postgres":
         from demo.brokers.postgres import PostgresBroker
 
@@ -81,16 +85,18 @@ def _subscription(config: WorkerConfig) -> lanes.Source:
     from psycopg.conninfo import make_conninfo
 
     from demo.brokers.postgres import application_name
-    from lanes_postgres import AdvisoryLocks, Log, PostgresSource
+    from lanes_postgres import AdvisoryLocks, Log, PostgresSource, RangeMap
 
     # The session of the locks has the member's name, so the parent sees the owners as the server does.
     address = make_conninfo(config.server, application_name=application_name(config.stream, config.member))
+    log = Log(config.stream, schema=config.stream)
     return PostgresSource(
         config.server,
-        Log(config.stream, schema=config.stream),
+        log,
         subscription=config.durable,
         time_budget=TIME_BUDGET,
         locks=AdvisoryLocks(address, lease=config.lease),
+        ranges=RangeMap(log, group=config.durable).member(config.member) if config.ranges else None,
     )
 
 

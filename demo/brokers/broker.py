@@ -78,7 +78,7 @@ class Broker(Protocol):
 
 @runtime_checkable
 class GroupBroker(Broker, Protocol):
-    """A broker for several members. ``partitions`` is the number of partitions that the members share."""
+    """A broker for several members. ``partitions`` is the number of partitions or pieces that the members share."""
 
     partitions: int
 

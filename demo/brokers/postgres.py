@@ -43,7 +43,7 @@ _RETRY: Final = 0.2
 _POLL: Final = 0.01
 """Seconds between two questions for the positions of published events."""
 
-_MEMBERS: Final[LiteralString] = (
+MEMBERS: Final[LiteralString] = (
     "SELECT application_name, each.pid || ' ' || backend_start, "
     "array_remove(array_agg((classid::bigint << 32) | objid::bigint), NULL) FROM pg_stat_activity AS each "
     "LEFT JOIN pg_locks AS held ON held.pid = each.pid AND locktype = 'advisory' AND objsubid = 1 AND granted "
@@ -67,6 +67,9 @@ class PostgresBroker:
 
     ``stream`` is the name of the log and of the schema. ``durable`` is the subscription, and ``dead_subject`` the name
     of the dead letters.
+
+    Attributes:
+        log: The log.
     """
 
     def __init__(self, server: str, name: str, partitions: int) -> None:
@@ -77,7 +80,7 @@ class PostgresBroker:
         self.queue = PartitionedQueue(self.stream, 1)
         self.durable = "approvals"
         self.dead_subject = "approvals"
-        self._log = Log(self.stream, partitions=partitions, schema=self.stream)
+        self.log = Log(self.stream, partitions=partitions, schema=self.stream)
         self._tables: LogTables
         self._made = False
         self._transactions = 0
@@ -92,13 +95,13 @@ class PostgresBroker:
         """See ``Broker.open``."""
         try:
             async with self._lent() as connection:
-                if await self._row(connection, "SELECT FROM pg_namespace WHERE nspname = %s", self.stream) is not None:
+                if await self.row(connection, "SELECT FROM pg_namespace WHERE nspname = %s", self.stream) is not None:
                     raise DemoError(f"the schema {self.stream} exists: drop the schema, or choose another --name")
                 self._made = True
                 await migrate(connection, schema=self.stream)
-                facts = await self._log.create(connection)
+                facts = await self.log.create(connection)
                 await connection.execute(
-                    self._query("CREATE TABLE {schema}.published (transaction integer PRIMARY KEY)")
+                    self.query("CREATE TABLE {schema}.published (transaction integer PRIMARY KEY)")
                 )
         except psycopg.Error as error:
             raise DemoError(
@@ -114,7 +117,7 @@ class PostgresBroker:
         if self._made:
             try:
                 async with self._lent() as connection:
-                    await connection.execute(self._query("DROP SCHEMA IF EXISTS {schema} CASCADE"))
+                    await connection.execute(self.query("DROP SCHEMA IF EXISTS {schema} CASCADE"))
             except psycopg.Error:
                 stayed.append(self.stream)
         self._made = False
@@ -161,13 +164,13 @@ class PostgresBroker:
         """Append events, unless an earlier call with a lost answer has committed this transaction."""
         async with self._lent() as connection, connection.transaction():
             # The insert waits for an earlier transaction with this number.
-            new = await self._row(
+            new = await self.row(
                 connection,
                 "INSERT INTO {schema}.published VALUES (%s) ON CONFLICT DO NOTHING RETURNING transaction",
                 transaction,
             )
             if new is not None:
-                await self._log.append(connection, [Record(event.payload, event.case) for event in events])
+                await self.log.append(connection, [Record(event.payload, event.case) for event in events])
 
     async def _positions(self, count: int) -> dict[int, list[StoredMessage]]:
         """Return the ``count`` published messages that follow the former ones, by partition."""
@@ -184,8 +187,8 @@ class PostgresBroker:
 
     async def left(self) -> Left | None:
         """Return the number of messages above the stored positions, see ``Broker.left``."""
-        async with self._asking() as connection:
-            row = await self._row(connection, _LEFT)
+        async with self.asking() as connection:
+            row = await self.row(connection, _LEFT)
             ends = await self._tables.ends(connection)
         assert row is not None, "a SELECT of expressions returns a row"
         waiting, floors, states = row
@@ -195,15 +198,15 @@ class PostgresBroker:
 
     async def count_dead_letters(self) -> int:
         """See ``Broker.count_dead_letters``."""
-        async with self._asking() as connection:
-            row = await self._row(connection, "SELECT count(DISTINCT id) FROM {schema}.lanes_dead_letters")
+        async with self.asking() as connection:
+            row = await self.row(connection, "SELECT count(DISTINCT id) FROM {schema}.lanes_dead_letters")
         assert row is not None, "a SELECT of expressions returns a row"
         return int(row[0])
 
     async def dead_letters(self) -> list[Step]:
         """Return the events of the dead letters, see ``Broker.dead_letters``."""
-        async with self._asking() as connection:
-            cursor = await connection.execute(self._query(_LETTERS))
+        async with self.asking() as connection:
+            cursor = await connection.execute(self.query(_LETTERS))
             events = [json.loads(value) for (value,) in await cursor.fetchall()]
         return [(str(event["case"]), int(event["step"])) for event in events]
 
@@ -211,8 +214,8 @@ class PostgresBroker:
         """Return the sessions of the members and their locked partitions, see ``GroupBroker.group``."""
         asked = monotonic()
         prefix = application_name(self.stream, "")
-        async with self._asking() as connection:
-            rows = await (await connection.execute(_MEMBERS, (prefix,))).fetchall()
+        async with self.asking() as connection:
+            rows = await (await connection.execute(MEMBERS, (prefix,))).fetchall()
         members = {
             name.removeprefix(prefix): Member(
                 session, frozenset((self.stream, self._numbers[key]) for key in keys if key in self._numbers)
@@ -225,7 +228,8 @@ class PostgresBroker:
         return Snapshot(asked, monotonic(), "STABLE" if settled else "MOVING", members, sessions=True)
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[AsyncConnection[Any]]:
+    async def asking(self) -> AsyncIterator[AsyncConnection[Any]]:
+        """Lend a connection for a question. Raises ``NoAnswer`` while the server is unreachable."""
         try:
             async with self._lent() as connection:
                 yield connection
@@ -251,11 +255,13 @@ class PostgresBroker:
             raise
         self._idle.append(connection)
 
-    async def _row(
+    async def row(
         self, connection: AsyncConnection[Any], text: LiteralString, *values: object
     ) -> tuple[Any, ...] | None:
-        row: tuple[Any, ...] | None = await (await connection.execute(self._query(text), values)).fetchone()
+        """Return the first row of the answer to a statement."""
+        row: tuple[Any, ...] | None = await (await connection.execute(self.query(text), values)).fetchone()
         return row
 
-    def _query(self, text: LiteralString) -> sql.Composed:
+    def query(self, text: LiteralString) -> sql.Composed:
+        """Return a statement with the schema in it."""
         return sql.SQL(text).format(schema=sql.Identifier(self.stream))

@@ -209,7 +209,11 @@ class _Overlaps:
     """A finder of overlapping runs of a key, and of starts and settlements after the loss of their partition."""
 
     def __init__(self, knowledge: Knowledge) -> None:
+        from memsource.history.rows import whole
+
         self._knowledge = knowledge
+        # A key may move from one piece of its partition to another.
+        self._whole = whole
         self._running: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
         # Messages that a crashed process was running. Each message counts until the lease of its assignment expires.
         self._ghosts: dict[tuple[str, str], list[tuple[Segment, Row]]] = defaultdict(list)
@@ -225,7 +229,7 @@ class _Overlaps:
             self._started(segment, row, assignment)
         elif event in ("ended", "zombie"):
             if row.key is not None:
-                running = self._running[row.partition, row.key]
+                running = self._running[self._whole(row.partition), row.key]
                 running[:] = [
                     (other, start)
                     for other, start in running
@@ -256,10 +260,10 @@ class _Overlaps:
             self._found(segment, row, "started after its lease had run out")
         if row.key is None:
             return
-        for other, start in self._ghosts[row.partition, row.key]:
+        for other, start in self._ghosts[self._whole(row.partition), row.key]:
             if row.mono < self._knowledge.deadlines.get((other.member, start.partition, start.assignment), 0.0):
                 self._found(segment, row, f"started before the lease of {other.label} row {start.n} expired")
-        running = self._running[row.partition, row.key]
+        running = self._running[self._whole(row.partition), row.key]
         for other, start in running:
             earlier = other.member, start.partition, start.assignment
             if other is not segment and self._excused(row, assignment, earlier):
@@ -306,15 +310,20 @@ class _Runs:
     """The assignments that ran each message, in the order of their first starts."""
 
     def __init__(self, knowledge: Knowledge) -> None:
+        from memsource.history.rows import whole
+
         self._knowledge = knowledge
+        self._whole = whole
         self._runs: dict[tuple[str, int], dict[Assignment, _Run]] = defaultdict(dict)
 
     def see(self, event: str, segment: Segment, row: Row) -> None:
         if event == "started":
-            runs = self._runs[row.partition, row.position]
+            runs = self._runs[self._whole(row.partition), row.position]
             runs.setdefault((segment.member, row.partition, row.assignment), _Run(row.mono))
         elif event in ("abandoned", "dlq_confirmed") or (event == "ended" and row.text == "ok"):
-            run = self._runs[row.partition, row.position].get((segment.member, row.partition, row.assignment))
+            run = self._runs[self._whole(row.partition), row.position].get(
+                (segment.member, row.partition, row.assignment)
+            )
             if run is not None and event == "abandoned":
                 run.abandoned = True
             elif run is not None and not run.abandoned:

@@ -82,6 +82,7 @@ class Members:
             ``kill``, ``freeze`` and ``stop``, and waits with ``until`` and ``handled``.
 
     Attributes:
+        broker: Broker that the members read from.
         seconds: Seconds from the start of the first member to the last finished event.
         kills: Number of members killed.
         workers: Number of members started.
@@ -104,7 +105,7 @@ class Members:
     ) -> None:
         self._config = config
         self._script = script
-        self._broker = broker
+        self.broker = broker
         self._ledger = ledger
         self._places = places
         self._feed = feed
@@ -229,7 +230,7 @@ class Members:
         return (
             snapshot.stable
             and set(snapshot.members) == {one.name for one in self.running}
-            and len(snapshot.owners) == self._broker.partitions
+            and len(snapshot.owners) == self.broker.partitions
         )
 
     async def join(self, *, fault: bool = True) -> Process:
@@ -239,7 +240,7 @@ class Members:
         route = self._config.route
         told = worker_config(
             self._config,
-            self._broker,
+            self.broker,
             self._places,
             self._service,
             self._token,
@@ -349,12 +350,12 @@ class Members:
         progress = self.progress
         while not self._over:
             with contextlib.suppress(NoAnswer):
-                self._left = await self._broker.left()
-                letters = await self._broker.count_dead_letters()
+                self._left = await self.broker.left()
+                letters = await self.broker.count_dead_letters()
                 if letters != progress.dead_letters:
                     self._pace.done()
                 progress.dead_letters = letters
-            progress.answering = self._broker.connected
+            progress.answering = self.broker.connected
             if not progress.answering:
                 for one in self._processes.values():
                     one.met_outage = True
@@ -365,7 +366,7 @@ class Members:
         """Ask the broker for the members and their partitions, at an interval."""
         while not self._over:
             with contextlib.suppress(NoAnswer):
-                self.snapshot = await self._broker.group()
+                self.snapshot = await self.broker.group()
                 self.snapshots.append(self.snapshot)
                 if self.settled():
                     for kill in self.progress.kills:

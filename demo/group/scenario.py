@@ -1,13 +1,23 @@
-"""The scenario of the demo: the faults of a group, one after another, each during a part of the log."""
+"""The scenarios of the demo: the faults of a group, one after another, each during a part of the log."""
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
 
-from demo.group.members import Members
+from demo.errors import NoAnswer
+from demo.group.members import Members, Process
+
+if TYPE_CHECKING:
+    from demo.brokers.ranges import RangedBroker
 
 _INTO: Final = 0.1
 """Share of a part's events that is handled before the fault. Members then have hundreds of messages in flight."""
+
+_AGAIN: Final = 0.5
+"""Seconds until the next change of a map, while the server does not answer."""
 
 
 async def scenario(group: Members) -> None:
@@ -53,6 +63,92 @@ async def _stopped(group: Members) -> None:
     await group.stop(group.running[-1])
     await group.until(group.settled)
     await group.handled(count)
+
+
+# --- with ranges
+
+
+async def ranged_scenario(group: Members) -> None:
+    """Move and split ranges, and let the owners of ranges be killed, frozen and stopped. A new member gets parts.
+
+    The ranges of a member that has gone, or is frozen, wait until the scenario gives them to other members.
+    """
+    await _begin(group, "settling", 0.0)
+    await group.until(group.settled)
+    await group.handled(await _begin(group, "undisturbed", 0.2, into=1.0))
+    await _moved(group)
+    await _without_owner(group)
+    await _parts_for_a_new_member(group)
+    await _frozen_owner(group)
+    await _stopped_owner(group)
+
+
+async def _moved(group: Members) -> None:
+    count = await _begin(group, "ranges move and split", 0.4)
+    owner = group.busiest()
+    others = [one.name for one in group.running if one is not owner]
+    await _operate(group, lambda ranges: ranges.give_part(owner.name, others[0]))
+    await _operate(group, lambda ranges: ranges.give_away(owner.name, others))
+    # The ranges that the former owner gets back have messages of the others in flight.
+    await _operate(group, lambda ranges: ranges.give_part(others[-1], owner.name))
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _without_owner(group: Members) -> None:
+    count = await _begin(group, "the owner of ranges killed with -9", 0.55)
+    owner = group.busiest()
+    group.kill(owner)
+    await _give_away(group, owner)
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _parts_for_a_new_member(group: Members) -> None:
+    count = await _begin(group, "one more member joins and gets parts", 0.65)
+    owners = [one.name for one in group.running]
+    member = await group.join()
+    for owner in owners:
+        await _operate(group, lambda ranges, owner=owner: ranges.give_part(owner, member.name))  # type: ignore[misc]
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _frozen_owner(group: Members) -> None:
+    await _begin(group, "the owner of ranges frozen until others own them", 0.8)
+    owner = group.busiest()
+    thaw = group.freeze(owner)
+    await _give_away(group, owner)
+    await group.until(group.settled)
+    count = await group.feed(0.9)
+    thaw()
+    group.progress.phase = "the frozen member resumes"
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _stopped_owner(group: Members) -> None:
+    count = await _begin(group, "the owner of ranges drains and stops", 1.0)
+    owner = group.busiest()
+    await group.stop(owner)
+    await _give_away(group, owner)
+    await group.until(group.settled)
+    await group.handled(count)
+
+
+async def _give_away(group: Members, owner: Process) -> None:
+    others = [one.name for one in group.running if one is not owner]
+    await _operate(group, lambda ranges: ranges.give_away(owner.name, others))
+
+
+async def _operate(group: Members, action: Callable[[RangedBroker], Awaitable[None]]) -> None:
+    """Change the map, as an operator does who tries again while the server does not answer."""
+    ranges: RangedBroker = group.broker  # type: ignore[assignment]
+    while True:
+        with suppress(NoAnswer):
+            await action(ranges)
+            return
+        await asyncio.sleep(_AGAIN)
 
 
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:

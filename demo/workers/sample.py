@@ -78,6 +78,7 @@ def worker_config(
         lease=config.lease if config.broker != "kafka" and config.in_group else 0.0,
         queue=broker.queue.name,
         width=broker.queue.partitions,
+        ranges=config.ranges,
     )
 
 

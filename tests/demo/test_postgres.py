@@ -13,6 +13,7 @@ import pytest
 
 from demo import DemoConfig, run
 from demo.brokers.postgres import PostgresBroker, application_name
+from demo.brokers.ranges import RangedBroker
 from demo.errors import DemoError, NoAnswer
 from demo.events import Event
 from demo.group.members import Members
@@ -184,3 +185,40 @@ async def test_the_demo_waits_for_a_killed_server(fresh_postgres: PostgresFactor
     # The member that did not find a server ended, and a replacement joined.
     assert (report.done, report.kills, report.workers) == (1_000, 0, 5)
     assert report.group is not None and set(report.group.recovery) == {"join"}
+
+
+@pytest.mark.slow  # six faults, one of which waits for a lease
+async def test_ranges_move_and_split_and_lose_their_owners(postgres: PostgresServer, tmp_path: Path) -> None:
+    report = await run(config(postgres, name="ranges", ranges=True, partitions=4, keep=tmp_path / "kept"))
+    assert report.broken == []
+    assert (report.done, report.kills, report.workers) == (1_000, 1, 4)
+    group = report.group
+    assert group is not None and group.overlaps == group.duplicates["clean"] == 0
+    assert "declarations-ranges" not in schemas(postgres)
+
+
+async def test_a_ranged_group_is_stable_when_each_piece_has_the_member_of_the_map(postgres: PostgresServer) -> None:
+    broker = RangedBroker(postgres.url, "pieces", 2, 3)
+    await broker.open()
+    try:
+        assert [(each.consumer, len(each.range)) for each in await broker.owned()][:4] == [
+            ("member-1", 5_461),
+            ("member-2", 5_461),
+            ("member-3", 5_462),
+            ("member-1", 5_461),
+        ]
+        await broker.give_part("member-3", "member-1")
+        await broker.give_away("member-2", ["member-3", "member-4"])
+        names = [each.consumer for each in await broker.owned()]
+        assert (names[:4], names.count("member-2")) == (["member-1", "member-3", "member-3", "member-1"], 0)
+        assert await broker.left() is None
+        assert not (await broker.group()).stable
+    finally:
+        assert await broker.close() == []
+
+
+@pytest.mark.parametrize("broker", ["kafka", "jetstream"])
+async def test_ranges_need_a_log(broker: Any) -> None:
+    server = {"kafka": "127.0.0.1:9092", "jetstream": "nats://127.0.0.1:4222"}[broker]
+    with pytest.raises(DemoError, match=f"ranges=True with broker='{broker}': only a log has ranges"):
+        DemoConfig(broker=broker, server=server, ranges=True)
