@@ -69,6 +69,10 @@ class Storm:
         self.group: Members | None = None
         self.struck: Counter[str] = Counter()
 
+    def add(self, more: Mapping[str, Fault]) -> None:
+        """Add further faults by name, which need more than `LEAST` members."""
+        self._more |= more
+
     async def __call__(self, group: Members) -> None:
         """Strike `FAULTS` times, then end every fault and wait until the group has settled all messages."""
         self.group = group
@@ -169,13 +173,19 @@ Round = Callable[[int, str, Path], Coroutine[Any, Any, tuple[Report, Counter[str
 """A function that runs a round. Its arguments are the seed, the kind and the folder for the files."""
 
 
-def soak(program: str, kinds: Sequence[str], round_of: Round) -> int:
-    """Repeat rounds, with alternating kinds, for the seconds of the command line; return the exit status."""
+def arguments(program: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line that all soaks share."""
     parser = argparse.ArgumentParser(prog=program)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--keep", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
+    return parser
+
+
+def soak(program: str, kinds: Sequence[str], round_of: Round, options: argparse.Namespace | None = None) -> int:
+    """Repeat rounds, with alternating kinds, for the seconds of the command line; return the exit status."""
+    if options is None:
+        options = arguments(program).parse_args()
     faults: Counter[str] = Counter()
     duplicates: Counter[str] = Counter()
     of_all, started = _Sum(), time.monotonic()
