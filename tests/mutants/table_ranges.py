@@ -129,15 +129,6 @@ RANGES: Final = (
         "SettledStaysSettled",
     ),
     _planted(
-        "second_split_forgets_the_drain",
-        "memsource.postgres.pieces",
-        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
-        "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0, parent=None)\n",
-        "a part of a piece with a drain does not wait for the owner that the piece waits for",
-        "DrainBeforeFeed",
-        "ExclusiveSlot",
-    ),
-    _planted(
         "moved_slots_still_fed",
         "lanes_postgres.subscription.owned_piece",
         "        self.slots = slots\n        dropped",
