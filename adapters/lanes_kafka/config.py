@@ -210,6 +210,12 @@ def _group(given: UserSettings) -> str:
             "group.id is missing or empty; set group.id, because partitions and positions belong to a group"
             f"{_misspelt('group.id', given)}"
         )
+    if "://" in name:
+        # The group is not shown, because a URL may have a password.
+        raise ConfigError(
+            "group.id is the address of a server, not a name; write addresses into bootstrap.servers, and name the "
+            "purpose of the consumers in group.id"
+        )
     return name
 
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError, LanesError, SourceError
-from lanes_kafka.config import redacted, similar_setting
+from lanes_kafka.config import DEFAULT_SESSION_TIMEOUT_MS, redacted, similar_setting
 
 log = logging.getLogger("lanes.kafka")
 
@@ -74,7 +74,7 @@ def is_permanent(error: KafkaError) -> bool:
 
 
 def is_login_refused(error: KafkaError) -> bool:
-    """Whether the broker refused the login."""
+    """Return whether the broker refused the login."""
     return error.code() in _LOGIN_REFUSED
 
 
@@ -87,7 +87,7 @@ def login_remedy(error: KafkaError) -> str:
 
 
 def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """The name and text of an error, without the secrets of ``settings``."""
+    """Return the name and text of an error, without the secrets of ``settings``."""
     return f"{error.name()}: {redacted(error.str(), settings)}"
 
 
@@ -97,13 +97,19 @@ def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
     remedy = _REMEDIES.get(error.code())
     if "ConsumerGroupHeartbeat" in text and "version not supported" in text:
         remedy = _NO_848
+    elif error.code() == KafkaError.INVALID_SESSION_TIMEOUT:
+        value = settings.get("session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
+        remedy = (
+            f"session.timeout.ms={value} is outside the bounds of the broker; set session.timeout.ms between "
+            "group.min.session.timeout.ms (default 6000) and group.max.session.timeout.ms (default 1800000)"
+        )
     elif "ConsumerGroupHeartbeat" in text and "group id does not exist" in text:
         remedy = _OTHER_GROUP
     return client_text(error, settings) + (f"; {remedy}" if remedy else "")
 
 
 def exception_text(raised: BaseException, settings: Mapping[str, Any]) -> str:
-    """The text of an exception raised by the client or by a callback of the user, without secrets."""
+    """Return the text of an exception that the client or a user's callback raised, without secrets."""
     error = raised.args[0] if raised.args else None
     if isinstance(error, KafkaError):
         return client_message(error, settings)
@@ -152,7 +158,7 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
 
 
 def setting_meant(text: str) -> str:
-    """A question about settings with a similar name, if a text of the client names an unknown setting; else ""."""
+    """Return "did you mean …?" if ``text`` names an unknown setting that resembles a known one, otherwise ""."""
     found = _UNKNOWN.search(text)
     return "" if found is None else similar_setting(found[1])
 
@@ -206,6 +212,6 @@ class ErrorLog:
         self.down = False
 
     def last(self) -> tuple[str, float] | None:
-        """The text of the last error and its age in seconds; None before an error. Any thread may call this method."""
+        """Return the text and the age in seconds of the last error, or None before an error. Any thread may call it."""
         last = self._last
         return None if last is None else (client_message(last[0], self.settings), self.clock() - last[1])

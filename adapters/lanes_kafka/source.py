@@ -40,7 +40,11 @@ _WATCH_EVERY: Final = 1.0
 """Seconds between two checks that the client is polled."""
 
 
-@names_unknown_options("KafkaSource", homes=of_the_client("KafkaSource", "topics=…"))
+@names_unknown_options(
+    "KafkaSource",
+    homes=of_the_client("KafkaSource", "topics=…")
+    | {"concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"},
+)
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.
 

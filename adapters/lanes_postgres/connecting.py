@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import traceback
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import psycopg
 from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
 
 from lanes_postgres.errors import not_connected
+
+log = logging.getLogger("lanes.postgres")
+
+_TIMEOUT: Final = 10
+"""Seconds for the connection to each host, unless the user sets ``connect_timeout``."""
+
+_WARN_AFTER: Final = 3.0
+"""Seconds without an answer after which a warning names the server's silence."""
 
 
 async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
     """Open a connection with autocommit. A cancelled call leaves no socket open.
 
+    Each host has 10 s to answer, unless the address, ``options`` or ``PGCONNECT_TIMEOUT`` sets another time.
+
     Raises ``SourceError`` with a remedy if the server cannot be reached or refuses the connection.
     """
+    warning = asyncio.get_running_loop().call_later(_WARN_AFTER, _warn, where)
     try:
-        return await AsyncConnection.connect(dsn, autocommit=True, **options)
+        return await AsyncConnection.connect(dsn, autocommit=True, **_time_limit(dsn, options), **options)
     except psycopg.Error as error:
         # The client's own text may show a part of the password.
         raise not_connected(error, where) from None
@@ -26,3 +41,20 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
         # The frames hold the begun connection, and the garbage collector would close its socket much later.
         traceback.clear_frames(error.__traceback__)
         raise
+    finally:
+        warning.cancel()
+
+
+def _time_limit(dsn: str, options: Mapping[str, Any]) -> dict[str, int]:
+    name = "connect_timeout"
+    if name in options or name in conninfo_to_dict(dsn) or os.environ.get("PGCONNECT_TIMEOUT"):
+        return {}
+    return {name: _TIMEOUT}
+
+
+def _warn(where: str) -> None:
+    log.warning(
+        "%s: the PostgreSQL server has not answered for %g s; check the address, the server and the network",
+        where,
+        _WARN_AFTER,
+    )

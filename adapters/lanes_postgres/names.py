@@ -21,6 +21,7 @@ def check_subscription(name: object) -> None:
 
 def check_name(argument: str, name: object, remedy: str) -> None:
     """Raise ``ConfigError`` for an invalid name that users choose for a part of a subscription."""
+    refuse_address(argument, name, remedy)
     if not _is_text(name) or not 0 < len(name) <= _NAME_LIMIT:
         raise ConfigError(
             f"{argument}={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; {remedy}"
@@ -29,11 +30,18 @@ def check_name(argument: str, name: object, remedy: str) -> None:
 
 def check_schema_name(name: object) -> None:
     """Raise ``ConfigError`` for an invalid name of a schema."""
+    refuse_address("schema", name, f"omit it for {SCHEMA!r}")
     if not _is_text(name) or not 0 < len(name.encode()) <= _SCHEMA_LIMIT:
         raise ConfigError(
             f"schema={shown_value(name)} is no str of 1 to {_SCHEMA_LIMIT} bytes without zero bytes; omit it for "
             f"{SCHEMA!r}"
         )
+
+
+def refuse_address(argument: str, name: object, remedy: str) -> None:
+    """Raise ``ConfigError`` for a URL in place of a name, without the URL, which may contain a password."""
+    if isinstance(name, str) and "://" in name:
+        raise ConfigError(f"{argument}= is the address of a server, not a name; {remedy}")
 
 
 def _is_text(value: object) -> TypeGuard[str]:

@@ -65,6 +65,9 @@ class Where(NamedTuple):
                 "needs --topic NAME (Kafka), --subject NAME (JetStream) or --name NAME (PostgreSQL), one of them"
             )
         if self.name:
+            if any(sign in self.name for sign in ("://", "host=", "password=")):
+                # The name is not shown, because an address may have a password.
+                raise Misuse("has in --name the address of a server; use --dsn for the address and --name NAME")
             if self.server or self.config is not None or self.settings:
                 raise Misuse("--name takes none of --server, --config and -X, which are for brokers; use --dsn")
             return _make_box("postgres", "--name", self.dsn, self.name, self.schema)

@@ -35,6 +35,12 @@ ID = "0" * 32
         (["list", "--name", "b", "--server", "x"], 64, "--name takes none of --server, --config and -X"),
         (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "use them with --name NAME"),
         (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "use them with --name NAME"),
+        (
+            ["list", "--dsn", "parcels", "--name", "postgresql://u:canary@h/db"],
+            64,
+            "has in --name the address of a server; use --dsn for the address and --name NAME",
+        ),
+        (["list", "--dsn", "parcels", "--name", "dbname=d password=canary"], 64, "use --dsn for the address"),
         (["list", "--name", "x" * 201], 3, "is no str of 1 to 200 characters"),
         (
             ["list", "--name", "b", "--dsn", "postgresql://me:canary%zz@host/x"],
@@ -88,6 +94,7 @@ def test_the_command_prints_one_line_about_a_wrong_argument(
     assert said.err.startswith("lanes: ")
     assert words in said.err
     assert said.err.count("\n") == 1
+    assert "canary" not in said.err
 
 
 @pytest.mark.parametrize("option", ["--handler", "--decode"])

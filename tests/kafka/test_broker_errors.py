@@ -101,6 +101,15 @@ async def test_a_topic_with_a_similar_name_is_suggested(guarded: KafkaServer, to
         assert str(failure).endswith(f"create it, or correct topics=… (did you mean {there.name!r}?)")
 
 
+async def test_a_session_timeout_outside_of_the_bounds_is_named(guarded: KafkaServer, topic: MakeTopic) -> None:
+    config = {"bootstrap.servers": guarded.admin_url, "group.id": "g", "session.timeout.ms": 100}
+    config |= {"heartbeat.interval.ms": 30}
+    failure = await refused(config, topic(on=guarded).name)
+    assert isinstance(failure, lanes.SourceError) and not failure.retryable
+    assert "session.timeout.ms=100 is outside the bounds of the broker; set session.timeout.ms between " in str(failure)
+    assert "group.min.session.timeout.ms (default 6000)" in str(failure)
+
+
 async def test_a_setting_with_a_similar_name_is_suggested(guarded: KafkaServer) -> None:
     config = {"bootstrap.servers": guarded.admin_url, "group.id": "g", "auto.offset.rest": "earliest"}
     failure = await refused(config, "T")

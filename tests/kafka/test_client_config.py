@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lanes.errors import ConfigError
 from lanes_kafka.config import _CONSUMER_ONLY, _OF_EVERY_CLIENT, ClientConfig, client_config, is_secret, redacted
+from lanes_kafka.errors import client_message
 
 HERE: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:9", "group.id": "g", "log_level": 0}
 NOON = datetime(2026, 7, 1, 12, tzinfo=UTC)
@@ -62,6 +63,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"group.id": None}, ["group.id is missing or empty"]),
     ({"group.id": " \t"}, ["group.id is missing or empty"]),
     ({"group.id": b"g"}, ["group.id is of type bytes", "str"]),
+    ({"group.id": f"kafka://me:{CANARY}@host"}, ["group.id is the address of a server", "bootstrap.servers"]),
     ({"group.id": True}, ["group.id is of type bool"]),
     ({"bootstrap.servers": ""}, ["bootstrap.servers is missing", "host:port"]),
     ({"bootstrap.servers": " , "}, ["names no broker", "host:port"]),
@@ -386,3 +388,11 @@ def test_settings_that_errors_must_name_are_no_secrets(name: str) -> None:
 )
 def test_an_error_is_shown_without_the_words_of_a_secret(text: str, config: dict[str, Any], shown: str) -> None:
     assert redacted(text, config) == shown
+
+
+@pytest.mark.parametrize(("settings", "value"), [({"session.timeout.ms": 100}, "100"), ({}, "45000")])
+def test_a_session_timeout_outside_of_the_bounds_names_the_bounds(settings: dict[str, Any], value: str) -> None:
+    assert client_message(KafkaError(KafkaError.INVALID_SESSION_TIMEOUT), settings).endswith(
+        f"; session.timeout.ms={value} is outside the bounds of the broker; set session.timeout.ms between "
+        "group.min.session.timeout.ms (default 6000) and group.max.session.timeout.ms (default 1800000)"
+    )

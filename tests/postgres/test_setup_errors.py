@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import anyio
 import psycopg
@@ -12,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from lanes.errors import ConfigError, SourceError
-from lanes_postgres import Log, Positions, PostgresSource, check_schema, migrate
+from lanes_postgres import Log, Positions, PostgresSource, check_schema, connecting, migrate
 from tests.components import PostgresServer
 from tests.postgres.tables import Effects, message
 
@@ -137,6 +138,42 @@ def test_a_server_that_is_away_has_a_remedy() -> None:
     with pytest.raises(SourceError, match=r"refused.*; start the server, or correct the connection string") as failed:
         anyio.run(source.open)
     assert failed.value.retryable
+
+
+def test_a_server_that_never_answers_is_named_and_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    monkeypatch.setattr(connecting, "_WARN_AFTER", 0.1)
+    monkeypatch.setattr(connecting, "_TIMEOUT", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        source = PostgresSource(
+            f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none", Log("orders"), subscription="billing"
+        )
+        with pytest.raises(SourceError, match=r"timeout.*; start the server, or correct the connection string"):
+            anyio.run(source.open)
+    assert "the PostgreSQL server has not answered for 0.1 s; check the address" in caplog.text
+
+
+URL = f"postgresql://me:{PASSWORD}@host/db"
+
+
+@pytest.mark.parametrize(
+    ("argument", "make"),
+    [
+        ("subscription", lambda: PostgresSource("", Log("orders"), subscription=URL)),
+        ("subscription", lambda: Positions(URL)),
+        ("schema", lambda: Positions("books", schema=URL)),
+        ("schema", lambda: Log("orders", schema=URL)),
+        ("name", lambda: Log(URL)),
+    ],
+)
+def test_an_address_in_place_of_a_name_is_refused_without_its_password(
+    argument: str, make: Callable[[], object]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{argument}= is the address of a server, not a name; ") as refused:
+        make()
+    assert PASSWORD not in str(refused.value)
 
 
 LIBPQ = """

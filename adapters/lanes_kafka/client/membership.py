@@ -1,4 +1,4 @@
-"""The question whether this client is still a member of its group, asked after a freeze of the process.
+"""Asks the broker after a freeze of the process whether this client is still a member of its group.
 
 A group assigns the partitions of a member to other members when it has received no heartbeat for a session. After a
 freeze, a client learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the
@@ -36,8 +36,10 @@ _MARGIN: Final = 1.0
 """Seconds that a heartbeat may need to reach the broker."""
 
 _DEFAULT_SESSION: Final = 45.0
+"""Default session timeout in seconds of a broker for a group under KIP-848."""
+
 _DEFAULT_HEARTBEAT: Final = 5.0
-"""Like ``_DEFAULT_SESSION``, the default in seconds of a broker for a group under KIP-848."""
+"""Default heartbeat interval in seconds of a broker for a group under KIP-848."""
 
 _AGAIN: Final = 1.0
 """Seconds between two questions while no broker answers."""
@@ -46,10 +48,10 @@ _LOG_EVERY: Final = 30.0
 """Seconds between two log lines while no broker answers."""
 
 _LOOK_EVERY: Final = 5.0
-"""Seconds between two questions while the client believes in partitions that were presumed lost."""
+"""Seconds between two requests while the client counts partitions as owned that the thread presumes lost."""
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
-"""Seconds after which a question without an answer or an error is given up and repeated."""
+"""Seconds without an answer or an error after which the client repeats a request."""
 
 SESSION_EVERY: Final = 60.0
 """Seconds between two questions for the session under KIP-848."""
@@ -75,8 +77,8 @@ class Session(NamedTuple):
 def session_of(config: ClientConfig, admin: AdminClient) -> Session:
     """Return the session of a client.
 
-    Under KIP-848 the settings of the group count, or else the settings of the broker. If this user may read neither,
-    the defaults of a broker count. The call blocks for up to 10 seconds under KIP-848.
+    Under KIP-848 the function reads the settings of the group, or else the settings of the broker. If this user may
+    read neither, the function uses the defaults of a broker. The call blocks for up to 10 seconds under KIP-848.
     """
     if config.session_timeout is not None and config.heartbeat_interval is not None:
         return Session(config.session_timeout, config.heartbeat_interval)

@@ -18,7 +18,7 @@ from lanes.core.ring import slot
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.errors import ConfigError
 from lanes_postgres.log.over import Columns, Over
-from lanes_postgres.names import SCHEMA, check_schema_name
+from lanes_postgres.names import SCHEMA, check_schema_name, refuse_address
 from lanes_postgres.steps import Statement, Steps, compose, compose_names
 from lanes_postgres.transactions import alone, inside, outside
 
@@ -123,6 +123,7 @@ class Log:
     """
 
     def __init__(self, name: str, *, partitions: int | None = None, schema: str = SCHEMA) -> None:
+        refuse_address("name", name, "name what the messages are, such as Log('orders')")
         if not isinstance(name, str) or "\0" in name or not 0 < len(name) <= _NAME_LIMIT or not _encodable(name):
             raise ConfigError(
                 f"name={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; name what "
