@@ -45,7 +45,7 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
         warning.cancel()
 
 
-def _time_limit(dsn: str, options: Mapping[str, Any]) -> dict[str, int]:
+def _time_limit(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:
     name = "connect_timeout"
     if name in options or name in conninfo_to_dict(dsn) or os.environ.get("PGCONNECT_TIMEOUT"):
         return {}
