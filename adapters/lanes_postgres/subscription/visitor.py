@@ -198,9 +198,12 @@ class Visitor:
         """Release the lock of a drained partition. Idempotent."""
         owned.over = True
         owned.rest()
-        await owned.held.release()
-        if self._end(owned):
-            self._released(owned)
+        try:
+            await owned.held.release()
+        finally:
+            # A cancelled release goes on in the locks, and this member may acquire the partition again.
+            if self._end(owned):
+                self._released(owned)
 
     def _end(self, owned: Owned) -> bool:
         owned.over = True

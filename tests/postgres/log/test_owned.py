@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lanes import PartitionId
+from lanes import PartitionId, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Partition
 from lanes.ownership import HeldLock, State, StateKey
@@ -117,3 +117,21 @@ async def test_a_passed_deadline_is_a_loss_without_a_change_of_the_lock(monkeypa
     now = 111.5
     visitor.check_owned()
     assert [number for number, _ in gone] == [0, 1]
+
+
+@pytest.mark.anyio
+async def test_a_release_that_fails_leaves_no_partition_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would own the partition again: this member would skip it, and count it as its own."""
+    visitor = Visitor.__new__(Visitor)
+    visitor.owned, visitor._events, visitor._earliest = {}, [], math.inf
+    released = []
+    monkeypatch.setattr(Visitor, "_released", lambda self, owned: released.append(owned))
+
+    async def broken(held: HeldLock) -> None:
+        raise SourceError("no answer", retryable=True)
+
+    one = owned([], 0, HeldLock("0", lambda: None, broken))
+    visitor.own(one)
+    with pytest.raises(SourceError):
+        await visitor.release(one)
+    assert visitor.owned == {} and released == [one]
