@@ -29,6 +29,17 @@ NOT_ALLOWED: Final = frozenset(
 )
 """Error codes of a call that an access rule of the broker forbids."""
 
+NO_ANSWER: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError.REQUEST_TIMED_OUT,
+    }
+)
+"""Error codes of a question that no broker answered."""
+
 _LOGIN_REFUSED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 _PERMANENT: Final = (
     NOT_ALLOWED

@@ -68,6 +68,11 @@ class PostgresBroker:
     ``stream`` is the name of the log and of the schema. ``durable`` is the subscription, and ``dead_subject`` the name
     of the dead letters.
 
+    Args:
+        server: URL of the database.
+        name: Name of the run.
+        partitions: Number of partitions of the log.
+
     Attributes:
         log: The log.
     """

@@ -169,7 +169,14 @@ def look(session: Session, log: int, group: str, consumer: str, owned: Collectio
 
 
 def claim(session: Session, piece: int, consumer: str) -> PieceRow | None:
-    """Raise the epoch of a piece that the map names the consumer for, and end its drain. Raises ``Blocked``.
+    """Raise the epoch of a piece that the map names the consumer for, and end the drain of the piece.
+
+    Raises ``Blocked``.
+
+    Args:
+        session: Session of the member.
+        piece: Number of the piece.
+        consumer: Name of the consumer.
 
     Returns:
         The row; ``None`` = the map names another consumer, or the former owner may still handle messages.

@@ -582,10 +582,16 @@ def test_the_session_of_a_classic_client_is_its_own() -> None:
 
 
 class Refusing:
-    """An admin client that may read no settings, or only those of a broker."""
+    """An admin client that may read no settings, or only those of a broker.
 
-    def __init__(self, broker: dict[str, str] | None) -> None:
+    Args:
+        broker: The settings of the broker; None = the user may not read them.
+        code: The error of the other questions.
+    """
+
+    def __init__(self, broker: dict[str, str] | None, code: int = KafkaError.CLUSTER_AUTHORIZATION_FAILED) -> None:
         self._broker = broker
+        self._code = code
 
     def poll(self, timeout: float) -> None:
         pass
@@ -599,7 +605,7 @@ class Refusing:
         (resource,) = resources
         future: Future[Any] = Future()
         if self._broker is None or resource.restype is ResourceType.GROUP:
-            future.set_exception(KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED)))
+            future.set_exception(KafkaException(KafkaError(self._code)))
         else:
             future.set_result({name: SimpleNamespace(name=name, value=value) for name, value in self._broker.items()})
         return {resource: future}
@@ -620,3 +626,37 @@ class Refusing:
 def test_a_setting_that_cannot_be_read_has_the_default(broker: dict[str, str] | None, session: Session) -> None:
     config = client_config(HERE | {"group.protocol": "consumer"})
     assert session_of(config, cast(Any, Refusing(broker))) == session
+
+
+@pytest.mark.parametrize("broker", [None, {"group.consumer.session.timeout.ms": "30000"}])
+def test_every_freeze_counts_while_no_broker_has_told_the_session(broker: dict[str, str] | None) -> None:
+    """The group may have a shorter session than the broker."""
+    config = client_config(HERE | {"group.protocol": "consumer"})
+    session = session_of(config, cast(Any, Refusing(broker, KafkaError._TIMED_OUT)))
+    assert session == Session(45.0, 5.0, known=False)
+    assert session.freeze_limit == 0.0
+
+
+def test_an_unknown_session_is_asked_for_every_five_seconds() -> None:
+    clock = [0.0]
+    admin = GroupSettings()
+    config = client_config(HERE | {"group.protocol": "consumer"})
+    unknown = Session(45.0, 5.0, known=False)
+    watch = SessionWatch(config, lambda: cast(Any, admin), lambda: clock[0], unknown)
+    clock[0] = 4.9
+    watch.refresh()
+    assert admin.asked == []
+    clock[0] = 5.0
+    watch.refresh()
+    admin.asked[-1].set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+    watch.refresh()
+    assert watch.session == unknown
+    clock[0] = 10.0
+    watch.refresh()
+    entry = SimpleNamespace(name="consumer.session.timeout.ms", value="10000")
+    admin.asked[-1].set_result({entry.name: entry})
+    watch.refresh()
+    assert watch.session == Session(10.0, 5.0)
+    clock[0] = 69.9
+    watch.refresh()
+    assert len(admin.asked) == 2

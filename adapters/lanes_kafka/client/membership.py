@@ -28,7 +28,7 @@ from lanes_kafka.broker import COORDINATOR_TIMEOUT, QUESTION_TIMEOUT, broker_set
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.mailbox import Confirm
 from lanes_kafka.config import ClientConfig
-from lanes_kafka.errors import NOT_ALLOWED, client_message
+from lanes_kafka.errors import NO_ANSWER, NOT_ALLOWED, client_message
 
 log = logging.getLogger("lanes.kafka")
 
@@ -63,33 +63,39 @@ class Session(NamedTuple):
     Attributes:
         timeout: Time without a heartbeat after which the group removes the member.
         heartbeat: Time between two heartbeats.
+        known: Whether a broker has answered. Otherwise the times are the defaults of a broker.
     """
 
     timeout: float
     heartbeat: float
+    known: bool = True
 
     @property
     def freeze_limit(self) -> float:
-        """Length of a freeze after which the group may have removed the member."""
-        return self.timeout - self.heartbeat - _MARGIN
+        """Length of a freeze after which the group may have removed the member; 0 = any freeze."""
+        return self.timeout - self.heartbeat - _MARGIN if self.known else 0.0
 
 
 def session_of(config: ClientConfig, admin: AdminClient) -> Session:
     """Return the session of a client.
 
-    Under KIP-848 the function reads the settings of the group, or else the settings of the broker. If this user may
-    read neither, the function uses the defaults of a broker. The call blocks for up to 10 seconds under KIP-848.
+    Under KIP-848 the settings of the group count, or else the settings of the broker. If this user may read neither,
+    the defaults of a broker count. Without an answer the session is unknown. The call blocks for up to 20 seconds under
+    KIP-848.
     """
     if config.session_timeout is not None and config.heartbeat_interval is not None:
         return Session(config.session_timeout, config.heartbeat_interval)
-    return _session(_group_settings(config.group, admin), Session(_DEFAULT_SESSION, _DEFAULT_HEARTBEAT))
+    default = Session(_DEFAULT_SESSION, _DEFAULT_HEARTBEAT, known=False)
+    settings = _group_settings(config.group, admin)
+    return default if settings is None else _session(settings, default)
 
 
 class SessionWatch:
     """The newest known session of a member.
 
     Under KIP-848 an operator may change the session while the member runs. ``refresh`` therefore asks for the settings
-    of the group every minute. The former session applies while the question fails.
+    of the group every minute, and every 5 seconds while the session is unknown. The former session applies while the
+    question fails.
 
     Args:
         config: Configuration of the client.
@@ -109,7 +115,11 @@ class SessionWatch:
         self._admin = admin
         self._clock = clock
         self._asked: Future[Any] | None = None
-        self._next = clock() + SESSION_EVERY
+        self._next = clock() + self._pause
+
+    @property
+    def _pause(self) -> float:
+        return SESSION_EVERY if self.session.known else _LOOK_EVERY
 
     def refresh(self) -> None:
         """Process an answer, and ask when a question is due. The call does not block."""
@@ -121,8 +131,9 @@ class SessionWatch:
                 log.debug("the session of group %r is unknown: %s", self._config.group, failure)
             else:
                 self.session = _session(found, self.session)
+                self._next = self._clock() + SESSION_EVERY
         if self._config.session_timeout is None and self._asked is None and self._clock() >= self._next:
-            self._next = self._clock() + SESSION_EVERY
+            self._next = self._clock() + self._pause
             admin = self._admin()
             if admin is not None:
                 group = ConfigResource(ResourceType.GROUP, self._config.group)
@@ -136,15 +147,18 @@ def _session(settings: Mapping[str, str], otherwise: Session) -> Session:
     )
 
 
-def _group_settings(group: str, admin: AdminClient) -> Mapping[str, str]:
+def _group_settings(group: str, admin: AdminClient) -> Mapping[str, str] | None:
+    """Return the settings of a group, or else of the broker; None without an answer."""
     try:
         return settings_of(admin, ResourceType.GROUP, group, time.monotonic() + QUESTION_TIMEOUT)
-    except KafkaException:
+    except KafkaException as failure:
+        if failure.args[0].retriable() or failure.args[0].code() in NO_ANSWER:
+            return None
         # The user may not read the settings of a group, or the broker has none.
         try:
             found = broker_settings(admin)
         except SourceError:
-            return {}
+            return None
         return {name.removeprefix("group."): value for name, value in found.items() if name.startswith("group.")}
 
 

@@ -15,7 +15,7 @@ from lanes.clock import Clock
 from lanes.errors import ConfigError
 from lanes.source import BrokerContact
 from lanes_kafka.broker import id_text, similar_topic, unanswered, wait_for
-from lanes_kafka.errors import is_login_refused
+from lanes_kafka.errors import NO_ANSWER, is_login_refused
 
 ASK_EVERY: Final = 1.0
 """Seconds between two regular questions for the ids; ``ask`` may ask earlier."""
@@ -30,17 +30,6 @@ _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
 
 _AGAIN: Final = 0.1
 """Seconds between two questions at the start, while no broker answers."""
-
-_NO_ANSWER: Final = frozenset(
-    {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError._TRANSPORT,
-        KafkaError.REQUEST_TIMED_OUT,
-    }
-)
-"""Errors of a question that no broker answered."""
 
 _NEITHER: Final = f"neither an answer nor an error for {_GIVEN_UP_AFTER:g} s"
 
@@ -169,7 +158,7 @@ class Topics:
         while not self.wait(deadline - time.monotonic(), is_refused):
             timed_out = {self.names[0]: KafkaError(KafkaError._TIMED_OUT, "no answer in time")}
             topic, error = next(iter((self._failed or timed_out).items()))
-            if is_refused() or error.code() not in _NO_ANSWER or time.monotonic() + _AGAIN > deadline:
+            if is_refused() or error.code() not in NO_ANSWER or time.monotonic() + _AGAIN > deadline:
                 raise unanswered(settings, topic, error, reported, timeout, name)
             time.sleep(_AGAIN)
         for topic in self.names:
@@ -245,7 +234,7 @@ class Topics:
             except KafkaException as failure:
                 error: KafkaError = failure.args[0]
                 code = error.code()
-                if code in _NO_ANSWER:
+                if code in NO_ANSWER:
                     silent = error
                 if code == KafkaError.UNKNOWN_TOPIC_OR_PART:
                     if self._may_come_back(name):
