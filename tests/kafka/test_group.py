@@ -258,6 +258,18 @@ def test_a_start_that_could_not_be_committed_overwrites_no_commit_at_the_next_as
     assert member.did("commit") == [[(1, 0)]]
 
 
+def test_a_start_that_could_not_be_committed_is_forgotten_after_a_commit_of_another_member() -> None:
+    """The commit of the other member may contain finished messages, and the commit of a start contains none."""
+    member = Member()
+    member.positions = {P0: -1001, P1: -1001}
+    member.refused = [KafkaError._TIMED_OUT]
+    member.assign(0, 1)
+    member.revoke(0)
+    member.positions[P0] = 0
+    member.assign(0)
+    assert member.did("commit") == [[(1, 0)]]
+
+
 # --- questions for start positions
 
 

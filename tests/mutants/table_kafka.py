@@ -184,8 +184,8 @@ _ASSIGNING: Final = (
     _mutant(
         "start_not_decided",
         "client.group",
-        "        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}\n",
-        "",
+        "                self._uncommitted_starts[one] = start.floor\n",
+        "                pass\n",
         'start="next" is decided again until the first commit',
         _START_POSITIONS + "the_start_of_a_group_is_decided_once",
     ),

@@ -389,7 +389,12 @@ class Group:
             client.incremental_assign(offsets)
         # A pause belongs to the client, not to an assignment.
         self.set_paused(client, started, self.is_full())
-        self._uncommitted_starts |= {one: found[one].floor for one in found if found[one].uncommitted}
+        for one, start in found.items():
+            if start.uncommitted:
+                self._uncommitted_starts[one] = start.floor
+            else:
+                # Another member has committed since a failed commit of this start.
+                self._uncommitted_starts.pop(one, None)
         self._commit_starts(client, decided=ids)
         self.deliver([Assigned(each.partition) for each in started])
 

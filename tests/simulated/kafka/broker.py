@@ -154,6 +154,7 @@ class SimulatedKafka(KafkaBroker):
         self._stored: set[tuple[int, int, tuple[tuple[int, int], ...]]] = set()
         self._doubtful: list[Partition] = []
         self.frozen: set[str] = set()
+        self._wakes: dict[str, float] = {}
         self._sources: dict[str, KafkaSource] = {}
         self._instances: dict[str, str] = {}
         # The answers about the topic that members have: the time of the request, and the topic's id.
@@ -400,11 +401,15 @@ class SimulatedKafka(KafkaBroker):
         super().freeze(member, until)
         self.events.retain_while(until)
         self.frozen.add(member)
+        self._wakes[member] = max(until, self._wakes.get(member, until))
         if until - now >= self.settings.session_timeout:
             count = len(self.coordinator.taken)
             self.loop.call_at(until, lambda: self._wake(member, count), context=Context())
 
     def _wake(self, member: str, count: int) -> None:
+        if self._wakes[member] > self.world.now:
+            # Another freeze has begun meanwhile, and is not over.
+            return
         if self.forbidden == "GROUP_AUTHORIZATION_FAILED":
             # The member may not ask who is in the group. It waits for a heartbeat, which the broker refuses too; see
             # docs/reference/kafka.md.
