@@ -212,10 +212,7 @@ def _group(given: UserSettings) -> str:
         )
     if "://" in name:
         # The group is not shown, because a URL may have a password.
-        raise ConfigError(
-            "group.id is the address of a server, not a name; write addresses into bootstrap.servers, and name the "
-            "purpose of the consumers in group.id"
-        )
+        raise ConfigError("group.id is an address, not the name of a group; write addresses into bootstrap.servers")
     return name
 
 

@@ -36,3 +36,17 @@ def of_the_client(caller: str, rest: str) -> dict[str, str]:
         keyword: f'write it into the dictionary of the client: {caller}({{"{setting}": …}}, {rest})'
         for keyword, setting in settings.items()
     }
+
+
+def of_the_source(caller: str, rest: str) -> dict[str, str]:
+    """Return the remedies of ``of_the_client``, and those for settings of the consumer.
+
+    Args:
+        caller: Name of the class.
+        rest: The arguments after the dictionary in the right call.
+
+    Returns:
+        The remedies by keyword.
+    """
+    consumer = {"concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"}
+    return of_the_client(caller, rest) | consumer

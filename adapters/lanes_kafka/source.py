@@ -29,7 +29,7 @@ from lanes_kafka.client.prefetch import Prefetched
 from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
-from lanes_kafka.keywords import of_the_client
+from lanes_kafka.keywords import of_the_source
 from lanes_kafka.topic_names import read_topics
 
 log = logging.getLogger("lanes.kafka")
@@ -42,8 +42,7 @@ _WATCH_EVERY: Final = 1.0
 
 @names_unknown_options(
     "KafkaSource",
-    homes=of_the_client("KafkaSource", "topics=…")
-    | {"concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"},
+    homes=of_the_source("KafkaSource", "topics=…"),
 )
 class KafkaSource:
     """Reads topics as a member of a Kafka consumer group.

@@ -164,7 +164,7 @@ from demo import DemoConfig, run
 
 async def script(group):
     await group.until(group.settled)
-    children = [*(one.child.pid for one in group.running), group._broker._coordinator.pid]
+    children = [*(one.child.pid for one in group.running), group.broker._coordinator.pid]
     group.freeze(group.busiest())
     print(*children, flush=True)
     await asyncio.Event().wait()
