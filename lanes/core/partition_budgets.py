@@ -8,8 +8,10 @@ Calls
 ``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
 for each budget that has messages in the call.
 
-Messages in flight ------------------ A source knows one bound for all its partitions, ``Room.messages``, and the
-partitions that deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
+Messages in flight
+------------------
+A source knows one bound for all its partitions, ``Room.messages``, and the partitions that deliver nothing,
+``Room.paused``. The engine therefore requests at most the number of messages that
 *each* unpaused budget may still have. The engine pauses the partitions of a nearly full budget. A budget is *full* when
 its remaining messages are less than a quarter of the bound beyond the calls. The partitions of a full budget deliver
 again at the low mark. A nearly full budget therefore reduces the room of other budgets to a few messages only if the
@@ -30,10 +32,10 @@ from collections.abc import Sequence
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.fair_queue import FairQueue, in_order
-from lanes.core.lane import RUNNING
+from lanes.core.lane import ABANDONED, RUNNING
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
-from lanes.core.types import BudgetId, Message, Outcome, Partition, Room
+from lanes.core.types import BudgetId, Message, Outcome, Part, Parting, Partition, PieceId, Room
 
 
 def make_engine(policy: Policy) -> Engine:
@@ -56,6 +58,7 @@ class PartitionBudgetEngine(Engine):
         reserve: Number of remaining messages below which a budget is full.
         low: Number of messages in flight at which a full budget delivers again.
         assigned: The assignments of each budget.
+        parting: Number of parts of an assignment that are given up, and not handed over.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -64,6 +67,7 @@ class PartitionBudgetEngine(Engine):
         self.chains.ready = self._ready = self.fair
         self.full: set[BudgetId] = set()
         self.assigned: dict[BudgetId, list[Partition]] = {}
+        self.parting: dict[Partition, int] = {}
         self._bound = bound = policy.max_in_flight_per_partition
         calls = min(policy.concurrency_per_partition or policy.concurrency, bound)
         self.reserve = max(1, (bound - calls) // 4)
@@ -127,8 +131,8 @@ class PartitionBudgetEngine(Engine):
         left = {
             budget: self._left(budget)
             for budget, partitions in self.assigned.items()
-            # Another partition of a physical queue may be assigned during the delivery.
-            if budget not in full and (isinstance(budget, str) or partitions[0].steady)
+            # Another partition of a physical queue, or another piece, may be assigned during the delivery.
+            if budget not in full and (_is_shared(partitions[0]) or partitions[0].steady)
         }
         # Messages that the runtime has put aside may use up a budget before ``receive`` makes it full. So may those of
         # draining partitions.
@@ -152,6 +156,22 @@ class PartitionBudgetEngine(Engine):
         partition.budget = self.policy.budget_of(partition.id)
         self.assigned.setdefault(partition.budget, []).append(partition)
 
+    def part(self, partition: Partition, part: Part) -> list[Message]:
+        """Give up a part of a partition; see ``Engine.part``."""
+        if partition.live and not partition.draining:
+            self.parting[partition] = self.parting.get(partition, 0) + 1
+        abandoned = super().part(partition, part)
+        self._resume_full()
+        return abandoned
+
+    def parted(self, partition: Partition, parting: Parting, now: float) -> None:
+        """Record that the next owner has a part; see ``Engine.parted``."""
+        super().parted(partition, parting, now)
+        if self.parting.get(partition, 0) > 1:
+            self.parting[partition] -= 1
+        else:
+            self.parting.pop(partition, None)
+
     def fence(self, partition: Partition) -> list[Message]:
         """Stop accepting results of a partition; see ``Engine.fence``."""
         zombies = super().fence(partition)
@@ -163,6 +183,7 @@ class PartitionBudgetEngine(Engine):
         if not self.owns(partition):
             return
         super().release(partition)
+        self.parting.pop(partition, None)
         left = self.assigned[partition.budget]
         left.remove(partition)
         if not left:
@@ -173,11 +194,15 @@ class PartitionBudgetEngine(Engine):
     def in_flight_of(self, partition: Partition) -> int:
         """Return the number of messages of an assignment in flight, including messages deferred by the runtime."""
         ledger = partition.ledger
-        if not partition.steady or partition.partings:
+        if not partition.steady:
             # An ``OffsetLedger`` still has the holes of abandoned messages.
             return len(ledger.in_flight())
-        waiting = len(ledger.waiting) if isinstance(ledger, OffsetLedger) else 0
-        return ledger.holes() + waiting + partition.aside
+        if not isinstance(ledger, OffsetLedger):
+            return ledger.holes() + partition.aside
+        if partition in self.parting:
+            waiting = sum(message.state != ABANDONED for message in ledger.waiting)
+            return len(ledger.in_flight()) + waiting + partition.aside
+        return ledger.holes() + len(ledger.waiting) + partition.aside
 
     def used(self, budget: BudgetId) -> int:
         """Return the number of messages in flight of a budget."""
@@ -213,3 +238,8 @@ class PartitionBudgetEngine(Engine):
         for budget in in_order([budget for budget in self.full if self.used(budget) <= self.low]):
             self.full.remove(budget)
             self.effects += [fx.PartitionResumed(partition) for partition in self.assigned[budget]]
+
+
+def _is_shared(partition: Partition) -> bool:
+    """Return whether several assignments may share the budget of a partition."""
+    return isinstance(partition.budget, str) or isinstance(partition.id, PieceId)

@@ -266,7 +266,8 @@ class Handover:
         dividing: object = self._source
         assert isinstance(dividing, Dividing), "only a source that divides partitions revokes a part"
         # The other messages of the partition go on, so a wait until nothing is left would not end.
-        await self._settler.settle_finished(partition)
+        if not await self._settler.settle_finished(partition):
+            return
         await self._attempts.flush(partition, [message.position for message in parting.given_up])
         # The floor passes these messages after the hand-over, and their entries belong to the next owner.
         self._attempts.part(partition, parting.given_up)

@@ -104,7 +104,7 @@ class Settler:
             elif not self._pending(partition):
                 return
 
-    async def settle_finished(self, partition: Partition) -> None:
+    async def settle_finished(self, partition: Partition) -> bool:
         """Settle the messages of a partition that have finished before the call.
 
         The call does not wait for messages that finish meanwhile, so it also ends for a busy partition. It repeats
@@ -112,6 +112,9 @@ class Settler:
 
         Args:
             partition: An assignment of a source that commits.
+
+        Returns:
+            Whether the messages are settled.
         """
         pause = SETTLE_RETRY[0]
         while not self._failed and self._engine.owns(partition) and not partition.draining:
@@ -119,7 +122,7 @@ class Settler:
                 # A commit in transit was collected earlier, so only one that begins here covers all messages.
                 sending = self._sending(partition)
                 if not sending and await self._send(self._collect(everything=True)):
-                    return
+                    return True
             if not sending:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, SETTLE_RETRY[1])
@@ -127,6 +130,7 @@ class Settler:
             if self._left.is_set():
                 self._left = anyio.Event()
             await self._left.wait()
+        return False
 
     def _sending(self, partition: Partition | None) -> bool:
         if partition is None or partition.commits is None:

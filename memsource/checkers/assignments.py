@@ -9,7 +9,7 @@ from lanes.history.rules import Rules
 from memsource.checkers.checker import Handler, PromiseChecker, on
 from memsource.checkers.verdict import Findings
 from memsource.history.reader import Segment
-from memsource.history.rows import Row
+from memsource.history.rows import Row, whole
 from memsource.history.timeline import Assignment, Timeline
 
 State = TypeVar("State")
@@ -183,7 +183,10 @@ def has_budgets(segment: Segment) -> bool:
 
 
 class Budgets:
-    """The budget that each partition uses under bounds per partition: its physical queue, or a budget of its own."""
+    """The budget that each partition uses under bounds per partition: its physical queue, or a budget of its own.
+
+    The pieces of a partition share the budget of the partition.
+    """
 
     def __init__(self) -> None:
         self._queues: dict[tuple[Segment, str], str] = {}
@@ -195,7 +198,7 @@ class Budgets:
 
     def of(self, segment: Segment, partition: str) -> str:
         """Return the budget of a partition. A partition whose ``assigned`` row is in a gap has a budget of its own."""
-        return self._queues.get((segment, partition), partition)
+        return self._queues.get((segment, partition)) or whole(partition)
 
 
 def closes_prefix(rules: Rules) -> bool | None:

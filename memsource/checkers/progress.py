@@ -254,10 +254,10 @@ class PartitionTurns(_ReadyHeads):
     A partition is ready if the head of one of its lanes can start, and fewer than ``concurrency_per_partition`` of its
     handlers run. The engine takes the partitions in turn, so each other partition has at most one call before the
     waiting partition. The checker allows two calls, because a message whose lease expires uses a turn and has no row.
-    The partitions of a physical queue count together, as one. Each partition waits for at most two calls of each other
-    partition of its queue. With batches the checker also allows a batch for each running call, because rows of the
-    later messages of a lane follow the call. With a store of attempts the checker measures nothing, because a formerly
-    given-up message also uses a turn and has no row.
+    The partitions of a physical queue count together, as one, and so do the pieces of a partition. Each partition of a
+    queue waits for at most two calls of each other partition of the queue. With batches the checker also allows a batch
+    for each running call, because rows of the later messages of a lane follow the call. With a store of attempts the
+    checker measures nothing, because a formerly given-up message also uses a turn and has no row.
 
     Args:
         timeline: History to judge.
@@ -293,13 +293,13 @@ class PartitionTurns(_ReadyHeads):
         for (one, partition, _), state in self._assignments.states.items():
             budget = self._budgets.of(segment, partition)
             # A gap may hide handlers of other partitions of a queue.
-            known = budget == partition or segment not in self._incomplete
+            known = budget == whole(partition) or segment not in self._incomplete
             if one is segment and state.since and state.measured and known:
                 heads[budget].add(partition)
         waiting = {budget for budget in heads if self._free(segment, budget)}
         self._pass_by(self._passed, segment, row, (started, waiting - {started}), bound)
         # This start may have used the last free call of its queue.
-        within = heads[started] - {row.partition} if started != row.partition else set()
+        within = {each for each in heads[started] if whole(each) != whole(row.partition)}
         self._pass_by(self._passed_within, segment, row, (row.partition, within), bound)
         for name in [name for name in self._passed if name[0] is segment and name[1] not in waiting]:
             del self._passed[name]

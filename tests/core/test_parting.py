@@ -321,3 +321,44 @@ def test_the_pieces_of_a_partition_share_its_bounds() -> None:
         deliver(engine, partition, b"key of %d" % partition.id.piece)
     assert {message.partition for message in iter(engine.take, None)} == {one, third}
     assert engine.room().messages == 6
+
+
+def budgeted(bound: int, max_ahead: int = 1_000) -> tuple[Engine, Partition]:
+    base = new_engine(max_ahead=max_ahead).policy
+    policy = base._replace(max_in_flight_per_partition=bound, concurrency_per_partition=1)
+    engine = make_engine(policy)
+    partition = Partition(PieceId("S", 0, 1), READER, floor=0)
+    engine.assign(partition)
+    return engine, partition
+
+
+def test_messages_that_wait_for_max_ahead_count_while_a_part_is_given_up() -> None:
+    engine, partition = budgeted(20, max_ahead=2)
+    deliver(engine, partition, MOVED, *[KEPT] * 5)
+    take_all(engine)
+    engine.part(partition, moved)
+    assert engine.room().messages == 20 - 6
+
+
+def test_a_full_budget_resumes_when_a_part_is_given_up() -> None:
+    """The floor stays below a message that is kept, so no commit tells of the room."""
+    engine, partition = budgeted(8)
+    deliver(engine, partition, KEPT, *[MOVED] * 7)
+    assert partition in engine.room().paused
+    engine.part(partition, moved)
+    (done,) = [each for each in effects(engine) if isinstance(each, fx.Parted)]
+    assert partition not in engine.room().paused and engine.room().messages == 7
+    engine.parted(partition, done.parting, 0.0)
+    assert engine.room().messages == 7
+    assert take_all(engine) == [0]
+
+
+def test_a_piece_that_drains_leaves_the_bound_of_the_others() -> None:
+    engine, draining = budgeted(8)
+    other = Partition(PieceId("S", 0, 2), READER, floor=0)
+    engine.assign(other)
+    deliver(engine, draining, KEPT)
+    take_all(engine)
+    engine.drain(draining)
+    deliver(engine, other, b"a", b"b")
+    assert engine.room().messages == 5

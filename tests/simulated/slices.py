@@ -24,6 +24,9 @@ ADAPTERS: Final = {
 CAMPAIGN: Final = int(os.environ.get("SCHEDULES") or 5_000)
 """Schedules of each adapter in the campaign: `make campaign SCHEDULES=5000`."""
 
+RANGED: Final = CAMPAIGN if CAMPAIGN >= 5_000 else CAMPAIGN // 8
+"""Schedules with ranges in the campaign. One takes as long as eight of another adapter, so a short campaign has few."""
+
 ENOUGH: Final = 60
 """Schedules of an adapter that have every kind of fault."""
 

@@ -11,7 +11,7 @@ from memsource.adapters.choices import KINDS
 from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
 from tests.simulated.figures import figures_of
 from tests.simulated.postgres.adapter import RangesAdapter
-from tests.simulated.slices import CAMPAIGN, ENOUGH, tally
+from tests.simulated.slices import ENOUGH, RANGED, tally
 
 SCHEDULES: Final = 4
 """Schedules of ``make test``, which are the first ones of ``make campaign``."""
@@ -35,11 +35,11 @@ def test_no_schedule_with_ranges_breaks_a_promise() -> None:
 def test_no_schedule_of_the_campaign_with_ranges_breaks_a_promise(
     record_property: Callable[[str, object], None],
 ) -> None:
-    report = tally("ranges", range(CAMPAIGN))
+    report = tally("ranges", range(RANGED))
     record_property("campaign", figures_of("ranges", report))
     assert report.violations == []
-    assert report.schedules == CAMPAIGN
-    assert CAMPAIGN < ENOUGH or set(report.faults) == set(KINDS) - {"duplicate"}
+    assert report.schedules == RANGED
+    assert RANGED < ENOUGH or set(report.faults) == set(KINDS) - {"duplicate"}
 
 
 def test_ranges_move_and_split_in_runs_without_faults(adapter: RangesAdapter) -> None:

@@ -67,9 +67,10 @@ _LOOK: Final[LiteralString] = (
 )
 # A statement must see what was committed before it, also if the default of the database is a stricter isolation.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-# A former owner that is frozen in a transaction may hold the row, and the claims of other pieces would wait for it.
-_STORES: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
-_CLAIMS: Final[LiteralString] = _STORES + "; SET LOCAL synchronous_commit TO on; SET LOCAL lock_timeout TO '10ms'"
+# A process that is frozen in a transaction holds rows and the lock of the map, and other members would wait for it.
+BOUNDED: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
+_TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
+_CLAIMS: Final[LiteralString] = _TRIES + "; SET LOCAL synchronous_commit TO on"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
     "parent_epoch = NULL WHERE id = %s AND (slots IS NULL OR consumer = %s) AND (parent IS NULL OR EXISTS "
@@ -234,12 +235,7 @@ class Pieces:
             Draining: The former owner may still handle messages of the piece.
             StateLocked: The map names another consumer, or a transaction holds the row.
         """
-        try:
-            return await self._perform(self._claiming(key.partition.piece))
-        except SourceError as error:
-            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
-                raise StateLocked(f"{self._name}: a transaction holds the row of {key.partition}") from error
-            raise
+        return await self._trying(key.partition.piece, self._claiming(key.partition.piece))
 
     def _claiming(self, piece: int) -> Steps[State]:
         yield Statement(_CLAIMS.encode())
@@ -254,15 +250,30 @@ class Pieces:
         return State(epoch, floor, runs_of(completed))
 
     async def end_drain(self, piece: int, parent: int) -> None:
-        """Let a piece be claimed, because the caller holds the lock of its parent: the former owner has lost it."""
-        await self._perform(self._once(_END_DRAIN, (Int8(piece), Int8(parent))))
+        """Let a piece be claimed, because the caller holds the lock of its parent: the former owner has lost it.
+
+        Raises ``StateLocked`` if a transaction holds the row.
+        """
+        await self._trying(piece, self._ending_drain(piece, parent))
+
+    def _ending_drain(self, piece: int, parent: int) -> Steps[None]:
+        yield Statement(_TRIES.encode())
+        yield from self._once(_END_DRAIN, (Int8(piece), Int8(parent)))
+
+    async def _trying(self, piece: int, steps: Steps[Result]) -> Result:
+        try:
+            return await self._perform(steps)
+        except SourceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise StateLocked(f"{self._name}: a transaction holds the row of piece {piece}") from error
+            raise
 
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
         """Write the states of pieces whose epochs are unchanged; see ``lanes.ownership.StateStore.store``."""
         return await self._perform(self._storing(changes))
 
     def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
-        yield Statement(_STORES.encode())
+        yield Statement(BOUNDED.encode())
         ordered = sorted(changes, key=lambda change: change.key.partition.piece)
         ids = [change.key.partition.piece for change in ordered]
         epochs, floors = [each.state.epoch for each in ordered], [each.state.floor for each in ordered]
@@ -309,7 +320,7 @@ class Pieces:
     def _handing_over(self, text: LiteralString, parameters: Any) -> Steps[None]:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
-        yield Statement(_READ_COMMITTED.encode())
+        yield Statement(BOUNDED.encode())
         yield from locking(self._schema, *self._place)
         yield from self._once(text, parameters)
 

@@ -14,12 +14,11 @@ from lanes.core.ring_map import Assignment, Range, RingMap
 from lanes.errors import ConfigError
 from lanes_postgres.log.appending import Log
 from lanes_postgres.names import check_name
-from lanes_postgres.ring.pieces import assigning, beginning, has_begun, locking
+from lanes_postgres.ring.pieces import BOUNDED, assigning, beginning, has_begun, locking
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
 # A snapshot of the whole transaction would miss an assignment that was committed while the transaction waited.
-_READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _HISTORY: Final[LiteralString] = (
     "SELECT array_agg(number ORDER BY number), array_agg(lo ORDER BY number), array_agg(hi ORDER BY number), "
     "array_agg(consumer ORDER BY number), array_agg(time ORDER BY number), array_agg(login ORDER BY number) "
@@ -240,7 +239,7 @@ class RangeMap:
 
     def _locking(self) -> Steps[int]:
         """Block other assignments of the group until the transaction ends. Returns the number of the log."""
-        yield Statement(_READ_COMMITTED.encode())
+        yield Statement(BOUNDED.encode())
         facts = yield from self.log.finding()
         yield from locking(self.log.schema, facts.id, self.group)
         return facts.id

@@ -234,6 +234,8 @@ class PieceVisitor(Visitor):
         try:
             if not held.lost and monotonic() < held.deadline:
                 await self.pieces.end_drain(row.id, parent)
+        except StateLocked:
+            pass  # The former owner may be frozen in its hand-over. The next look tries again.
         finally:
             await held.release()
 

@@ -12,9 +12,9 @@ import pytest
 from psycopg.sql import SQL, Identifier
 
 from lanes.core.types import PieceId
-from lanes.ownership import State, StateChange, StateKey
+from lanes.ownership import State, StateChange, StateKey, StateLocked
 from lanes.ring import Range
-from lanes_postgres.ring.pieces import Pieces, assigning, locking
+from lanes_postgres.ring.pieces import _HAND_OVER, Pieces, assigning, locking
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.steps import perform
 from tests.postgres.log.logs import Logs
@@ -131,3 +131,30 @@ async def test_a_part_that_is_split_during_its_hand_over_is_handed_over_whole(ri
             perform(other, assigning(*place, Range(MIDDLE, MIDDLE + 99), "c"), "test")
             other.commit()
     assert [parent for _, _, parent in ring.pieces()] == [None] * len(ring.pieces())
+
+
+async def test_a_drain_is_not_ended_while_a_frozen_owner_holds_the_row(ring: Ring) -> None:
+    """The member would otherwise wait, and read none of its pieces."""
+    piece = own(ring, 100, [])
+    with ring.logs.connect() as connection:
+        ring.map.split(connection, MIDDLE, "b")
+    ((moved,),) = ring.logs.execute("SELECT id FROM {}.lanes_ring_pieces WHERE consumer = 'b'")
+    pieces = pieces_of(ring)
+    place = {"id": piece, "epoch": EPOCH, "slots": str(Slots.of([UPPER])), "below": 150}
+    with psycopg.connect(ring.logs.url) as frozen:
+        perform(frozen, pieces._handing_over(_HAND_OVER, place), "test")
+        with anyio.fail_after(10), pytest.raises(StateLocked, match=f"a transaction holds the row of piece {moved}"):
+            await pieces.end_drain(moved, piece)
+        frozen.rollback()
+    await pieces.end_drain(moved, piece)
+    assert part(ring) == (100, [], None)
+
+
+async def test_a_transaction_that_holds_the_map_ends_soon_after_a_freeze(ring: Ring) -> None:
+    pieces = pieces_of(ring)
+    place = {"id": 1, "epoch": EPOCH, "slots": str(Slots.of([UPPER])), "below": 150}
+    for steps in (pieces._handing_over(_HAND_OVER, place), ring.map._locking()):
+        with psycopg.connect(ring.logs.url) as connection:
+            perform(connection, steps, "test")
+            limit = connection.execute("SHOW idle_in_transaction_session_timeout").fetchall()
+            assert limit == [("5s",)]
