@@ -5,7 +5,7 @@ run in sequence in the first woken worker, and every other woken worker finds no
 share of handlers that suspend. The share is an average with more weight for later handlers.
 
 All woken workers start their handlers in one turn of the event loop, which runs no other task during that turn. The
-limit therefore also follows the number of starts that fit into a time slice.
+limit therefore also follows the number of starts that fit into ``WAKE_SLICE``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,12 @@ import math
 from typing import Final
 
 TIME_SLICE: Final = 0.002
-"""Seconds of one turn of the event loop in which handlers run that do not suspend, or in which woken workers start
-handlers."""
+"""Seconds of one turn of the event loop in which handlers run that do not suspend, or in which the engine takes
+delivered messages."""
+
+WAKE_SLICE: Final = 0.00025
+"""Seconds of one turn of the event loop in which woken workers start handlers. Handlers that start in one turn tend to
+end in one turn, so a longer slice delays a timer twice."""
 
 ALONE: Final = 1
 """Number of workers that are woken at once while no handler suspends. The first worker handles all messages. It wakes a
@@ -43,7 +47,7 @@ class WakeLimit:
 
     Attributes:
         share: Share of the last handlers that have suspended, 0 to 1.
-        fits: Number of woken workers whose starts fit into one time slice.
+        fits: Number of woken workers whose starts fit into ``WAKE_SLICE``.
     """
 
     __slots__ = ("_concurrency", "fits", "share")
@@ -70,7 +74,7 @@ class WakeLimit:
 
     def started(self, count: int, took: float) -> None:
         """Record that ``count`` woken workers have started handlers in one turn of the loop, in ``took`` seconds."""
-        if took >= TIME_SLICE:
-            self.fits = max(FEW, min(int(count * TIME_SLICE / took), self.fits))
-        elif count >= self.fits and took < TIME_SLICE / 2:
+        if took >= WAKE_SLICE:
+            self.fits = max(FEW, min(int(count * WAKE_SLICE / took), self.fits))
+        elif count >= self.fits and took < WAKE_SLICE / 2:
             self.fits = min(2 * self.fits, self._concurrency)
