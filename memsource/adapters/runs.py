@@ -47,8 +47,8 @@ CHECKED: Final[tuple[MakeChecker, ...]] = tuple(
 _OF_STORED: Final = (AtLeastOnce, PerKeyOrder, OrderAcrossAssignments)
 """The checkers that expect every delivered message to be handled at last, unless the broker deletes it."""
 
-_QUICK, SLOW, _FAILS_ONCE, _POISON, STUCK = range(5)
-_OUTCOMES: Final = (_QUICK, _QUICK, _QUICK, SLOW, _FAILS_ONCE, _POISON)
+_QUICK, SLOW, _FAILS_ONCE, POISON, STUCK = range(5)
+_OUTCOMES: Final = (_QUICK, _QUICK, _QUICK, SLOW, _FAILS_ONCE, POISON)
 _SECONDS: Final = {SLOW: 2.0, STUCK: 7.0}
 """Duration of a handler by the outcome of its message, longer than every drain for the last one."""
 
@@ -395,5 +395,5 @@ class _Application:
         await anyio.sleep(_SECONDS.get(outcome, 0.05))
         if outcome == _FAILS_ONCE and message.attempt == 1:
             raise Nak(delay=0.5)
-        if outcome == _POISON:
+        if outcome == POISON:
             raise Term("never")

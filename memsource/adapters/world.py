@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 from lanes.core.types import Message, Settlement
 from lanes.errors import SourceError
 from lanes.source import DeadLetters
 from memsource.adapters.choices import DELIVER, OF_REQUESTS, Choice, Chooser, Decision, Kind, Phase, Place
 from memsource.adapters.pairs import Impossible, Pairs
+from memsource.memory.topic import Record
 from memsource.personality import Personality
 from memsource.sim.loop.tasks import in_group
 from memsource.sim.loop.virtual import until
@@ -84,6 +85,14 @@ class AdapterBroker(Personality, Protocol):
         """End everything that still runs for the members, at the end of the run."""
 
 
+@runtime_checkable
+class Pieced(Protocol):
+    """A broker whose members own pieces of partitions."""
+
+    def piece_of(self, record: Record) -> int:
+        """Return the number of the piece that owns a message; 0 = the message has no piece yet."""
+
+
 class _Progress(WorldProgress):
     def __init__(self, broker: AdapterBroker) -> None:
         super().__init__(broker)
@@ -92,6 +101,9 @@ class _Progress(WorldProgress):
     def note(self, settlements: Sequence[Settlement]) -> None:
         super().note(settlements)
         self._adapter.on_settled(settlements)
+
+    def piece_of(self, record: Record) -> int:
+        return self._adapter.piece_of(record) if isinstance(self._adapter, Pieced) else super().piece_of(record)
 
 
 class AdapterWorld(World):

@@ -114,6 +114,11 @@ def is_piece(partition: str) -> bool:
     return whole(partition) != partition
 
 
+def piece_of(partition: str) -> int:
+    """Return the number of a piece, such as 17 of ``"orders/0#17"``; 0 for a whole partition."""
+    return int(partition.removeprefix(whole(partition)).removeprefix("#") or 0)
+
+
 def number_of(partition: str) -> int:
     """Return the number of a partition."""
     return int(whole(partition).rpartition("/")[2])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from random import Random
 from typing import Final
 
 import pytest
 
 from memsource.adapters.choices import KINDS
-from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
+from memsource.adapters.runs import POISON, AdapterSchedule, Scenario, run_schedule, schedule_of
 from tests.simulated.figures import figures_of
 from tests.simulated.postgres.adapter import RangesAdapter
 from tests.simulated.slices import ENOUGH, RANGED, tally
@@ -59,3 +61,21 @@ def test_a_token_of_a_run_with_ranges_makes_the_same_run_again(adapter: RangesAd
     assert first.schedule.decisions
     second = run_schedule(schedule_of(first.schedule.token()), adapter)
     assert first.run.digest == second.run.digest
+
+
+class _Blocking(RangesAdapter):
+    """Ranges in runs that block every lane, and whose pieces share two messages in flight."""
+
+    def scenario(self, drawn: Scenario, rng: Random) -> Scenario:
+        drawn = super().scenario(drawn, rng)
+        bounds = {"concurrency": 2, "max_in_flight": 10, "max_in_flight_per_partition": 2, "max_ahead": 50}
+        settings = replace(drawn.settings, poison="block_and_dlq", **bounds)  # type: ignore[arg-type]
+        outcomes = tuple(POISON for _ in drawn.outcomes)
+        return replace(drawn, settings=settings, outcomes=outcomes, keyless=0.2, workers=2, keys=3)
+
+
+def test_a_blocked_piece_that_fills_its_partition_excuses_the_other_pieces_of_the_process() -> None:
+    for seed in range(4):
+        made = run_schedule(AdapterSchedule("ranges", seed, ()), _Blocking())
+        assert made.run.findings == {}
+        assert made.run.happened["blocked"]

@@ -8,7 +8,7 @@ from typing import Final
 
 from lanes.core.types import Settlement
 from lanes.observe.status import PartitionStatus, Status
-from memsource.history.rows import number_of
+from memsource.history.rows import number_of, piece_of
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 
@@ -52,7 +52,7 @@ class WorldProgress:
         Returns:
             Whether no other message is unfinished.
         """
-        left = Counter(record.partition for record in self.left())
+        left = Counter((record.partition, self.piece_of(record)) for record in self.left())
         if not left:
             return True
         statuses = asked()
@@ -60,7 +60,11 @@ class WorldProgress:
             return False
         if any(status.running or status.ready or status.held or status.parking for status in statuses):
             return False
-        return all(_stands_still(partition, count, statuses) for partition, count in left.items())
+        return all(_stands_still(*place, count, statuses) for place, count in left.items())
+
+    def piece_of(self, record: Record) -> int:
+        """Return the number of the piece that owns a message; 0 = the broker's members own whole partitions."""
+        return 0
 
     def _was_committed(self, record: Record) -> bool:
         floor, completed = self._committed.get(record.partition, (0, ()))
@@ -73,30 +77,37 @@ def listed(records: Sequence[Record]) -> str:
     return few + (", …" if len(records) > _NAMED else "")
 
 
-def _stands_still(partition: int, left: int, statuses: Sequence[Status]) -> bool:
-    """Return whether the unfinished messages of a partition cannot run.
+def _stands_still(partition: int, piece: int, left: int, statuses: Sequence[Status]) -> bool:
+    """Return whether the unfinished messages of a partition, or of one piece of it, cannot run.
 
     Messages cannot run if their owner receives no more messages, or if all of them are delivered and no handler runs.
     These delivered messages are blocked, queued after a blocked message, or finished above the floor.
 
     Args:
         partition: Number of the partition.
-        left: Number of its unfinished messages.
+        piece: Number of the piece; 0 = the whole partition.
+        left: Number of the unfinished messages.
         statuses: Statuses of all workers that are ready.
     """
     owners = [
         (status, owned)
         for status in statuses
         for name, owned in status.partitions.items()
-        if number_of(name) == partition
+        if (number_of(name), piece_of(name)) == (partition, piece)
     ]
-    stopped = any(owned.ahead_reached or _is_full(owned) or _is_at_a_bound(status) for status, owned in owners)
+    stopped = any(
+        owned.ahead_reached or _is_full(partition, owned, status) or _is_at_a_bound(status) for status, owned in owners
+    )
     return stopped or left <= sum(max(owned.holes, owned.ahead or 0) for _, owned in owners)
 
 
-def _is_full(owned: PartitionStatus) -> bool:
-    """Return whether a partition is full, with more than half of its ``max_in_flight_per_partition`` in flight."""
-    return owned.full and owned.in_flight > owned.capacity.max_in_flight // 2
+def _is_full(partition: int, owned: PartitionStatus, status: Status) -> bool:
+    """Return whether a partition is full, with more than half of its ``max_in_flight_per_partition`` in flight.
+
+    The pieces of a partition in one process share this bound, so blocked messages of a piece stop the others.
+    """
+    used = sum(each.in_flight for name, each in status.partitions.items() if number_of(name) == partition)
+    return owned.full and used > owned.capacity.max_in_flight // 2
 
 
 def _is_at_a_bound(status: Status) -> bool:

@@ -245,6 +245,10 @@ class RangedBroker(PostgresBroker):
             if isinstance(key, tuple) and key[0] == "piece" and row.group == SUBSCRIPTION
         ]
 
+    def piece_of(self, record: Record) -> int:
+        found = self._piece_of(record.partition, record.key)
+        return 0 if found is None else found[0]
+
     def _piece_of(self, partition: int, key: bytes | None) -> tuple[int, PieceRow] | None:
         number = None if key is None else slot(key)
         return next((each for each in self._pieces() if each[1].partition == partition and each[1].has(number)), None)
