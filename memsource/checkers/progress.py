@@ -216,8 +216,9 @@ class LaneProgress(_ReadyHeads):
     of ``batch`` messages each. With bounds per partition, only the starts of the head's own partition count, and
     ``PartitionTurns`` judges the others. If a handler of an earlier assignment still runs in the lane, the head can
     start when this handler has ended. The checker does not measure heads that are held for a retry or blocked, wait for
-    ``max_ahead``, were redelivered, or belong to drained partitions. If keys share lanes, the checker measures no head,
-    because a history does not show which keys share a lane.
+    ``max_ahead``, were redelivered, or belong to drained partitions. A message that an earlier owner gave up is blocked
+    or written to the dead letters when its turn comes, without another start. If keys share lanes, the checker measures
+    no head, because a history does not show which keys share a lane.
 
     Args:
         timeline: History to judge.
@@ -230,6 +231,12 @@ class LaneProgress(_ReadyHeads):
         if segment.max_in_flight is None or unsaid or rules.lanes:
             return None
         return segment.max_in_flight * max(1, rules.batch or 1)
+
+    @on("blocked", "dlq_sent")
+    def _given_up(self, segment: Segment, row: Row) -> None:
+        state = self._state(segment, row)
+        if state is not None:
+            state.since.pop(row.position, None)
 
     def _judge_start(self, segment: Segment, row: Row, since: int | None, bound: int) -> None:
         if since is None:

@@ -178,6 +178,16 @@ LANES: list[Case] = [
         witness="4 others started before it, the bound is 3",
     ),
     Case(
+        make=LaneProgress,
+        what="unless the owner before gave its message up, and it is given up again",
+        asks="order, keyless, lanes and batch",
+        rules={"attempts_kept": True},
+        more={"max_in_flight": 3},
+        keeps=[delivered(0, "a"), delivered(9, "b"), message("blocked", 0, "a"), message("dlq_sent", 9, "b"), *TURNS],
+        breaks=[delivered(0, "a"), delivered(9, "b"), message("dlq_sent", 9, "b"), *TURNS],
+        witness="4 others started and it never did, the bound is 3",
+    ),
+    Case(
         make=PartitionTurns,
         what="its turn comes",
         asks="order, keyless, lanes and batch",
