@@ -160,9 +160,12 @@ def _without(slots: Runs | None, lo: int, hi: int) -> Runs:
 
 
 def look(session: Session, log: int, group: str, consumer: str, owned: Collection[int]) -> list[tuple[int, PieceRow]]:
-    """Return the pieces that the map names a consumer for, those without a key, ``owned`` ones, and their parts."""
+    """Return the pieces that the map names a consumer for, those without a key, ``owned`` ones, and their parts.
+
+    A returned row has a parent only if the owner of the parent may still handle messages of the piece.
+    """
     return [
-        (piece, row)
+        (piece, row if _drains(session, row) else row._replace(parent=None))
         for piece, row in pieces_of(session, log, group)
         if row.consumer == consumer or row.slots is None or piece in owned or row.parent in owned
     ]
@@ -198,12 +201,6 @@ def _drains(session: Session, row: PieceRow) -> bool:
     former = _get(session, row.parent)
     # A later owner of the parent has acquired its lock, so the former one has lost it.
     return former is None or row.parent_epoch is None or former.epoch <= row.parent_epoch
-
-
-def drain_of(session: Session, piece: int) -> int | None:
-    """Return the piece whose owner may still handle messages of a piece."""
-    row = _get(session, piece)
-    return None if row is None else row.parent
 
 
 def end_drain(session: Session, piece: int, parent: int) -> None:

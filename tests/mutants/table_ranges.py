@@ -57,7 +57,7 @@ RANGES: Final = (
         _planted(
             "expiry_never_judged",
             "lanes_postgres.subscription.piece_visitor",
-            "            await self._end_drain(row, error.parent)\n            return\n",
+            "            await self._end_drain(row, row.parent)\n            return\n",
             "            return\n",
             "the drain of a piece whose former owner was killed never ends",
             "CaughtUp",

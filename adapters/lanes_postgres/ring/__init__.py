@@ -1,5 +1,5 @@
 """Ranges of ring slots that the consumers of a group own.
 
-Reading order: ``slots``, ``range_map`` (assignments), ``pieces`` (owners and positions), ``reading``,
-``unowned``.
+Reading order: ``slots``, ``range_map`` (assignments), ``pieces`` (owners and positions), ``shared_calls``,
+``reading``, ``unowned``.
 """

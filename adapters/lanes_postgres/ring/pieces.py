@@ -16,6 +16,7 @@ from lanes.errors import SourceError
 from lanes.ownership import State, StateChange, StateKey, StateLocked
 from lanes_postgres.attempts import Connect
 from lanes_postgres.errors import lanes_error
+from lanes_postgres.ring.shared_calls import SharedCalls
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.states import array_of, runs_of
 from lanes_postgres.steps import Result, Statement, Steps, compose, compose_names
@@ -60,9 +61,14 @@ _MOVE: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces SET consumer = %(consumer)s WHERE log = %(log)s AND subscription = %(group)s "
     "AND slots <@ int4range(%(lo)s, %(hi)s, '[]')"
 )
+# A later owner of the parent has acquired its lock, so the former one has lost it.
+_DRAINED: Final[LiteralString] = (
+    "EXISTS (SELECT FROM {schema}.lanes_ring_pieces AS former WHERE former.id = piece.parent "
+    "AND former.epoch > piece.parent_epoch)"
+)
 _LOOK: Final[LiteralString] = (
-    "SELECT id, partition, slots::text, consumer, epoch, parent, floor FROM {schema}.lanes_ring_pieces "
-    "WHERE log = %s AND subscription = %s AND "
+    "SELECT id, partition, slots::text, consumer, epoch, CASE WHEN NOT " + _DRAINED + " THEN parent END, floor "
+    "FROM {schema}.lanes_ring_pieces AS piece WHERE log = %s AND subscription = %s AND "
     "(consumer = %s OR slots IS NULL OR ARRAY[id, parent] && %s::bigint[]) ORDER BY id"
 )
 # A statement must see what was committed before it, also if the default of the database is a stricter isolation.
@@ -73,12 +79,9 @@ _TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
 _CLAIMS: Final[LiteralString] = _TRIES + "; SET LOCAL synchronous_commit TO on"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
-    "parent_epoch = NULL WHERE id = %s AND (slots IS NULL OR consumer = %s) AND (parent IS NULL OR EXISTS "
-    # A later owner of the parent has acquired its lock, so the former one has lost it.
-    "(SELECT FROM {schema}.lanes_ring_pieces AS former WHERE former.id = piece.parent "
-    "AND former.epoch > piece.parent_epoch)) RETURNING epoch, floor, completed::text, slots::text"
+    "parent_epoch = NULL WHERE id = %s AND (slots IS NULL OR consumer = %s) "
+    "AND (parent IS NULL OR " + _DRAINED + ") RETURNING epoch, floor, completed::text, slots::text"
 )
-_DRAIN: Final[LiteralString] = "SELECT parent FROM {schema}.lanes_ring_pieces WHERE id = %s"
 _END_DRAIN: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces SET parent = NULL, parent_epoch = NULL WHERE id = %s AND parent = %s"
 )
@@ -139,19 +142,6 @@ class PieceRow(NamedTuple):
     floor: int
 
 
-class Draining(StateLocked):
-    """The former owner may still handle messages of a piece, so that a claim has changed nothing.
-
-    Args:
-        message: The text of the error.
-        parent: The piece of the former owner.
-    """
-
-    def __init__(self, message: str, parent: int) -> None:
-        super().__init__(message)
-        self.parent = parent
-
-
 def locking(schema: str, log: int, group: str) -> Steps[None]:
     """Let no other change of a group's map, and no hand-over, run until the transaction ends."""
     yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log)))
@@ -204,10 +194,11 @@ class Pieces:
         self._consumer = consumer
         self._name = name
         self.claimed: dict[int, Slots | None] = {}
-        self._drained: dict[int, int] = {}
-        self._untold = False
-        # Each call takes a connection, and hundreds of pieces may be released at once.
-        self._turn = asyncio.Lock()
+        # Each call takes a connection, and hundreds of pieces may be handed over or released at once.
+        turn = asyncio.Lock()
+        self._parts: SharedCalls[dict[str, object]] = SharedCalls(turn, self._hand_over_parts)
+        self._drained: SharedCalls[tuple[int, int]] = SharedCalls(turn, self._hand_over_drained)
+        self._notices: SharedCalls[None] = SharedCalls(turn, self._notify_once)
 
     def __repr__(self) -> str:
         return f"<Pieces of {self._consumer!r} of {self._name}>"
@@ -232,8 +223,8 @@ class Pieces:
             The state. ``claimed`` has the slots of the same moment.
 
         Raises:
-            Draining: The former owner may still handle messages of the piece.
-            StateLocked: The map names another consumer, or a transaction holds the row.
+            StateLocked: The map names another consumer, the former owner may still handle messages of the piece, or a
+                transaction holds the row.
         """
         return await self._trying(key.partition.piece, self._claiming(key.partition.piece))
 
@@ -241,10 +232,7 @@ class Pieces:
         yield Statement(_CLAIMS.encode())
         found = yield Statement(compose_names(_CLAIM, self._schema), (Int8(piece), self._consumer))
         if found is None:
-            drain = yield Statement(compose(_DRAIN, self._schema), (Int8(piece),))
-            if drain is not None and drain[0] is not None:
-                raise Draining(f"{self._name}: the former owner of piece {piece} may still handle messages", drain[0])
-            raise StateLocked(f"{self._name}: piece {piece} belongs to another consumer")
+            raise StateLocked(f"{self._name}: piece {piece} belongs to another consumer, or its former owner drains it")
         epoch, floor, completed, slots = found
         self.claimed[piece] = None if slots is None else Slots.parse(slots)
         return State(epoch, floor, runs_of(completed))
@@ -258,7 +246,8 @@ class Pieces:
 
     def _ending_drain(self, piece: int, parent: int) -> Steps[None]:
         yield Statement(_TRIES.encode())
-        yield from self._once(_END_DRAIN, (Int8(piece), Int8(parent)))
+        yield Statement(compose(_END_DRAIN, self._schema), (Int8(piece), Int8(parent)))
+        yield from self._notifying()
 
     async def _trying(self, piece: int, steps: Steps[Result]) -> Result:
         try:
@@ -294,11 +283,15 @@ class Pieces:
     async def hand_over(self, piece: int, epoch: int, moved: MovedSlots) -> None:
         """Copy the stored position of a piece to the parts that have moved, and end their drains.
 
-        Only pieces whose slots have all moved are handed over.
+        The call hands over only pieces whose slots have all moved. Calls at the same time share a transaction, because
+        the handlers of a moved range often end together.
         """
-        place = {"id": Int8(piece), "epoch": Int8(epoch), "slots": str(moved.slots), "below": Int8(moved.below)}
-        async with self._turn:
-            await self._perform(self._handing_over(_HAND_OVER, place))
+        await self._parts(
+            {"id": Int8(piece), "epoch": Int8(epoch), "slots": str(moved.slots), "below": Int8(moved.below)}
+        )
+
+    async def _hand_over_parts(self, places: Sequence[dict[str, object]]) -> None:
+        await self._perform(self._handing_over(_HAND_OVER, places))
 
     async def hand_over_all(self, piece: int, epoch: int) -> None:
         """Copy the stored position of a drained piece to all pieces that are left with its drain, and end their drains.
@@ -306,35 +299,27 @@ class Pieces:
         The owner has not looked since their split, so it has delivered their messages up to its position. Calls at the
         same time share a statement, because a member that stops releases all of its pieces at once.
         """
-        self._drained[piece] = epoch
-        async with self._turn:
-            if piece not in self._drained:
-                return  # Another call has taken this one along.
-            taken, self._drained = self._drained, {}
-            try:
-                await self._perform(self._handing_over(_HAND_OVER_ALL, (list(taken), list(taken.values()))))
-            except BaseException:
-                self._drained = {**taken, **self._drained}
-                raise
+        await self._drained((piece, epoch))
 
-    def _handing_over(self, text: LiteralString, parameters: Any) -> Steps[None]:
+    async def _hand_over_drained(self, drained: Sequence[tuple[int, int]]) -> None:
+        pieces, epochs = [piece for piece, _ in drained], [epoch for _, epoch in drained]
+        await self._perform(self._handing_over(_HAND_OVER_ALL, [(pieces, epochs)]))
+
+    def _handing_over(self, text: LiteralString, parameters: Sequence[Any]) -> Steps[None]:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
         yield Statement(BOUNDED.encode())
         yield from locking(self._schema, *self._place)
-        yield from self._once(text, parameters)
+        for each in parameters:
+            yield Statement(compose(text, self._schema), each)
+        yield from self._notifying()
 
     async def notify(self) -> None:
         """Let all members look at the pieces, because one may be acquired. Calls at the same time share a statement."""
-        self._untold = True
-        async with self._turn:
-            if self._untold:
-                self._untold = False
-                await self._perform(self._notifying())
+        await self._notices(None)
 
-    def _once(self, text: LiteralString, parameters: Any) -> Steps[None]:
-        yield Statement(compose(text, self._schema), parameters)
-        yield from self._notifying()
+    async def _notify_once(self, notices: Sequence[None]) -> None:
+        await self._perform(self._notifying())
 
     def _notifying(self) -> Steps[None]:
         yield Statement(compose_names(_NOTIFY, self._schema), ())

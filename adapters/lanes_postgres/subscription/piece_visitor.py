@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from lanes.errors import SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
 from lanes_postgres.log.reading import READER
-from lanes_postgres.ring.pieces import RING, Draining, PieceRow, Pieces
+from lanes_postgres.ring.pieces import RING, PieceRow, Pieces
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.ring.unowned import look_at_unowned
@@ -28,6 +29,9 @@ from lanes_postgres.subscription.visitor import TRIES, Visitor, lock_name
 from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
 
 log = logging.getLogger("lanes.postgres")
+
+_AT_ONCE: Final = 4
+"""Number of partitions whose pieces a member acquires at once. Each claim takes a connection."""
 
 _COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the messages that nobody owns."""
@@ -81,9 +85,7 @@ class PieceVisitor(Visitor):
         self._follow(rows)
         self._acquiring = True
         try:
-            for row in rows:
-                if row.slots is not None and row.consumer == self.consumer:
-                    await self._try_piece(row)
+            await self._acquire_mapped(rows)
             for row in self._free(rows):
                 if len(self._keyless()) >= most_owned(self.tables.partitions, len(self._others)):
                     break
@@ -97,6 +99,30 @@ class PieceVisitor(Visitor):
         holds = {unit: Hold(each.since, each.got_on()) for unit, each in keyless.items() if not each.revoked}
         for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
             self.revoke(self.owned[unit])
+
+    async def _acquire_mapped(self, rows: Sequence[PieceRow]) -> None:
+        """Acquire the pieces that the map gives to this member, in several partitions at once.
+
+        The pieces of a partition follow one another, because the claim of a parent ends the drain of its part.
+        """
+        partitions: dict[int, list[PieceRow]] = {}
+        for row in rows:
+            if row.slots is not None and row.consumer == self.consumer and row.id not in self.owned:
+                partitions.setdefault(row.partition, []).append(row)
+        left = list(partitions.values())
+
+        async def work() -> None:
+            while left:
+                for row in left.pop(0):
+                    await self._try_piece(row)
+
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(min(_AT_ONCE, len(left))):
+                    tasks.create_task(work())
+        except BaseExceptionGroup as failed:
+            # The server fails all calls for one reason.
+            raise failed.exceptions[0] from None
 
     def _free(self, rows: Sequence[PieceRow]) -> list[PieceRow]:
         """Return the pieces without a key to try: few of them, in turn, if the members own all by their own account."""
@@ -186,14 +212,14 @@ class PieceVisitor(Visitor):
         # The members share the pieces without a key. All others follow the map, and may come back at once.
         if row.slots is None and monotonic() < self._cool.get(row.id, 0.0):
             return
+        if row.parent is not None:
+            await self._end_drain(row, row.parent)
+            return
         key = StateKey(self.subscription, PieceId(self.log_name, row.partition, row.id), self.incarnation)
         name = self._lock_of(row.partition, row.id)
         try:
             changed = partial(self.lock_changed, row.id)
             acquired = await acquire(self.locks, self.pieces, key, name=name, start=0, changed=changed)
-        except Draining as error:
-            await self._end_drain(row, error.parent)
-            return
         except StateLocked:
             return
         if acquired is None:

@@ -142,7 +142,7 @@ async def test_a_drain_is_not_ended_while_a_frozen_owner_holds_the_row(ring: Rin
     pieces = pieces_of(ring)
     place = {"id": piece, "epoch": EPOCH, "slots": str(Slots.of([UPPER])), "below": 150}
     with psycopg.connect(ring.logs.url) as frozen:
-        perform(frozen, pieces._handing_over(_HAND_OVER, place), "test")
+        perform(frozen, pieces._handing_over(_HAND_OVER, [place]), "test")
         with anyio.fail_after(10), pytest.raises(StateLocked, match=f"a transaction holds the row of piece {moved}"):
             await pieces.end_drain(moved, piece)
         frozen.rollback()
@@ -153,7 +153,7 @@ async def test_a_drain_is_not_ended_while_a_frozen_owner_holds_the_row(ring: Rin
 async def test_a_transaction_that_holds_the_map_ends_soon_after_a_freeze(ring: Ring) -> None:
     pieces = pieces_of(ring)
     place = {"id": 1, "epoch": EPOCH, "slots": str(Slots.of([UPPER])), "below": 150}
-    for steps in (pieces._handing_over(_HAND_OVER, place), ring.map._locking()):
+    for steps in (pieces._handing_over(_HAND_OVER, [place]), ring.map._locking()):
         with psycopg.connect(ring.logs.url) as connection:
             perform(connection, steps, "test")
             limit = connection.execute("SHOW idle_in_transaction_session_timeout").fetchall()

@@ -56,6 +56,8 @@ async def test_sticky_range_reassign_drains_before_new_owner_consumes(ring: Ring
         await until(lambda: len(a.begun) == 3)
         gates = a.gate
         ring.assign(LOW, "b")
+        # An owner may begin messages of a range until it has looked at the map again.
+        await until(lambda: any(each.draining for each in a.consumer.status().partitions.values()))
         ring.append(later)
         elsewhere = some(HIGH, 1)
         ring.append(*elsewhere)

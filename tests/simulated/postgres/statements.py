@@ -370,10 +370,6 @@ def _claim_piece(session: Session, parameters: Any, now: float) -> Rows:
     return [] if row is None else [(row.epoch, row.floor, _array(row.completed), _multirange(row.slots))]
 
 
-def _drain(session: Session, parameters: Any, now: float) -> Rows:
-    return [(pieces.drain_of(session, *parameters),)]
-
-
 def _end_drain(session: Session, parameters: Any, now: float) -> None:
     pieces.end_drain(session, *parameters)
 
@@ -493,7 +489,6 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (ring_pieces._CUT, "assign", _cut),
     (ring_pieces._MOVE, "assign", _move),
     (ring_pieces._LOOK, "pieces", _look_at_pieces),
-    (ring_pieces._DRAIN, "claim", _drain),
     (ring_pieces._END_DRAIN, "end drain", _end_drain),
     (ring_pieces._STORE, "store", _store_pieces),
     (ring_pieces._EPOCHS, "store", _epochs),

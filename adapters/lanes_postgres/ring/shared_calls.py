@@ -1,0 +1,48 @@
+"""Calls that wait for one another and then share a transaction. Needs asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Content = TypeVar("Content")
+
+
+@dataclass(eq=False, slots=True)
+class _Call(Generic[Content]):
+    """A call that has not ended."""
+
+    content: Content
+    performed: bool = False
+
+
+class SharedCalls(Generic[Content]):
+    """Lets one call perform the content of all calls that wait.
+
+    If the performing call fails, each waiting call performs its content again. A cancelled call leaves no content.
+
+    Args:
+        turn: Lock that a call has while it performs.
+        perform: Performs the content of several calls. The first content is that of the oldest call.
+    """
+
+    def __init__(self, turn: asyncio.Lock, perform: Callable[[list[Content]], Awaitable[None]]) -> None:
+        self._turn = turn
+        self._perform = perform
+        self._calls: list[_Call[Content]] = []
+
+    async def __call__(self, content: Content) -> None:
+        """Perform the content, or wait until another call has performed it. Raises the errors of ``perform``."""
+        call = _Call(content)
+        self._calls.append(call)
+        try:
+            async with self._turn:
+                if not call.performed:
+                    taken = [each for each in self._calls if not each.performed]
+                    await self._perform([each.content for each in taken])
+                    for each in taken:
+                        each.performed = True
+        finally:
+            self._calls.remove(call)
