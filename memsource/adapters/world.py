@@ -7,7 +7,7 @@ from contextvars import copy_context
 from typing import Any, Final, Protocol, runtime_checkable
 
 from lanes.core.types import Message, Settlement
-from lanes.errors import SourceError
+from lanes.errors import LanesError, SourceError
 from lanes.source import DeadLetters
 from memsource.adapters.choices import DELIVER, OF_REQUESTS, Choice, Chooser, Decision, Kind, Phase, Place
 from memsource.adapters.pairs import Impossible, Pairs
@@ -78,7 +78,7 @@ class AdapterBroker(Personality, Protocol):
     def unjudged(self) -> tuple[str, ...]:
         """Names of the checks that do not apply after the faults of this run."""
 
-    def excuses(self, member: str, error: SourceError) -> bool:
+    def excuses(self, member: str, error: LanesError) -> bool:
         """Whether this error may end a member, because the broker has just refused a request of the member."""
 
     def end(self) -> None:
@@ -221,14 +221,15 @@ class AdapterWorld(World):
         If a fault ended the process with an error that a restart repairs, restart the process instead.
         """
         worker = self._current()
-        if isinstance(cause, SourceError) and worker is not None and self._excused(worker.name, cause):
+        if isinstance(cause, LanesError) and worker is not None and self._excused(worker.name, cause):
             with in_group(None):
                 self._tasks.start_soon(self._replace, worker.make, _RESTART_AFTER)
         elif check not in self.adapter.unjudged:
             super().find(check, what, cause)
 
-    def _excused(self, member: str, error: SourceError) -> bool:
-        return (bool(self.decisions) and _is_transient(error)) or self.adapter.excuses(member, error)
+    def _excused(self, member: str, error: LanesError) -> bool:
+        transient = isinstance(error, SourceError) and bool(self.decisions) and _is_transient(error)
+        return transient or self.adapter.excuses(member, error)
 
     def start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Start a task that belongs to no process, and ends with the run at the latest. Does not block."""

@@ -116,6 +116,17 @@ def test_a_revoke_waits_for_a_silent_broker_only_after_an_answer_that_lacks_its_
     assert len(made.schedule.decisions or ()) == 2
 
 
+def test_a_process_that_starts_while_the_topic_is_absent_starts_again(adapter: KafkaAdapter) -> None:
+    """Its source looks for similar topics, and ends with the name of the missing one."""
+    faults = (
+        '[15,"freeze",0.5,5],[17,"delay",2.0,5],[52,"freeze",1.1,0],[58,"restart",8.0,0],[59,"cut_off",3.0,2],'
+        '[119,"duplicate",0.0,1],[145,"duplicate",0.0,1],[183,"callback",0.0,6],[184,"restart",8.0,0],'
+        '[185,"cut_off",4.5,0],[220,"duplicate",0.0,1],[238,"duplicate",0.0,0]'
+    )
+    made = run_schedule(schedule_of(f'["kafka",2319,[{faults}],null,false,false]'), adapter)
+    assert made.run.findings == {}
+
+
 def test_a_run_leaves_the_adapter_as_it_was(adapter: KafkaAdapter) -> None:
     from lanes_kafka.client import mailbox, thread
 

@@ -18,7 +18,7 @@ from lanes.cohort.leases import Conflict
 from lanes.core.cohort.records import LEASE_PREFIX, DrainRequest, drain_key, encode
 from lanes.core.types import Message, Partition, PartitionId, PartitionKey, Settlement, key_bytes
 from lanes.dead_letter import DeadLetter
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError, LanesError
 from lanes_jetstream import Cohort
 from lanes_jetstream.wire.pull_requests import PullRequests
 from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
@@ -368,7 +368,7 @@ class JetStreamBroker(KeepsDeadLetters):
             return "ExclusiveOwner", "PerKeyOrder", "OrderAcrossAssignments"
         return ("ExclusiveOwner",) if self._use == "shared" else ()
 
-    def excuses(self, member: str, error: SourceError) -> bool:
+    def excuses(self, member: str, error: LanesError) -> bool:
         """Whether a process may end by this error: the server denied a request, or the process is the second on a
         durable.
         """

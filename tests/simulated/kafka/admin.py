@@ -49,6 +49,16 @@ class SimulatedAdmin:
         self._broker.on_asked(self._member, asked.get(self._broker.topic))
         return asked
 
+    def list_topics(self, *, timeout: float) -> Any:
+        """Return the topic that the broker has now."""
+
+        def act() -> Any:
+            self._broker.check_allowed(self._member, "TOPIC_AUTHORIZATION_FAILED")
+            there = self._broker.topic_id is not None
+            return {self._broker.topic: SimpleNamespace(partitions=self._broker.partitions)} if there else {}
+
+        return SimpleNamespace(topics=self._link.call("metadata", act, timeout))
+
     def describe_cluster(self, *, request_timeout: float) -> Future[Any]:
         asked = self._ask("cluster", ["cluster"], lambda _: SimpleNamespace(nodes=[_NODE]), request_timeout)
         return asked["cluster"]

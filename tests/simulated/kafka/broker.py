@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError
 from lanes.clock import Clock
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.dead_letter import DeadLetter
-from lanes.errors import SourceError
+from lanes.errors import LanesError, SourceError
 from lanes.source import SourceEvent
 from lanes_kafka.client.group import Assignment
 from lanes_kafka.dead_letters.wire import ID
@@ -371,7 +371,7 @@ class SimulatedKafka(KafkaBroker):
         refused = ("NoDuplicateCleanly",) if self._commits_refused else ()
         return (*refused, "NothingLost", "AtLeastOnce", "PerKeyOrder") if self._stale_commits else refused
 
-    def excuses(self, member: str, error: SourceError) -> bool:
+    def excuses(self, member: str, error: LanesError) -> bool:
         """Whether the broker has just refused a request of a member, so that its process may end by this error."""
         if "group.instance.id" in str(error):
             # The session of a process that has crashed is not over.
@@ -379,7 +379,9 @@ class SimulatedKafka(KafkaBroker):
         if self.events.extras.polls and "assigning partitions failed" in str(error):
             # The network has cut the member off in its assignment, for longer than it may ask for its positions.
             return True
-        if self.events.recreated and ("was deleted" in str(error) or "out of range" in str(error)):
+        if self.events.recreated and any(
+            text in str(error) for text in ("was deleted", "out of range", "there is no topic")
+        ):
             return True
         named = "AUTHORIZATION_FAILED" in str(error) or "this user may not" in str(error)
         return named and self.world.now - self._refusals.get(member, -math.inf) < _RECENTLY

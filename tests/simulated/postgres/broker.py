@@ -12,7 +12,7 @@ from lanes.clock import Clock, monotonic
 from lanes.core.ring import partition as partition_of
 from lanes.core.types import Message, Partition, PartitionKey, Settlement, key_bytes
 from lanes.dead_letter import DeadLetter
-from lanes.errors import SourceError
+from lanes.errors import LanesError
 from lanes_postgres.advisory_locks import key_of
 from lanes_postgres.subscription.visitor import lock_name
 from memsource.adapters.choices import KINDS, Choice, Kind, Phase
@@ -343,7 +343,7 @@ class PostgresBroker(KeepsDeadLetters):
     def unjudged(self) -> tuple[str, ...]:
         return ()
 
-    def excuses(self, member: str, error: SourceError) -> bool:
+    def excuses(self, member: str, error: LanesError) -> bool:
         return False
 
     def phase(self, member: str) -> Phase:
