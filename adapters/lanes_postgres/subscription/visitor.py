@@ -51,6 +51,9 @@ _TOLD: Final = 4.0
 TRIES: Final = 8
 """Number of locks that a member tries at most in one look, if the others own all partitions by their own account."""
 
+_SIGN: Final = 1.0
+"""Seconds between two signs of life at most, because the other members count a silent one as gone after 3 s."""
+
 _FIRST_READ: Final = 100
 _READ: Final = 2_000
 """Numbers of messages in the first read, and in any read at most."""
@@ -118,6 +121,7 @@ class Visitor:
         self._notified = False
         self._backend = 0
         self._looked_at = -math.inf
+        self._shared_at = -math.inf
         self._sequenced_at = -math.inf
         self._active_until = -math.inf
         self._ends: list[int] = list(self.starts)
@@ -285,7 +289,7 @@ class Visitor:
     async def _pause(self, connection: AsyncConnection[Any]) -> None:
         """Wait for a notification, a kick, or the time of the next poll."""
         now = monotonic()
-        seconds = self._looked_at + self.poll_interval - now
+        seconds = min(self._looked_at + self.poll_interval, self._shared_at + _SIGN) - now
         if now < self._active_until:
             seconds = min(seconds, ACTIVE_POLL)
         if seconds <= 0 or self._kicked.is_set() or self._notified:
@@ -317,6 +321,8 @@ class Visitor:
             await self._look(connection)
         if due:
             self._looked_at = now
+        if due or now >= self._shared_at + _SIGN:
+            self._shared_at = now
             await self._share(connection)
             await self.kept.look(connection)
         await self._read(connection)

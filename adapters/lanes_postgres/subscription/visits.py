@@ -90,9 +90,10 @@ def given_up(
     if not waiting:
         return []
     count = len(holds) - most_owned(partitions, len(others))
-    takes_turns = count <= 0 and any(not member.owned for member in waiting)
+    # With enough partitions, a waiting member without one has not acquired those that were given up for it yet.
+    takes_turns = len(others) >= partitions and count <= 0 and any(not member.owned for member in waiting)
     if takes_turns:
-        # More members than partitions. If no message is settled in a turn, no turn may settle one: a handler that
+        # If no message is settled in a turn, no turn may settle one: a handler that
         # outlasts a short budget and the drain would begin again in each.
         count = 1
     held = sorted(

@@ -306,6 +306,18 @@ async def test_subscription_in_parallel(postgres: PostgresServer, schema: str) -
     assert sorted(value for values in by_key.values() for value in values) == list(range(300))
 
 
+@pytest.mark.parametrize("poll_interval", [0.5, 3600.0])
+async def test_members_that_poll_seldom_share_the_partitions(
+    postgres: PostgresServer, schema: str, poll_interval: float
+) -> None:
+    logs = Logs.make(postgres, schema, partitions=2)
+    seldom: dict[str, Any] = {"poll_interval": poll_interval, "time_budget": 0.0}
+    async with consuming(member(logs, **seldom), Seen()) as first:
+        await until(lambda: len(first.status().floors) == 2)
+        async with consuming(member(logs, **seldom), Seen()) as second:
+            await until(lambda: len(first.status().floors) == len(second.status().floors) == 1)
+
+
 async def test_subscription_runner_time_budget(logs: Logs) -> None:
     counts = [0, 0]
 

@@ -52,6 +52,12 @@ def test_more_members_than_partitions_take_turns() -> None:
     assert given_up(held({0: 0.0}), 4.0, 5.0, 1, [Member(0, waits=True)]) == []
 
 
+@pytest.mark.parametrize(("partitions", "others"), [(2, 1), (64, 1), (3, 2)])
+def test_a_member_at_its_share_keeps_it_while_another_acquires(partitions: int, others: int) -> None:
+    kept = held(dict.fromkeys(range(most_owned(partitions, others)), 0.0))
+    assert given_up(kept, 100.0, 5.0, partitions, others * [Member(0, waits=True)]) == []
+
+
 def test_a_turn_lasts_until_a_message_was_settled() -> None:
     assert given_up(held({0: 0.0}, got_on=False), 100.0, 0.0, 1, [Member(0, waits=True)]) == []
 
