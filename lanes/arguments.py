@@ -31,6 +31,11 @@ _PACKAGES: Final = {
 _OPTIONS: Final[dict[str, list[str]]] = {}
 """The options of each class with ``names_unknown_options``, by the name of its constructor."""
 
+OF_CONSUMERS: Final[Mapping[str, str]] = {
+    "concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"
+}
+"""Remedies for options of the consumer in the call of a source, by the names of the options."""
+
 _Class = TypeVar("_Class")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -7,7 +7,15 @@ import re
 from collections.abc import Sequence
 from typing import Final, get_args
 
-from lanes.arguments import check_flag, check_one_of, check_seconds, check_whole, names_unknown_options, shown_value
+from lanes.arguments import (
+    OF_CONSUMERS,
+    check_flag,
+    check_one_of,
+    check_seconds,
+    check_whole,
+    names_unknown_options,
+    shown_value,
+)
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.queues.partitioned import PartitionedQueue
@@ -38,7 +46,7 @@ _NAMED: Final = 8
 """Maximum number of physical queues that an error names."""
 
 
-@names_unknown_options("JetStreamSource", hints={"key": MISSING_KEY})
+@names_unknown_options("JetStreamSource", hints={"key": MISSING_KEY}, homes=OF_CONSUMERS)
 class JetStreamSource:
     """A source of messages from one JetStream stream, through one durable pull consumer or as a member of a cohort.
 

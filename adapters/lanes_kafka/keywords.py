@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from lanes.arguments import OF_CONSUMERS
+
 _SETTINGS: Final = (
     "auto.offset.reset",
     "bootstrap.servers",
@@ -48,5 +50,4 @@ def of_the_source(caller: str, rest: str) -> dict[str, str]:
     Returns:
         The remedies by keyword.
     """
-    consumer = {"concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"}
-    return of_the_client(caller, rest) | consumer
+    return {**of_the_client(caller, rest), **OF_CONSUMERS}

@@ -36,7 +36,9 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
         return await AsyncConnection.connect(dsn, autocommit=True, **_time_limit(dsn, options), **options)
     except psycopg.Error as error:
         # The client's own text may show a part of the password.
-        raise not_connected(error, where) from None
+        raise not_connected(
+            error, where if dsn else f"{where}, without an address and so by the PG… variables"
+        ) from None
     except asyncio.CancelledError as error:
         # The frames hold the begun connection, and the garbage collector would close its socket much later.
         traceback.clear_frames(error.__traceback__)

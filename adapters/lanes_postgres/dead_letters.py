@@ -13,7 +13,7 @@ import anyio
 import psycopg
 from psycopg import AsyncConnection
 
-from lanes.arguments import names_unknown_options, shown_value
+from lanes.arguments import names_unknown_options
 from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter, check_origin
 from lanes.dead_letters.wire import REPLAYED
@@ -21,12 +21,11 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.migrations import check_schema
-from lanes_postgres.names import SCHEMA, check_schema_name
+from lanes_postgres.names import SCHEMA, check_name, check_schema_name, is_address
 from lanes_postgres.steps import compose, perform_async
 from lanes_postgres.subscription.connections import Connections, Pool
 
 _SYSTEM: Final = "postgresql"
-_NAME_LIMIT: Final = 200
 _CONNECTIONS: Final = 4
 """Number of connections that one object uses at most."""
 
@@ -81,17 +80,13 @@ class PostgresDeadLetters:
     """
 
     def __init__(self, dsn_or_pool: str | Pool, name: str, *, schema: str = SCHEMA) -> None:
-        if not isinstance(name, str) or "\0" in name or not 0 < len(name) <= _NAME_LIMIT:
-            raise ConfigError(
-                f"name={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; use the name "
-                "of the subscription, such as 'billing'"
-            )
-        if "://" in name or "host=" in name:
+        if is_address(name) or (isinstance(name, str) and "host=" in name):
             # The name is not shown, because an address may have a password.
             raise ConfigError(
                 "name= is the address of a server; pass the connection string first and the name of the subscription "
                 "second"
             )
+        check_name("name", name, "use the name of the subscription, such as 'billing'")
         check_schema_name(schema)
         self.name = name
         self.remembers = True

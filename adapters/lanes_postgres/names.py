@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final, TypeGuard
 
 from lanes.arguments import shown_value
@@ -12,6 +13,8 @@ SCHEMA: Final = "lanes"
 
 _NAME_LIMIT: Final = 200
 _SCHEMA_LIMIT: Final = 63  # bytes: PostgreSQL cuts longer names, so two long names could become equal
+
+_PASSWORD: Final = re.compile(r"(?i)\bpassword\s*=")
 
 
 def check_subscription(name: object) -> None:
@@ -39,9 +42,14 @@ def check_schema_name(name: object) -> None:
 
 
 def refuse_address(argument: str, name: object, remedy: str) -> None:
-    """Raise ``ConfigError`` for a URL in place of a name, without the URL, which may contain a password."""
-    if isinstance(name, str) and "://" in name:
+    """Raise ``ConfigError`` for an address in place of a name, without the address, which may contain a password."""
+    if is_address(name):
         raise ConfigError(f"{argument}= is the address of a server, not a name; {remedy}")
+
+
+def is_address(name: object) -> bool:
+    """Return whether a value in place of a name is a URL, or words such as ``password=…``."""
+    return isinstance(name, str) and ("://" in name or _PASSWORD.search(name) is not None)
 
 
 def _is_text(value: object) -> TypeGuard[str]:

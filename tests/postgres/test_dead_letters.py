@@ -70,7 +70,18 @@ def test_a_handled_dead_letter_counts_for_its_redelivered_message(connection: Co
     assert handle(positions, connection, effects, message(10, b"other"), dead_letter(9, b"other")) == [True, False]
 
 
-def test_swapped_arguments_are_refused_without_the_password() -> None:
+@pytest.mark.parametrize(
+    "address", ["postgresql://u:s3cret@h/db", "host=h", "user=u password=s3cret", "Password = s3cret"]
+)
+def test_swapped_arguments_are_refused_without_the_password(address: str) -> None:
     with pytest.raises(ConfigError, match="pass the connection string first") as refused:
-        PostgresDeadLetters("parcels", "postgresql://u:s3cret@h/db")
+        PostgresDeadLetters("parcels", address)
     assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", 201 * "x", "a\0b", "\ud800"])
+def test_a_name_that_the_table_cannot_hold_is_refused(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match="is no str of 1 to 200 characters without zero bytes; use the name of the sub"
+    ):
+        PostgresDeadLetters("", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -155,6 +156,16 @@ def test_a_server_that_never_answers_is_named_and_ends_the_connection(
     assert "the PostgreSQL server has not answered for 0.1 s; check the address" in caplog.text
 
 
+def test_an_empty_address_is_named_when_no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PGHOST", "127.0.0.1")
+    monkeypatch.setenv("PGPORT", "1")
+    source = PostgresSource("", Log("orders"), subscription="billing")
+    with pytest.raises(SourceError, match=r"without an address and so by the PG… variables: .*; start the server, or"):
+        anyio.run(source.open)
+
+
 URL = f"postgresql://me:{PASSWORD}@host/db"
 
 
@@ -166,6 +177,8 @@ URL = f"postgresql://me:{PASSWORD}@host/db"
         ("schema", lambda: Positions("books", schema=URL)),
         ("schema", lambda: Log("orders", schema=URL)),
         ("name", lambda: Log(URL)),
+        ("name", lambda: Log(f"dbname=db password={PASSWORD}")),
+        ("subscription", lambda: PostgresSource("", Log("orders"), subscription=f"user=me password = {PASSWORD}")),
     ],
 )
 def test_an_address_in_place_of_a_name_is_refused_without_its_password(

@@ -271,10 +271,10 @@ def test_a_client_setting_as_a_keyword_names_the_dictionary(kind: Any, option: s
     )
 
 
-def test_an_option_of_the_consumer_at_a_source_names_its_place() -> None:
-    make: Any = KafkaSource
+@pytest.mark.parametrize("kind", [KafkaSource, lanes_jetstream.JetStreamSource, lanes_postgres.PostgresSource])
+def test_an_option_of_the_consumer_at_a_source_names_its_place(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"no option concurrency=: pass it to the consumer: lanes\.Consumer\(source"):
-        make({"bootstrap.servers": "127.0.0.1:9", "group.id": "g"}, topics="orders", concurrency=4)
+        kind("127.0.0.1:9", concurrency=4)
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,9 @@ from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.cli.doctor import examine
 from lanes_postgres.cli.retention import trim as trim_log
 from lanes_postgres.cli.subscriptions import SubscriptionView, drop_subscription, list_subscriptions
+from lanes_postgres.connecting import connect
 from lanes_postgres.dead_letters import PostgresDeadLetters
-from lanes_postgres.errors import lanes_error, not_connected
+from lanes_postgres.errors import lanes_error
 from lanes_postgres.migrations import check_schema
 from lanes_postgres.names import SCHEMA, check_schema_name
 
@@ -142,11 +143,8 @@ def run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[
     """Run ``work`` on a connection whose schema is current. Report an error of ``lanes`` as one line."""
 
     async def job() -> T:
-        try:
-            with waiting_line("the PostgreSQL server"):
-                connection = await AsyncConnection.connect(dsn, autocommit=True)
-        except psycopg.Error as error:
-            raise not_connected(error, "connection") from error
+        with waiting_line("the PostgreSQL server"):
+            connection = await connect(dsn, "connection")
         async with connection:
             await check_schema(connection, schema=schema)
             try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from lanes.arguments import check_one_of, check_seconds, check_whole, kind_of, names_unknown_options
+from lanes.arguments import OF_CONSUMERS, check_one_of, check_seconds, check_whole, kind_of, names_unknown_options
 from lanes.core.types import Message, Part, Partition, Room, Settlement
 from lanes.errors import ConfigError
 from lanes.ownership import Locks, State, StateChange, StateStore
@@ -44,7 +44,7 @@ from lanes_postgres.transactions import alone_async
 log = logging.getLogger("lanes.postgres")
 
 
-@names_unknown_options("lanes_postgres.PostgresSource")
+@names_unknown_options("lanes_postgres.PostgresSource", homes=OF_CONSUMERS)
 class PostgresSource:
     """A source of ``lanes`` that reads a log in PostgreSQL as a named subscription. Needs asyncio.
 
@@ -70,7 +70,8 @@ class PostgresSource:
         time_budget: Seconds for which a member keeps a partition although another member waits. Running handlers always
             end. With more members than partitions, a member also keeps its partition until it has settled a message.
         poll_interval: Seconds between two polls while no messages arrive, at least 0.01. A notification wakes the
-            source earlier. A poll also finds the messages of a lost notification.
+            source earlier. A poll also finds the messages of a lost notification. The members exchange signs of life
+            every second, or at each poll if it is shorter.
         out_of_range: Position at which to continue if a trim deleted unread messages: the first remaining message, or
             the end of the partition. ``"fail"`` = stop with an error.
         kept_limit: Bytes of kept messages above which the source raises an alarm: a logged error, and a finding of the

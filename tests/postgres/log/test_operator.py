@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from lanes import Consumer
 from lanes.errors import SourceError
+from lanes_postgres import connecting
 from lanes_postgres.cli import retention
 from tests.postgres.log.logs import Logs
 from tests.postgres.log.test_subscriptions import Seen, member, suffix
@@ -198,3 +200,13 @@ def test_the_doctor_finds_a_disabled_trigger(lanes: Command, logs: Logs) -> None
     logs.execute("DROP TRIGGER lanes_log_ticket ON {}.lanes_log_messages")
     status, found = trigger()
     assert status == 3 and "is missing" in found["detail"]
+
+
+def test_a_command_ends_when_the_server_never_answers(lanes: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PGCONNECT_TIMEOUT", raising=False)
+    monkeypatch.setattr(connecting, "_TIMEOUT", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none"
+        status, out, err = lanes("postgres", "subscriptions", "list", "--dsn", address)
+    assert status != 0 and out == ""
+    assert "timeout" in err and err.endswith("start the server, or correct the connection string\n")
