@@ -67,8 +67,8 @@ class NoOverlap(PromiseChecker):
         for other, start in running:
             # A lane waits until a handler of a lost assignment ends, but a message without a lane does not wait.
             same = other is segment and (isinstance(name[1], str) or row.assignment == start.assignment)
-            leased = other is not segment and self._leased_at(other, start, row)
-            if same or leased or (not unaware and self._exclusive(other, start)):
+            apart = other is not segment and self._leased_at(other, start, row)
+            if same or (not unaware and (apart or self._exclusive(other, start))):
                 what = f"started while position {start.position} of its key was running"
                 self._findings.violation(segment, row, f"{what} ({at(other, start)})")
                 break

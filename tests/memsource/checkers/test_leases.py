@@ -77,6 +77,14 @@ def test_a_taken_lease_ends_before_its_owner_notes_the_loss() -> None:
     assert judged(first, [leased(110.0), *at(102.0, *ran(1))]).status == "violated"
 
 
+def test_the_owner_of_a_taken_lease_may_start_a_handler_before_it_notes_the_loss() -> None:
+    late = [*at(102.5, delivered(0), started(0)), *at(103.0, lost(103.0), ended(0, result="cancelled"))]
+    second = [leased(110.0), *at(102.0, delivered(1), started(1)), *at(104.0, ended(1))]
+    taken = {("m-1", "S/0", 1)}
+    assert judged([leased(105.0), *late], second, taken=taken).status == "passed"
+    assert judged([leased(105.0), *late], second).status == "violated"
+
+
 def test_a_renewal_recorded_only_with_the_loss_counts() -> None:
     assert judged([leased(101.0), *RUNS_ON], [leased(110.0), *at(101.9, *ran(1))]).status == "violated"
 
