@@ -40,7 +40,7 @@ _MARGIN: Final = 1 / 6
 """Share of the lease in which no handler starts, for clocks of different speed and late timers."""
 
 _SHARE: Final = 3
-"""Number of heartbeats in a lease."""
+"""Number of heartbeats that a session sends in one lease."""
 
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
@@ -63,7 +63,7 @@ _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: key of an ad
 
 
 def key_of(name: str) -> int:
-    """Return the key of a lock on the server: 64 bits, with a sign."""
+    """Return the key of a lock on the server, a signed 64-bit number."""
     hasher = _KEY.copy()
     hasher.update(name.encode())
     return int.from_bytes(hasher.digest(length=8), "big", signed=True)
@@ -74,8 +74,8 @@ class AdvisoryLocks:
     """Advisory locks of PostgreSQL 14 or newer; see ``lanes.ownership.Locks``. Needs asyncio.
 
     One separate connection holds all locks of the object. The server ends the session of a process that is frozen, or
-    whose host is gone, after one lease. ``open`` refuses a transaction-pooling proxy, because the proxy shares sessions
-    between clients and so cannot hold locks. With any proxy, a start briefly needs a second session.
+    whose host is gone, after one lease. ``open`` refuses a transaction-pooling proxy. Such a proxy shares sessions
+    between clients and cannot hold locks. With any proxy, a start briefly needs a second session.
 
     If the connection ends, all locks of the object are lost, and ``run`` connects again.
 
@@ -116,7 +116,8 @@ class AdvisoryLocks:
         """Connect, and check that the server can hold locks; see ``lanes.ownership.Locks.open``.
 
         Raises:
-            ConfigError: The server is too old, is a standby, or is behind a transaction-pooling proxy.
+            ConfigError: The server is older than version 14, is a standby, or is reached through a transaction-pooling
+                proxy.
             SourceError: The server does not answer, or refuses the login.
         """
         self._session = await self._maker.connect()
@@ -152,7 +153,7 @@ class AdvisoryLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that is called when the deadline has risen or the lock is lost.
+            changed: Function that the locks call when the deadline of the lock has risen or the lock is lost.
 
         Returns:
             The lock; None = this or another process holds the lock.
@@ -289,7 +290,7 @@ class AdvisoryLocks:
         raise error
 
     def _left(self, session: LockSession, begun: float) -> float:
-        """Return the seconds until the earliest deadline; without a lock, one lease after the last request counts."""
+        """Return the seconds until the earliest deadline; without a lock, until one lease after the last request."""
         held = [each.deadline for each in session.held.values() if each.active]
         return min(held, default=max(begun, session.asked_at) + self._lease) - monotonic()
 
@@ -349,7 +350,7 @@ class AdvisoryLocks:
         return self._closed
 
     def _end(self, session: LockSession, reason: str) -> None:
-        """Lose the locks of a session, and close its connection. Idempotent. Does not block."""
+        """Report the locks of a session as lost, and close its connection. Idempotent. Does not block."""
         if session.ended:
             return
         session.end(reason)

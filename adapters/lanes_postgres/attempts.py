@@ -1,4 +1,4 @@
-"""Attempts that outlive their process: the number of failures of each message, and the state of its lane."""
+"""Stored attempts of failed messages: the number of failures of each message, and the state of its lane."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ _DROP: Final[LiteralString] = (
 
 @names_unknown_options("lanes_postgres.PostgresAttempts")
 class PostgresAttempts:
-    """The failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
+    """A store of the failed messages of one subscription, for ``lanes.Consumer(attempts=…)``; see ``lanes.Attempts``.
 
     The store writes each failure in a separate transaction, independent of the handler's transaction. One call
     deletes the attempts of many settled messages.
 
-    A partition's fencing token fences every write, so a call of a former owner changes no row of a newer owner. Every
-    call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same errors as
-    ``Positions``.
+    The fencing token of the partition protects every write. A call of a former owner changes no row of a newer owner.
+    Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same errors
+    as ``Positions``.
 
     Args:
         connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an
@@ -95,7 +95,7 @@ class PostgresAttempts:
         return await self._perform(self._loading(partition))
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
-        """Store the failures of a message, unless the store has more attempts of it or an attempt of a newer owner.
+        """Store the attempts of a message, unless the store has more attempts or an attempt of a newer owner.
 
         Args:
             message: The failed message.
@@ -115,7 +115,7 @@ class PostgresAttempts:
 
         Args:
             partition: The partition of the messages.
-            positions: Positions of the messages.
+            positions: Positions of the messages whose attempts the call deletes.
 
         Raises:
             ConfigError: A table or permission is missing.

@@ -2,8 +2,7 @@
 
 The statement is a compare-and-set. If the position rises and the epoch does not fall, the statement writes the position
 of the message and returns one row. The statement locks the row until the end of the transaction. A concurrent claim of
-the same key therefore waits, and then sees the outcome. If the statement returns no row, later statements find the
-reason.
+the same key waits for this lock. If the statement returns no row, later statements find the reason.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Claims:
         self._dead_letter = compose(_DEAD_LETTER, schema)
 
     def one(self, message: Message, row: Row) -> Steps[bool]:
-        """Return whether a message may have its effect now; False = the message had its effect before."""
+        """Return whether a message may have its effect now; False = the message has already had its effect."""
         if row.dead_letter and not (yield from self._first_time(row)):
             return False
         if (yield self._advancing(row)) is not None:
@@ -114,7 +113,7 @@ class Claims:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
     def _explain(self, message: Message, row: Row) -> Steps[bool]:
-        """Handle a claim that returned no row: the effect is done, the owner is fenced, or the topic is new."""
+        """Find the reason why a claim returned no row: the effect is done, the owner is fenced, or the topic is new."""
         for _ in range(TRIES):
             kept = yield from self._stored_row(row)
             if kept.position is not None:
@@ -128,7 +127,7 @@ class Claims:
         raise being_changed(self._subscription, row.place)
 
     def _first_time(self, row: Row) -> Steps[bool]:
-        """Mark the dead letter as handled. Returns False if the tables already have the mark."""
+        """Mark the dead letter as handled. Returns False if the mark already exists."""
         yield from self._stored_row(row)
         found = yield Statement(self._dead_letter, (Int8(row.partition), Int8(row.position), *self._topic_of(row)))
         return found is not None
@@ -161,12 +160,12 @@ class Claims:
 
 
 def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Return the indices of the rows in groups, one group for each topic and incarnation."""
+    """Group the rows by topic and incarnation, and return the indices of each group."""
     return [list(group) for _, group in groupby(order, lambda index: (rows[index].topic, rows[index].incarnation))]
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Return rounds of indices, each with at most one message of a row. One statement may change a row only once."""
+    """Split indices into rounds, because one statement may change a row only once. A round names each row once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

@@ -1,4 +1,4 @@
-"""The opening of a connection. Needs asyncio."""
+"""The function that opens a connection. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lanes_postgres.errors import not_connected
 log = logging.getLogger("lanes.postgres")
 
 _TIMEOUT: Final = 10
-"""Seconds for the connection to each host, unless the user sets ``connect_timeout``."""
+"""Seconds allowed for the connection to each host, unless the user sets ``connect_timeout``."""
 
 _WARN_AFTER: Final = 3.0
 """Seconds without an answer after which a warning names the server's silence."""
@@ -27,7 +27,7 @@ _WARN_AFTER: Final = 3.0
 async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
     """Open a connection with autocommit. A cancelled call leaves no socket open.
 
-    Each host has 10 s to answer, unless the address, ``options`` or ``PGCONNECT_TIMEOUT`` sets another time.
+    Each host must answer within 10 s, unless the address, ``options`` or ``PGCONNECT_TIMEOUT`` sets another time.
 
     Raises ``SourceError`` with a remedy if the server cannot be reached or refuses the connection.
     """

@@ -1,4 +1,4 @@
-"""Dead letters in a table: the target of a consumer, and the box of an operator. Needs asyncio."""
+"""Dead letters in a table, which a consumer writes and an operator lists and republishes. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from lanes_postgres.subscription.connections import Connections, Pool
 
 _SYSTEM: Final = "postgresql"
 _CONNECTIONS: Final = 4
-"""Number of connections that one object uses at most."""
+"""Maximum number of connections that one object uses."""
 
 _PUT: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_dead_letters (box, id, record, value) SELECT %(box)s, %(id)s, %(record)s, %(value)s "
@@ -53,7 +53,7 @@ _DISPOSE: Final[LiteralString] = (
 )
 
 _NAMED: Final = 5
-"""Number of other names that a text about an empty list names at most."""
+"""Maximum number of other names that a text about an empty list shows."""
 
 _BYTES: Final = ("key", "record_key")
 
@@ -62,8 +62,8 @@ _BYTES: Final = ("key", "record_key")
 class PostgresDeadLetters:
     """Dead letters in the table ``lanes_dead_letters``, for ``Consumer(dead_letters=…)``; also their ``DeadLetterBox``.
 
-    Give each subscription a different name, because the dead letters of two subscriptions for one message have one id.
-    Needs asyncio.
+    Give each subscription a different name. Two subscriptions derive the same dead-letter id from one message. Needs
+    asyncio.
 
     Args:
         dsn_or_pool: Address of the database, or a ``psycopg_pool.AsyncConnectionPool``.

@@ -1,4 +1,4 @@
-"""Conversion of the client's errors to errors of ``lanes``: temporary faults, faults of the setup, and other faults."""
+"""Functions that convert errors of psycopg to errors of ``lanes``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REFUSED: Final = re.compile(
     "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
     '|(database|role) ".*" does not exist'
 )
-"""Answers of a server that a repetition does not change."""
+"""SQLSTATE codes with which a server refuses every repetition of the request."""
 
 # The server and its client quote by ", psycopg by the repr of a text, which may hold a ' itself.
 _QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
@@ -41,12 +41,12 @@ _REMEDIES: Final[Mapping[str, str]] = {
 
 
 def lanes_error(where: str, error: psycopg.Error) -> LanesError:
-    """Return the error to raise in place of a client's error.
+    """Return the error of ``lanes`` to raise in place of an error of psycopg.
 
     ``SourceError(retryable=True)``: the same transaction may succeed later, for example after a deadlock or a timeout.
     ``ConfigError``: a person must change the setup. Every other fault: ``SourceError(retryable=False)``. The text
-    contains the server's primary message, or the client's own text without passwords. The text never contains the
-    details of the server, because details may show values of a row.
+    contains the server's primary message, or the text of psycopg without passwords. The text never contains the details
+    of the server, because details may show values of a row.
     """
     state = error.sqlstate
     text = f"{where}: {_primary_message(error)}"
@@ -62,7 +62,7 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
 
 
 def unreadable_address(where: str, address: str, error: psycopg.Error) -> ConfigError:
-    """Return the error for an address that the client cannot read, without what may be a password."""
+    """Return the error for an address that psycopg cannot read; the error omits possible passwords."""
     scheme = _SCHEME.match(address)
     if scheme is not None and scheme[1] not in ("postgresql", "postgres"):
         fault = f"the scheme {scheme[1]}:// is none of PostgreSQL"

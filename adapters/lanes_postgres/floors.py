@@ -1,7 +1,7 @@
 """Claims by partition: one statement stores the position of a subscription in the transaction of the effect.
 
-The statement writes the row of ``PostgresStates``, so the next owner continues after the last effect. The row stays
-locked until the end of the transaction. Until then no other process acquires the partition.
+The statement writes the row of ``PostgresStates``, from which the next owner continues. The transaction locks the row,
+so no other process acquires the partition before its end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Owned(NamedTuple):
 class FloorClaims:
     """The claims of one subscription in one schema, by partition. Immutable; performs no I/O.
 
-    A replayed dead letter is below the position of its partition, so it has a separate row in ``claims``.
+    A replayed dead letter is below the position of its partition. ``claims`` therefore stores a separate row for it.
     """
 
     def __init__(self, subscription: str, schema: str, claims: Claims) -> None:
@@ -57,7 +57,7 @@ class FloorClaims:
         self._set = compose(_SET, schema)
 
     def one(self, message: Message) -> Steps[bool]:
-        """Return whether a message may have its effect now; False = the message had its effect before."""
+        """Return whether a message may have its effect now; False = the message has already had its effect."""
         if isinstance(message.raw, DeadLetter):
             return (yield from self._claims.one(message, row_of(message, "message")))
         owned, position = self._owned(message), message.position
@@ -78,7 +78,7 @@ class FloorClaims:
         return [each for each in messages if each in fresh]
 
     def _locked(self, owned: _Owned, run: Sequence[Message]) -> Steps[list[Message]]:
-        """Lock the row, and advance it beyond messages of its partition, which are in order."""
+        """Lock the row of a partition, and advance its position past the given messages, which must be in order."""
         place = self._place(owned)
         found = yield Statement(self._lock, place)
         if found is None:

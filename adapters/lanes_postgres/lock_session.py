@@ -1,4 +1,4 @@
-"""The session of the server that holds the advisory locks of a process, and the checks that it can hold them."""
+"""The database session that holds the advisory locks of a process, and the checks of the session."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from lanes_postgres.errors import lanes_error, unreadable_address
 
 WHERE: Final = "advisory locks"
 _OLDEST: Final = 140_000
-"""The first version of the server with ``idle_session_timeout``."""
+"""The first PostgreSQL version with the setting ``idle_session_timeout``."""
 
 
 _CONNECT: Final = 10
-"""Seconds that a connection may take, unless the connection string says otherwise."""
+"""Seconds allowed for a connection, unless the connection string sets another time."""
 
 _PROBES: Final = 3
 CLOSING: Final = 2.0
-"""Seconds that ``aclose`` waits for the server. The server ends the session in any case."""
+"""Seconds that ``aclose`` waits for the server, which ends the session in any case."""
 
 _PREPARE: Final[LiteralString] = (
     "SELECT set_config('idle_session_timeout', %s, false), pg_is_in_recovery(), pg_backend_pid()"
@@ -37,7 +37,7 @@ _PID: Final[LiteralString] = "SELECT pg_backend_pid()"
 
 
 class LockSession:
-    """One session of the server, and the locks that it holds. ``turn`` orders requests and their bookkeeping."""
+    """One database session with its advisory locks. The lock ``turn`` makes requests run one at a time."""
 
     def __init__(self, connection: AsyncConnection[Any], pid: int, timeout: str, verified_at: float) -> None:
         self.connection = connection
@@ -100,7 +100,7 @@ class SessionMaker:
     Args:
         dsn: Connection string.
         lease: Seconds without a request after which the server ends a session.
-        spawn: Function that runs a coroutine as a task, for which the owner of the sessions waits.
+        spawn: Function that runs a coroutine as a task. The owner of the sessions awaits the task.
 
     Raises:
         ConfigError: The connection string is invalid.
@@ -187,10 +187,11 @@ class SessionMaker:
         return LockSession(connection, pid, shown, sent)
 
     async def _refuse_shared_sessions(self, cursor: AsyncCursor[Any], pid: int) -> None:
-        """Raise ``ConfigError`` if a proxy gives the session of this connection to another client between statements.
+        """Raise ``ConfigError`` if a proxy lends the session of this connection to another client between statements.
 
-        The proxy hides the process of the server. A second client in a transaction then gets the session that was used
-        last. Unless a third client was faster, this is the session of this connection.
+        The proxy hides the process of the server. The check opens a transaction on a second connection, to which the
+        proxy lends the session that it used last. Unless a third client was faster, this session belongs to the first
+        connection.
         """
         for _ in range(_PROBES):
             async with (

@@ -1,4 +1,4 @@
-"""The commands of PostgreSQL.
+"""The command-line commands for PostgreSQL.
 
 Reading order: ``doctor``, ``subscriptions``, ``retention``, ``commands``, ``ring``.
 """

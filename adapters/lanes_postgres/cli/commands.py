@@ -1,4 +1,4 @@
-"""The commands of PostgreSQL: ``lanes doctor postgres``, ``lanes postgres``, and the box of ``lanes dead-letters``."""
+"""The commands ``lanes doctor postgres`` and ``lanes postgres``, and the box of ``lanes dead-letters``."""
 
 from __future__ import annotations
 

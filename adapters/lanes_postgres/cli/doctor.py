@@ -20,12 +20,12 @@ from lanes_postgres.migrations import check_schema
 from lanes_postgres.steps import compose, perform_async
 
 _TIMEOUT: Final = 5
-"""Seconds that a connection may take, unless the connection string says otherwise."""
+"""Seconds allowed for a connection, unless the connection string sets another time."""
 
 _LEASE: Final = 10.0
 
 _FEW: Final = 10
-"""Number of free connections below which the doctor says so."""
+"""Number of free connections below which the doctor reports a shortage."""
 
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
@@ -209,7 +209,7 @@ class _Doctor:
 
 
 async def _locks(dsn: str) -> Check:
-    """Acquire an advisory lock as a process does, and release the lock."""
+    """Check that the server grants an advisory lock, and release the lock."""
     locks = AdvisoryLocks(dsn, lease=_LEASE)
     try:
         await locks.open()

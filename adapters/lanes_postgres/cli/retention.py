@@ -15,7 +15,7 @@ from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
 
 BATCHES: Final = 5_000
-"""Number of batches that one transaction deletes, at most."""
+"""Maximum number of batches that one transaction deletes."""
 
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
 # A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
@@ -60,12 +60,13 @@ async def trim(
 ) -> int:
     """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
 
-    Each transaction deletes at most 5,000 batches, so a cancelled call has deleted the oldest messages. With ``force``,
-    the call also deletes unfinished messages. The last batch of each partition stays. The subscriptions ``without`` may
-    lose unfinished messages.
+    Each transaction deletes at most 5,000 batches, the oldest first. A cancelled call keeps the deletions of its
+    committed transactions. With ``force``, the call also deletes unfinished messages. The last batch of each partition
+    stays. The subscriptions ``without`` may lose unfinished messages.
 
     Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
-    Without ``force``, the log also needs another subscription, and none may have its positions in a store of the user.
+    Without ``force``, the call also raises ``ConfigError`` if the log has no subscription outside ``without``, or if
+    such a subscription stores its positions in a store of the user.
     """
     # Messages without a position may follow the last batch.
     while await perform_async(connection, sequencing(schema), "trim"):

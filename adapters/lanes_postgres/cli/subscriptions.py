@@ -1,4 +1,4 @@
-"""The subscriptions of logs for operators: their members and lag, and the end of a subscription."""
+"""The functions with which an operator lists and drops the subscriptions of logs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ class SubscriptionView:
 
 
 async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> list[SubscriptionView]:
-    """Return the subscriptions of all logs, in order of their names. Gives positions to committed messages first."""
+    """Return the subscriptions of all logs, in order of their names.
+
+    The call first gives positions to committed messages.
+    """
     # A second member that gives positions at this moment gives them to nearly all messages.
     while await perform_async(connection, sequencing(schema), _WHERE):
         pass
@@ -81,7 +84,7 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
 
 
 async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: str, name: str, *, force: bool) -> None:
-    """Delete a subscription with its positions, in one transaction. The tables then refuse its owners.
+    """Delete a subscription with its positions, in one transaction. Its members can then write no more.
 
     Raises ``ConfigError`` if the subscription does not exist, or if members run and ``force`` is False.
     """

@@ -1,4 +1,4 @@
-"""A log, and the messages that a transaction appends to it. ``docs/design/postgres.md`` explains the order."""
+"""An ordered log to which transactions append messages. ``docs/design/postgres.md`` explains the order."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Record(NamedTuple):
 
     Attributes:
         value: The payload; a ``str`` means its UTF-8.
-        key: The key: bytes, a ``str``, or an unsigned 128-bit ``int``. ``None`` = no key, so the message has no order.
+        key: The key: bytes, a ``str``, or an unsigned 128-bit ``int``. ``None`` = the message has no order.
         subject: The subject. "" = the name of the log.
         headers: Pairs of a name and a value.
         time: Time of the message, with a time zone. ``None`` = the time of the call, by the server's clock.
@@ -78,7 +78,7 @@ class Record(NamedTuple):
 
 
 class LogFacts(NamedTuple):
-    """A log as the database stores it.
+    """The facts of a log that the database stores.
 
     Attributes:
         id: Number of the log in its schema.
@@ -104,9 +104,9 @@ class Log:
 
     Messages of one key are in one partition. The positions of a partition follow the order of the commits. If
     transaction B waited for a lock of transaction A, the messages of B follow the messages of A. ``append`` locks
-    nothing, so transactions never wait for each other because of a log.
+    nothing, so a log never makes one transaction wait for another.
 
-    An object has no connection. Objects with the same name and schema act alike. Thread-safe.
+    The object opens no connection. Two objects with the same name and schema are interchangeable. Thread-safe.
 
     Args:
         name: Name of the log, 1 to 200 characters.
@@ -158,9 +158,9 @@ class Log:
         """Return a log that reads a table of your own, such as an existing outbox.
 
         A trigger at the COMMIT of each inserted row gives the row its place in the order of the log. A source refuses a
-        table without the trigger. ``create`` and the statement of ``migration`` install the trigger. Rows from before
-        the trigger are no messages. A source delivers no deleted row. Messages of one key are in one partition.
-        ``append`` refuses this log; insert rows instead.
+        table without the trigger. ``create`` and the statement of ``migration`` install the trigger. A source delivers
+        neither deleted rows nor rows from before the trigger. Messages of one key are in one partition. ``append``
+        refuses this log; insert rows instead.
 
         Args:
             table: Name of the table, perhaps with its schema: ``outbox`` or ``shop.outbox``.
@@ -190,7 +190,7 @@ class Log:
             One statement without parameters. The user who executes the statement must own the table.
 
         Raises:
-            ConfigError: The log is over no table.
+            ConfigError: The log reads no table of the user.
         """
         if self._over is None:
             raise ConfigError(f"{self._where()} is over no table, so it has no migration; call Log.create")
@@ -261,8 +261,8 @@ class Log:
         """Wake the consumers of all logs of the schema. The call is optional, because consumers also poll for messages.
 
         Call this method after the COMMIT of an append. A notification inside a transaction would take a lock of the
-        whole server at its COMMIT, so the call refuses a connection in a transaction. One call may follow many appends.
-        A lost call delays messages only until the next poll.
+        whole server at its COMMIT, so the call refuses a connection in a transaction. One call is enough for many
+        appends. A lost notification delays messages only until the next poll.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -380,7 +380,7 @@ class Log:
         )
 
     def _row(self, number: int, message: Record, facts: LogFacts, spread: int) -> tuple[Any, ...]:
-        """Return partition, slot, time, key, subject, headers and value of a message."""
+        """Return the columns of a message: partition, slot, time, key, subject, headers and value."""
         try:
             key = None if message.key is None else key_bytes(message.key)
         except (TypeError, ValueError) as error:

@@ -8,15 +8,16 @@ from psycopg import sql
 
 
 class Columns(NamedTuple):
-    """The columns of a table that a log reads. A text, a number or a JSON value becomes its text in UTF-8.
+    """The columns of a table that a log reads. The log returns texts, numbers and JSON values as UTF-8 text.
 
     Attributes:
-        id: A unique ``bigint`` or ``integer``. Its order may differ from the order of the messages.
-        key: The key. ``None`` = the messages have no key, so they have no order.
-        value: The payload.
-        time: The time of the message, a ``timestamptz``.
-        subject: The subject. ``None`` = the name of the log.
-        headers: A JSON object of texts. ``None`` = no headers.
+        id: Column of the unique id, a ``bigint`` or ``integer``. The order of the ids may differ from the order of the
+            messages.
+        key: Column of the key. ``None`` = the messages have no order.
+        value: Column of the payload.
+        time: Column of the message time, a ``timestamptz``.
+        subject: Column of the subject. ``None`` = the name of the log.
+        headers: Column of the headers, a JSON object of texts. ``None`` = no headers.
     """
 
     id: str = "id"
@@ -34,7 +35,7 @@ class Over(NamedTuple):
     columns: Columns
 
     def migration(self, log: str, partitions: int, schema: str) -> str:
-        """Return the statement that makes the log, its trigger and its view."""
+        """Return the statement that creates the log, the trigger on the table, and the view of the messages."""
         statement = sql.SQL("SELECT {}({}, {}::regclass, {}, {})").format(
             sql.Identifier(schema, "lanes_log_over"),
             sql.Literal(log),

@@ -67,7 +67,7 @@ class StoredMessage(NamedTuple):
 
     Attributes:
         position: Position in the partition.
-        key: Key. ``None`` = no key.
+        key: Key of the message. ``None`` = no key.
         subject: Subject.
         headers: Headers as JSON text. ``None`` = no headers.
         value: Payload.
@@ -83,7 +83,7 @@ class StoredMessage(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of payload, key and headers."""
+        """Total size of payload, key and headers in bytes."""
         return len(self.value) + len(self.key or b"") + len(self.headers or "")
 
 
@@ -104,7 +104,7 @@ class LogReader:
         return _stored(raw).subject
 
     def details(self, raw: object) -> Details:
-        """Return the key and the time for a dead letter."""
+        """Return the key and the time of the message, which a dead letter stores."""
         stored = _stored(raw)
         return Details(record_key=stored.key, timestamp=stored.time)
 
@@ -118,12 +118,12 @@ def _stored(raw: object) -> StoredMessage:
 
 
 class Wanted(NamedTuple):
-    """A read of one partition.
+    """The request to read one partition.
 
     Attributes:
         partition: Number of the partition.
         start: First position.
-        most: Maximum number of messages.
+        most: Maximum number of messages to read.
     """
 
     partition: int
@@ -132,10 +132,10 @@ class Wanted(NamedTuple):
 
 
 class Looked(NamedTuple):
-    """The result of a look.
+    """The result of one call of ``visit``.
 
     Attributes:
-        done: Number of batches that the look has given positions. ``None`` = another session gives positions now.
+        done: Number of batches to which the call gave positions. ``None`` = another session gives positions now.
         ends: The next position of each partition.
         messages: The messages by partition, each in the order of the positions.
     """
@@ -178,7 +178,7 @@ class LogTables:
     async def visit(self, connection: AsyncConnection[Any], starts: Mapping[int, int], room: int) -> Looked:
         """Give positions to committed messages, and return the messages at or above a position of each partition.
 
-        Returns no message if they are more than ``room``. Only a log with its own messages can be visited.
+        Returns no messages if there are more than ``room``. The log must have its own messages.
         """
         parameters = {
             "batches": BATCHES,
@@ -203,7 +203,7 @@ class LogTables:
         return [end for (end,) in await self._rows(connection, _ENDS, {"partitions": self.partitions})]
 
     async def firsts(self, connection: AsyncConnection[Any]) -> list[int]:
-        """Return the lowest position of each partition that remains after the trims."""
+        """Return the lowest position that trims have left in each partition."""
         return [first for (first,) in await self._rows(connection, _FIRSTS, {"partitions": self.partitions})]
 
     async def since(self, connection: AsyncConnection[Any], time: datetime) -> Mapping[int, int]:
@@ -211,7 +211,7 @@ class LogTables:
         return dict(await self._rows(connection, _SINCE, {"time": time}))
 
     def of_messages(self, query: LiteralString) -> LiteralString:
-        """Return a query about the messages of this log. The name of the view has only letters and digits."""
+        """Complete a query with the name of the view of this log, which has only letters and digits."""
         return query.replace("{schema}.lanes_log_messages", "{schema}." + self.messages)
 
     def _wanted(self, wanted: Sequence[Wanted]) -> dict[str, object]:

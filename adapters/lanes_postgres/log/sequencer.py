@@ -1,4 +1,4 @@
-"""The call that gives positions to committed messages. The function ``lanes_log_sequence`` has the algorithm."""
+"""The call that gives positions to committed messages. The function ``lanes_log_sequence`` contains the algorithm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from psycopg.types.numeric import Int4
 from lanes_postgres.steps import Statement, Steps, compose
 
 BATCHES: Final = 5_000
-"""Number of batches that one call gives positions to, at most."""
+"""Maximum number of batches to which one call gives positions."""
 
 _SEQUENCE: Final[LiteralString] = "SELECT {schema}.lanes_log_sequence(%s)"
 

@@ -42,7 +42,7 @@ _FIND_MADE: Final[LiteralString] = (
     "'EXECUTE') ORDER BY 1) FROM {schema}.lanes_logs WHERE id = %s"
 )
 _MADE: Final = 11
-"""Version of the tables that made the present trigger and view of a log over a table."""
+"""Schema version that introduced the present trigger and view of a log over a table."""
 
 _ANEW: Final = "execute the statement of Log.over(…).migration() again, as the owner of the table"
 
@@ -52,7 +52,7 @@ class Fault(NamedTuple):
 
     Attributes:
         text: The fault.
-        remedy: Action that repairs the fault.
+        remedy: Action with which the user repairs the fault.
     """
 
     text: str
@@ -62,7 +62,7 @@ class Fault(NamedTuple):
 def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
     """Return the fault of the trigger of a log; None = the trigger orders the messages.
 
-    If ``facts`` is None or belongs to a log with its own messages, the function checks the table of ``append``.
+    For a log with its own messages, or with ``facts=None``, the function checks the table that ``append`` fills.
     """
     relation = None if facts is None else facts.relation
     name = sql.Identifier(schema, "lanes_log_messages").as_string(None) if relation is None else relation
@@ -105,7 +105,7 @@ def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
 def upkeep(schema: str, facts: LogFacts) -> Steps[Fault | None]:
     """Return the work that an upgrade or a change of an owner requires; None = no work.
 
-    Sources read the messages even before this work. A log with its own messages needs no upkeep.
+    Sources can read the messages before this work is done. A log with its own messages needs no upkeep.
     """
     if facts.relation is None:
         return None
