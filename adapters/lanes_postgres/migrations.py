@@ -1,4 +1,4 @@
-"""The tables, which the numbered SQL files of this package create and update."""
+"""The functions that create and update the tables by the numbered SQL files of this package."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _APPLIED: Final[LiteralString] = "INSERT INTO {schema}.lanes_migrations (version
 
 
 class Migration(NamedTuple):
-    """One SQL file; ``0001_positions.sql`` is version 1 with the name ``positions``."""
+    """One SQL file. The file ``0001_positions.sql`` has the version 1 and the name ``positions``."""
 
     version: int
     name: str
@@ -90,10 +90,10 @@ def migrate(
 ) -> Awaitable[list[str]] | list[str]:
     """Create the tables, or update them to this version of ``lanes``.
 
-    The call runs in one transaction, completely or not at all. When calls run concurrently, the first call migrates
-    and the other calls wait. An update of existing tables waits up to 60 s for transactions on the tables, and fails no
-    transaction. Idempotent. The user of the connection needs the right to create the tables and a missing schema;
-    ``Positions`` needs neither.
+    The call runs in one transaction, completely or not at all. Of concurrent calls, the first migrates, and the others
+    wait. An update of existing tables waits up to 60 s for other transactions on the tables, and never aborts them.
+    Idempotent. The user of the connection needs the right to create the tables and a missing schema; ``Positions``
+    needs neither.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -131,7 +131,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
         Nothing; awaitable for an asynchronous connection.
 
     Raises:
-        ConfigError: The tables are missing, or have another version than this ``lanes`` needs.
+        ConfigError: The tables are missing, or their version differs from the version that this ``lanes`` needs.
         SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
     """
     check_schema_name(schema)
@@ -139,7 +139,7 @@ def check_schema(connection: AsyncConnection[Any] | Connection[Any], *, schema: 
 
 
 def migrations() -> Sequence[Migration]:
-    """Return all migrations in order of version, from 1 without gaps."""
+    """Return all migrations in order of version. The versions begin at 1 and have no gaps."""
     found = []
     for file in files("lanes_postgres").joinpath("migrations").iterdir():
         number, _, name = file.name.removesuffix(".sql").partition("_")

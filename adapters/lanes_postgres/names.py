@@ -1,4 +1,4 @@
-"""Checks of the names that users choose: of subscriptions, groups, consumers and schemas."""
+"""Checks of the names that users choose for subscriptions, groups, consumers and schemas."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def check_schema_name(name: object) -> None:
 
 
 def refuse_address(argument: str, name: object, remedy: str) -> None:
-    """Raise ``ConfigError`` for an address in place of a name, without the address, which may contain a password."""
+    """Raise ``ConfigError`` for an address in place of a name. The error omits the address, a possible secret."""
     if is_address(name):
         raise ConfigError(f"{argument}= is the address of a server, not a name; {remedy}")
 
 
 def is_address(name: object) -> bool:
-    """Return whether a value in place of a name is a URL, or words such as ``password=…``."""
+    """Return whether a value is an address: a URL, or words such as ``password=…``."""
     return isinstance(name, str) and ("://" in name or _PASSWORD.search(name) is not None)
 
 

@@ -1,4 +1,4 @@
-"""Positions: each message has its effect once, because one transaction holds both effect and position."""
+"""The class ``Positions``, which stores the position of a message in the transaction of its effect."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 
 @names_unknown_options("lanes_postgres.Positions")
 class Positions:
-    """Records which messages of one subscription have had their effect, in the database that stores the effects.
+    """Records in the database of the effects which messages of one subscription have already had their effect.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
     in the transaction of that connection. An instance has no state between calls, so threads and tasks may share an
-    instance, and pickle can copy an instance. If an asynchronous call is cancelled, the transaction block around the
-    call rolls back.
+    instance. Instances can be pickled. If an asynchronous call is cancelled, the transaction block around the call
+    rolls back.
 
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
     drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
@@ -56,8 +56,8 @@ class Positions:
     timeout. Errors of the user's own statements stay unchanged.
 
     Args:
-        subscription: Purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are independent. All
-            processes that run one handler use the same subscription.
+        subscription: Name of the purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are
+            independent. All processes that run one handler use the same subscription.
         schema: Schema in which ``migrate`` created the tables.
         by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
             each message, for ``order="none"``. A message without a key always has its own row. ``"partition"`` keeps no
@@ -126,7 +126,7 @@ class Positions:
 
         Args:
             connection: A connection that is in no transaction.
-            messages: The batch.
+            messages: The messages of the batch.
 
         Returns:
             A context manager with the messages that must have their effect, in the given order.
@@ -169,7 +169,7 @@ class Positions:
 
         Args:
             connection: A connection in the user's transaction.
-            messages: The batch.
+            messages: The messages of the batch.
 
         Returns:
             The messages in the given order; awaitable for an asynchronous connection.
@@ -203,14 +203,14 @@ class Positions:
     ) -> Awaitable[int] | int:
         """Delete the subscription's rows of a topic, including the rows of its dead letters and attempts.
 
-        A message whose row is deleted has its effect again when the message is redelivered. Therefore delete only
-        positions below the position that every consumer of the subscription has committed. Idempotent.
+        A message without a row has its effect again after a redelivery. Therefore delete only positions below the
+        position that every consumer of the subscription has committed. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.
             topic: Name of the topic.
-            partition: Number of the partition whose rows are deleted; None = all partitions.
-            below: Position below which rows are deleted; None = all positions.
+            partition: Number of the partition whose rows the call deletes; None = all partitions.
+            below: Position below which the call deletes rows; None = all positions.
 
         Returns:
             Number of deleted positions; awaitable for an asynchronous connection.
@@ -226,8 +226,8 @@ class Positions:
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
         """Delete the epochs of a topic, including the epochs of its attempts, but no position.
 
-        Call this method after the epochs of the topic have restarted. Effects still happen once, because the
-        positions stay. Idempotent.
+        Call this method after the epochs of the topic have restarted. Effects still happen once, because the call keeps
+        the positions. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.

@@ -1,4 +1,4 @@
-"""The row of a message in the tables. Pure."""
+"""The table row of a message. Pure."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: position of 
 
 
 class Row(NamedTuple):
-    """A row of the tables.
+    """The table row of one message.
 
     Attributes:
         topic: Name of the topic.
         incarnation: Incarnation of the topic; "" = unknown.
         partition: Number of the partition.
-        key: Digest of the key, 32 bytes; without a key, or with ``by="message"``, the position of the message in 8
-            bytes.
+        key: Digest of the key, 32 bytes. A message without a key, or with ``by="message"``, has its position in 8 bytes
+            instead.
         position: Position of the message.
-        epoch: Fencing token of the partition, which rises across processes; None without such a token, and for a dead
-            letter.
-        dead_letter: Whether the message is a dead letter that is replayed.
+        epoch: Fencing token of the partition, which rises across processes; None = no token, or a dead letter.
+        dead_letter: Whether the message is a replayed dead letter.
     """
 
     topic: str
@@ -46,7 +45,7 @@ class Row(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Topic, partition and position as text, without the key."""
+        """Return topic, partition and position as text, without the key."""
         return f"{self.topic}/{self.partition} position {self.position}"
 
 

@@ -1,4 +1,4 @@
-"""Partition states in PostgreSQL: the position of each subscription, and the fence that refuses a former owner."""
+"""A store of partition states in PostgreSQL. A state holds a position, and an epoch that fences former owners."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class PostgresStates:
     ``store_in`` writes a state in your own transaction; see ``lanes.ownership.StoresInTransaction``. The methods raise
     the same errors as ``Positions``.
 
-    ``claim`` returns after its commit is on the server's disk, also with ``synchronous_commit=off``. If a standby
-    replaces a server and has not received its last commits, an epoch may repeat.
+    ``claim`` returns after the server has written the commit to its disk, also with ``synchronous_commit=off``. After a
+    failover to a standby that lacks the last commits, an epoch may repeat.
 
     Args:
         connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an
@@ -102,7 +102,7 @@ class PostgresStates:
             keys: Names of the states.
 
         Returns:
-            The states by name, without those that were never claimed.
+            The states by name. A state that no owner has claimed is absent.
 
         Raises:
             ConfigError: A key is invalid, or a table or permission is missing.
@@ -115,7 +115,7 @@ class PostgresStates:
 
         Args:
             key: Name of the state.
-            start: Floor of a state that does not exist yet.
+            start: Floor of a new state, if the state does not exist yet.
 
         Returns:
             The state with its new epoch.
@@ -142,7 +142,8 @@ class PostgresStates:
             changes: At most one change for each key.
 
         Returns:
-            One answer for each change; False = another process owns the partition.
+            One answer for each change; False = the store refused the change, because another process owns the
+            partition.
 
         Raises:
             ConfigError: A key is invalid, or a table or permission is missing.
@@ -249,7 +250,7 @@ class PostgresStates:
 
 
 async def are_beside(states: StateStore, schema: str, incarnation: str) -> bool:
-    """Return whether statements about a log can read the states: they are in its schema, in the same database.
+    """Return whether statements about a log can read the states, because log and states share schema and database.
 
     ``incarnation`` = the identity of the log. Raises ``ConfigError`` and ``SourceError`` like ``PostgresStates``.
     """
@@ -290,7 +291,7 @@ def _check(key: StateKey) -> None:
 
 
 def array_of(runs: Sequence[tuple[int, int]]) -> str:
-    """Return the runs as the text of an array: the start and the end of each run."""
+    """Return the text of an array with the start and the end of each run."""
     return "{" + ",".join(f"{start},{end}" for start, end in runs) + "}"
 
 

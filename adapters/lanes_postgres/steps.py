@@ -1,6 +1,6 @@
 """Database steps as generators without I/O, and the functions that perform them over a connection.
 
-A generator yields a ``Statement`` and receives the first row of the result; None = the result has no row.
+A generator yields a ``Statement``, and receives the first row of the result or None.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes_postgres.errors import lanes_error
 Result = TypeVar("Result")
 
 Found = tuple[Any, ...] | None
-"""The first row of a result, or None."""
+"""The first row of a result; None = the result has no row."""
 
 
 class Statement(NamedTuple):
@@ -31,20 +31,20 @@ Steps = Generator[Statement, Found, Result]
 
 
 def compose(text: LiteralString, schema: str) -> bytes:
-    """Return the query with the quoted schema name in place of ``{schema}``, for an execution with parameters."""
+    """Replace ``{schema}`` in a query by the quoted schema name. The result is for an execution with parameters."""
     # A doubled % stands for a literal % in the name, not for a placeholder.
     return sql.SQL(text).format(schema=sql.Identifier(schema.replace("%", "%%"))).as_bytes(None)
 
 
 def compose_names(text: LiteralString, schema: str) -> bytes:
-    """Return the query like ``compose``, also with the schema in literals that hold a name: ``'{schema}.table'``."""
+    """Replace ``{schema}`` like ``compose``, also inside literals that contain a name, such as ``'{schema}.table'``."""
     quoted = compose("{schema}", schema)
     # A doubled quote in a literal stands for a quote.
     return compose(text, schema).replace(b"'" + quoted, b"'" + quoted.replace(b"'", b"''"))
 
 
 def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` in place of the client's errors."""
+    """Perform the steps in the open transaction. Blocks. Raises errors of ``lanes`` instead of psycopg errors."""
     try:
         # Use a plain cursor, because the user's cursor class may return other rows or need other placeholders.
         cursor = Cursor(connection, row_factory=tuple_row)

@@ -33,8 +33,8 @@ class Topics:
     def of(self, topic: str, incarnation: str) -> Steps[int]:
         """Return the number of a topic, and register a new topic.
 
-        The ``incarnation`` "" is unknown and matches every incarnation. Raises ``ConfigError`` if the rows belong to
-        another incarnation.
+        The ``incarnation`` "" means unknown, and matches every incarnation. Raises ``ConfigError`` if the stored rows
+        belong to another incarnation of the topic.
         """
         for _ in range(TRIES):
             found = yield Statement(self._find, (self._subscription, topic))
@@ -55,7 +55,7 @@ class Topics:
 
 
 def being_changed(subscription: str, what: str) -> SourceError:
-    """Return the error for a row that other transactions keep changing, or that the user may not see."""
+    """Return the error for a row that other transactions keep changing, or that the database user may not read."""
     return SourceError(
         f"subscription {subscription!r}: other transactions change {what}, or this user may not see it; repeat the "
         "transaction",

@@ -28,10 +28,10 @@ def inside(
 
     Args:
         connection: The connection of the caller.
-        steps: The statements.
-        where: Subject of errors.
+        steps: The steps, which yield the statements.
+        where: Subject of error texts.
         call: Name by which users call the method, such as ``Log.append``.
-        otherwise: Name of the method that makes a transaction itself; "" = there is none.
+        otherwise: Name of the method that makes a transaction itself, for errors; "" = no such method.
 
     Returns:
         The result of the steps; awaitable for an asynchronous connection.
@@ -54,7 +54,7 @@ async def _inside_async(
 
 
 def _named(coroutine: Coroutine[Any, Any, Result], call: str) -> Coroutine[Any, Any, Result]:
-    """Give a coroutine the name of its call, which Python's warning about a missing ``await`` shows."""
+    """Name a coroutine after its call. Python's warning about a missing ``await`` shows this name."""
     setattr(coroutine, "__qualname__", call)  # noqa: B010 - the type of coroutines declares no name
     return coroutine
 
@@ -73,7 +73,7 @@ def block(connection: Either, steps: Steps[Result], where: str, otherwise: str) 
 
 
 class _AsyncBlock(AbstractAsyncContextManager[Result]):
-    """A block for ``async with``. As a condition, the block would always be true and store nothing."""
+    """A block for ``async with``. The block refuses its use as a condition, which would always be true."""
 
     def __init__(self, block: AbstractAsyncContextManager[Result], where: str) -> None:
         self._block = block
@@ -95,7 +95,7 @@ class _AsyncBlock(AbstractAsyncContextManager[Result]):
 
 
 class _BlockingBlock(AbstractContextManager[Result]):
-    """A block for ``with``. As a condition, the block would always be true and store nothing."""
+    """A block for ``with``. The block refuses its use as a condition, which would always be true and store nothing."""
 
     def __init__(self, block: AbstractContextManager[Result], where: str) -> None:
         self._block = block
@@ -131,9 +131,9 @@ async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], wh
 
 
 def outside(connection: Either, steps: Steps[Result], where: str, call: str) -> Awaitable[Result] | Result:
-    """Perform a single statement outside of any transaction of the caller, in one request.
+    """Perform one statement, in one request, on a connection that is in no transaction.
 
-    Raises ``ConfigError`` inside a transaction.
+    Raises ``ConfigError`` for a connection in a transaction.
     """
     _check_outside(connection, where)
     if isinstance(connection, AsyncConnection):

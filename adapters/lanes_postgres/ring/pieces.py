@@ -23,7 +23,7 @@ from lanes_postgres.steps import Result, Statement, Steps, compose, compose_name
 from lanes_postgres.transactions import alone_async
 
 RING: Final = "ring"
-"""The text of a notification after which the members look at the pieces."""
+"""Payload of the notification that makes the members read the rows of the pieces."""
 
 _NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, 'ring')"
 
@@ -121,16 +121,16 @@ _HAND_OVER: Final[LiteralString] = (
 
 
 class PieceRow(NamedTuple):
-    """A piece as the database has it.
+    """The database row of a piece.
 
     Attributes:
         id: Number of the piece.
-        partition: Number of its partition.
-        slots: Its slots. ``None`` = the messages without a key.
-        consumer: The consumer that the map names; ``None`` = nobody, or any for messages without a key.
-        epoch: Number of the last acquisition; 0 = none.
-        parent: The piece whose owner may still handle messages of this one; ``None`` = no drain.
-        floor: The stored position.
+        partition: Number of the partition of the piece.
+        slots: Slots of the piece. ``None`` = the messages without a key.
+        consumer: Owner of the slots by the map. ``None`` = no owner, or any owner for messages without a key.
+        epoch: Number of the last acquisition of the piece; 0 = never acquired.
+        parent: Number of the parent piece, whose owner may still handle messages of this piece; ``None`` = no drain.
+        floor: Stored position of the piece.
     """
 
     id: int
@@ -143,7 +143,7 @@ class PieceRow(NamedTuple):
 
 
 def locking(schema: str, log: int, group: str) -> Steps[None]:
-    """Let no other change of a group's map, and no hand-over, run until the transaction ends."""
+    """Block other changes of a group's map, and hand-overs, until the transaction ends."""
     yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log)))
 
 
@@ -155,7 +155,7 @@ def has_begun(schema: str, log: int, group: str) -> Steps[bool]:
 
 
 def beginning(schema: str, log: int, group: str, ring: RingMap, starts: Sequence[int]) -> Steps[None]:
-    """Make the pieces of each partition: the owned ranges, the unowned slots, and the messages without a key."""
+    """Create the pieces of each partition: the owned ranges, the unowned slots, and the messages without a key."""
     pieces: list[tuple[str | None, str | None]] = [(str(Slots.of([each.range])), each.consumer) for each in ring.owned]
     if unowned := ring.unowned():
         pieces.append((str(Slots.of(unowned)), None))
@@ -165,7 +165,7 @@ def beginning(schema: str, log: int, group: str, ring: RingMap, starts: Sequence
 
 
 def assigning(schema: str, log: int, group: str, wanted: Range, consumer: str) -> Steps[None]:
-    """Give the slots of a range to a consumer, in all pieces. A part of a piece becomes a piece with a drain."""
+    """Give the slots of a range to a consumer, in all pieces. Part of a piece becomes a new piece with a drain."""
     yield Statement(compose(_LOCK, schema), (Int4(log), group, Int4(wanted.lo), Int4(wanted.hi)))
     place = {"log": Int4(log), "group": group, "lo": Int4(wanted.lo), "hi": Int4(wanted.hi), "consumer": consumer}
     for step in (_COPY, _CUT, _MOVE):
@@ -204,7 +204,7 @@ class Pieces:
         return f"<Pieces of {self._consumer!r} of {self._name}>"
 
     async def look(self, connection: AsyncConnection[Any], owned: Sequence[int]) -> list[PieceRow]:
-        """Return the pieces of the consumer by the map, those without a key, ``owned`` ones, and their parts."""
+        """Return the pieces that the map gives the consumer, keyless and ``owned`` pieces, and the parts of pieces."""
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(compose(_LOOK, self._schema), (*self._place, self._consumer, list(owned)))
             return [
@@ -216,11 +216,11 @@ class Pieces:
         """Raise the epoch of a piece and return its state; see ``lanes.ownership.StateStore.claim``.
 
         Args:
-            key: The key, whose partition is the piece.
+            key: Key of the state, whose partition number is the number of the piece.
             start: Ignored, because the piece exists.
 
         Returns:
-            The state. ``claimed`` has the slots of the same moment.
+            The state. Its ``claimed`` contains the slots of the piece at the time of the claim.
 
         Raises:
             StateLocked: The map names another consumer, the former owner may still handle messages of the piece, or a
@@ -238,7 +238,7 @@ class Pieces:
         return State(epoch, floor, runs_of(completed))
 
     async def end_drain(self, piece: int, parent: int) -> None:
-        """Let a piece be claimed, because the caller holds the lock of its parent: the former owner has lost it.
+        """End the drain of a piece. The caller holds the lock of the parent piece, so its former owner has lost it.
 
         Raises ``StateLocked`` if a transaction holds the row.
         """
@@ -283,8 +283,8 @@ class Pieces:
     async def hand_over(self, piece: int, epoch: int, moved: MovedSlots) -> None:
         """Copy the stored position of a piece to the parts that have moved, and end their drains.
 
-        The call hands over only pieces whose slots have all moved. Calls at the same time share a transaction, because
-        the handlers of a moved range often end together.
+        The call hands over only pieces whose slots have all moved. Concurrent calls share a transaction, because the
+        handlers of a moved range often end together.
         """
         await self._parts(
             {"id": Int8(piece), "epoch": Int8(epoch), "slots": str(moved.slots), "below": Int8(moved.below)}
@@ -294,10 +294,10 @@ class Pieces:
         await self._perform(self._handing_over(_HAND_OVER, places))
 
     async def hand_over_all(self, piece: int, epoch: int) -> None:
-        """Copy the stored position of a drained piece to all pieces that are left with its drain, and end their drains.
+        """Copy the stored position of a drained piece to all pieces that wait for its drain, and end their drains.
 
-        The owner has not looked since their split, so it has delivered their messages up to its position. Calls at the
-        same time share a statement, because a member that stops releases all of its pieces at once.
+        The owner has not seen the split of these pieces, and has delivered their messages up to its own position.
+        Concurrent calls share a statement, because a member that stops releases all of its pieces at once.
         """
         await self._drained((piece, epoch))
 
@@ -315,7 +315,7 @@ class Pieces:
         yield from self._notifying()
 
     async def notify(self) -> None:
-        """Let all members look at the pieces, because one may be acquired. Calls at the same time share a statement."""
+        """Notify all members that a piece may be free. Concurrent calls share a statement."""
         await self._notices(None)
 
     async def _notify_once(self, notices: Sequence[None]) -> None:

@@ -1,4 +1,4 @@
-"""The map of a group: an appended log of assignments in the database, from which the owner of each slot follows."""
+"""The map of a group: an append-only log of assignments in the database, which determines the owner of each slot."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _APPEND: Final[LiteralString] = (
 
 
 class RangeEvent(NamedTuple):
-    """An assignment in the history of a map.
+    """One assignment of slots in the history of a map.
 
     Attributes:
-        number: Number of the assignment in its map: 1, 2, 3 …
-        range: The slots.
+        number: Number of the assignment in the map: 1, 2, 3 …
+        range: The assigned slots.
         consumer: Name of the consumer that owns the slots after the assignment.
         time: Time of the assignment, with a time zone.
         login: Database user who made the assignment.
@@ -62,13 +62,13 @@ class RangeMember(NamedTuple):
 
 @names_unknown_options("lanes_postgres.RangeMap")
 class RangeMap:
-    """The ranges of ring slots that the consumers of a group own, as an appended log of assignments in the database.
+    """The ranges of ring slots that the consumers of a group own, as an append-only log of assignments in the database.
 
-    The owner of each slot follows from the assignments in their order. A slot that was never assigned has no owner.
-    Group and name identify a consumer, so equal names in two groups are two consumers. A group is the subscription of
-    its consumers. Each log has its own groups.
+    The last assignment of a slot determines its owner. A slot that no assignment names has no owner. Equal names in two
+    groups identify two consumers. The name of a group is the subscription of its consumers. Each log has its own
+    groups.
 
-    An object has no connection. Objects with the same log and group act alike. Thread-safe.
+    The object opens no connection. Two objects with the same log and group are interchangeable. Thread-safe.
 
     Args:
         log: The log.
@@ -111,7 +111,7 @@ class RangeMap:
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
             lo: First slot, 0 … 65,535.
-            hi: Last slot, ``lo`` … 65,535. The slot belongs to the range.
+            hi: Last slot, which the range includes, ``lo`` … 65,535.
             consumer: Name of the consumer, 1 to 200 characters.
 
         Returns:
@@ -135,11 +135,11 @@ class RangeMap:
     def split(
         self, connection: AsyncConnection[Any] | Connection[Any], slot: int, consumer: str
     ) -> Awaitable[bool] | bool:
-        """Split the range of a slot, and give its slots from ``slot`` on to a consumer, in a separate transaction.
+        """Split the range of a slot, and assign the part from ``slot`` on to a consumer, in a separate transaction.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
-            slot: First slot to give away, 1 … 65,535. A consumer owns the slot and the slot below, by one range.
+            slot: First slot to assign, 1 … 65,535. One range must contain this slot and the slot below.
             consumer: Name of the consumer, 1 to 200 characters.
 
         Returns:
@@ -206,7 +206,7 @@ class RangeMap:
 
         Args:
             consumer: Name of the consumer, 1 to 200 characters. A process that starts again with its former name owns
-                its ranges again. Of two processes with one name, each piece has one owner.
+                its ranges again. If two processes use one name, each piece still has a single owner.
 
         Returns:
             The consumer.
@@ -229,7 +229,7 @@ class RangeMap:
         return [RangeEvent(number, Range(lo, hi), *facts) for number, lo, hi, *facts in zip(*found, strict=True)]
 
     def _replaying(self) -> Steps[tuple[RingMap, int]]:
-        """Return the map and the number of its assignments."""
+        """Replay the assignments, and return the resulting map and the number of assignments."""
         events = yield from self._remembering()
         return RingMap.replay(Assignment(event.range, event.consumer) for event in events), len(events)
 
@@ -265,7 +265,7 @@ class RangeMap:
         return True
 
     def beginning(self, starts: Sequence[int]) -> Steps[None]:
-        """Return the statements that make the pieces of the group, unless it has them. For ``PostgresSource``.
+        """Return the statements that create the missing pieces of the group. For ``PostgresSource``.
 
         Args:
             starts: First position of each partition.

@@ -1,4 +1,4 @@
-"""Reads of some slots of a log: the messages of several pieces of one partition in one look. Needs asyncio."""
+"""Reads of some slots of a log: one statement reads the messages of several pieces of a partition. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class WantedSlots(NamedTuple):
 
     Attributes:
         partition: Number of the partition.
-        start: First position to look at.
-        end: Position after the last one to look at.
-        most: Maximum number of messages, 1 or more.
-        slots: Slots of the messages.
-        keyless: Whether to read the messages without a key too.
+        start: First position to read.
+        end: Position after the last position to read.
+        most: Maximum number of messages to read, 1 or more.
+        slots: Slots of the messages to read.
+        keyless: Whether the read includes the messages without a key.
     """
 
     partition: int
@@ -58,8 +58,8 @@ class FoundSlots(NamedTuple):
 
     Attributes:
         first: The lowest position of the partition that a trim has left.
-        messages: The messages, rising.
-        read: The next position to look at.
+        messages: The messages in the order of their positions.
+        read: The next position to read.
     """
 
     first: int
@@ -68,7 +68,7 @@ class FoundSlots(NamedTuple):
 
 
 async def fetch(connection: AsyncConnection[Any], tables: LogTables, wanted: Sequence[WantedSlots]) -> list[FoundSlots]:
-    """Return the result of each read, in their order. One statement. Raises the errors of psycopg."""
+    """Return the results in the order of the reads, by one statement. Raises the errors of psycopg."""
     parameters = {
         "log": tables.log,
         "partitions": [each.partition for each in wanted],

@@ -12,20 +12,21 @@ Content = TypeVar("Content")
 
 @dataclass(eq=False, slots=True)
 class _Call(Generic[Content]):
-    """A call that has not ended."""
+    """A call that waits or runs."""
 
     content: Content
     performed: bool = False
 
 
 class SharedCalls(Generic[Content]):
-    """Lets one call perform the content of all calls that wait.
+    """Lets one call perform the content of all waiting calls.
 
-    If the performing call fails, each waiting call performs its content again. A cancelled call leaves no content.
+    If the performing call fails, each waiting call performs its content again. No other call performs the content of a
+    cancelled call.
 
     Args:
-        turn: Lock that a call has while it performs.
-        perform: Performs the content of several calls. The first content is that of the oldest call.
+        turn: Lock that serializes the performing calls.
+        perform: Function that performs the content of several calls, the oldest call first.
     """
 
     def __init__(self, turn: asyncio.Lock, perform: Callable[[list[Content]], Awaitable[None]]) -> None:

@@ -1,4 +1,4 @@
-"""The slots of a piece, as PostgreSQL stores them: a multirange of integers. Pure."""
+"""The slots of a piece, which PostgreSQL stores as a multirange of integers. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Slots:
     """A set of slots, as rising half-open runs that do not touch. Immutable.
 
     Attributes:
-        runs: The runs.
+        runs: The half-open runs of slots.
     """
 
     runs: tuple[tuple[int, int], ...] = ()
@@ -31,7 +31,7 @@ class Slots:
 
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> Slots:
-        """Return the slots of rising ranges that do not meet."""
+        """Return the slots of ranges that rise and do not touch."""
         return cls(tuple((each.lo, each.hi + 1) for each in ranges))
 
     @classmethod
@@ -67,17 +67,17 @@ class Slots:
 
 @dataclass(frozen=True, eq=False)
 class MovedSlots:
-    """The slots that a piece has lost; see ``lanes.core.types.Part``.
+    """The slots that a piece has given to other pieces; see ``lanes.core.types.Part``.
 
     Attributes:
         slots: The slots.
-        below: Position below which the former owner has delivered every message of the slots. From this position on it
-            has passed them, so its own position says nothing about them.
+        below: Position below which the former owner has delivered every message of the slots. The former owner has
+            skipped the later messages of the slots.
     """
 
     slots: Slots
     below: int
 
     def __call__(self, message: Message) -> bool:
-        """Return whether the key of a message has one of the slots."""
+        """Return whether the slot of a message's key is one of these slots."""
         return message.key is not None and slot(message.key) in self.slots

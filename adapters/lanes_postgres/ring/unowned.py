@@ -1,4 +1,4 @@
-"""The messages in slots that nobody owns: their number, and where the log begins to keep them. Needs asyncio."""
+"""The count of messages in slots without an owner, and the first position that may have one. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from psycopg.rows import tuple_row
 from lanes_postgres.steps import compose
 
 LOOK: Final = 10_000
-"""Number of positions of each partition that one look of a member reads, at most."""
+"""Maximum number of positions of each partition that one call of ``look_at_unowned`` reads."""
 
 # A later position has no message of the slots below it. The first entry is the one that holds the piece's position.
 _COUNT: Final[LiteralString] = (
@@ -40,9 +40,9 @@ _RAISE: Final[LiteralString] = (
 
 
 async def count_unowned(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> int:
-    """Return the number of messages in slots that nobody owns, of each partition at most 1,000 of them.
+    """Return the number of messages in slots without an owner; at most 1,000 messages of each partition count.
 
-    The call reads each message of the log that the group has not finished in these slots.
+    The call reads every unfinished message of these slots.
     """
     return sum(found for *_, found in await _counted(connection, schema, log, group, look=None, ends=None))
 
@@ -50,20 +50,20 @@ async def count_unowned(connection: AsyncConnection[Any], schema: str, log: int,
 async def look_at_unowned(
     connection: AsyncConnection[Any], schema: str, log: int, group: str, ends: Sequence[int]
 ) -> int:
-    """Count the messages in slots that nobody owns, and pass messages of other slots.
+    """Count the messages in slots without an owner, and skip messages of other slots.
 
-    The call reads at most ``LOOK`` positions of each partition, from the first one that may have such a message. The
-    log therefore keeps no messages for slots without an owner that have none, and the next call begins there.
+    The call reads at most ``LOOK`` positions of each partition, from the first position that may have such a message.
+    The next call continues after the skipped messages. A trim of the log may delete skipped messages.
 
     Args:
         connection: A connection with autocommit.
         schema: Schema of the tables.
         log: Number of the log.
         group: Name of the group.
-        ends: The end of each partition. Every message below is visible.
+        ends: End of each partition. Every message below this position is visible.
 
     Returns:
-        The number, of each partition at most 1,000.
+        The number of messages, of which at most 1,000 count for each partition.
     """
     found = await _counted(connection, schema, log, group, look=LOOK, ends=list(ends))
     starts = [(piece, floor, until if first is None else first) for piece, floor, until, first, _ in found]
@@ -82,7 +82,7 @@ async def _counted(
     look: int | None,
     ends: list[int] | None,
 ) -> list[tuple[int, int, int, int | None, int]]:
-    """Return number, position, bound, first message and count of each piece without an owner."""
+    """Return facts of each piece without an owner: number, position, bound, first message and count."""
     parameters = {"log": log, "group": group, "look": look, "ends": ends}
     async with connection.cursor(row_factory=tuple_row) as cursor:
         await cursor.execute(compose(_COUNT, schema), parameters)

@@ -1,4 +1,4 @@
-"""A subscription of a log as a source of ``lanes``. Needs asyncio.
+"""The source of ``lanes`` that reads a log as a named subscription. Needs asyncio.
 
 Reading order: ``connections``, ``starts`` (first positions), ``visits`` (decisions), ``members`` (their signs of life),
 ``owned`` (one ownership), ``kept`` (an alarm), ``visitor`` (the task that acquires partitions and reads messages),

@@ -1,4 +1,4 @@
-"""The connections of a source: from the user's pool, or opened by the source for an address. Needs asyncio."""
+"""The connections of a source, which borrows connections from a pool or opens its own. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pool(Protocol):
 
 
 class Connections:
-    """Lends connections with autocommit. The object keeps the connections that it opened between two loans.
+    """Lends connections with autocommit. Between two loans the object keeps its own connections open.
 
     Args:
         source: An address, such as ``postgresql://user@host/database``, or a pool.
@@ -62,7 +62,7 @@ class Connections:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection. The end of the loan by an error or a cancellation closes the connection.
+        """Lend a connection. An error or a cancellation during the loan closes the connection.
 
         Raises the errors of psycopg, and ``SourceError`` if the object cannot open a connection.
         """

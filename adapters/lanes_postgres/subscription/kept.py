@@ -1,4 +1,4 @@
-"""The messages that a log keeps for its slowest subscription, and an alarm about them. Needs asyncio."""
+"""The alarm about the messages that a log keeps for its slowest subscription. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from lanes_postgres.steps import compose, compose_names
 log = logging.getLogger("lanes.postgres")
 
 LIMIT: Final = 1 << 30
-"""Default number of kept bytes above which the alarm is raised."""
+"""Default number of kept bytes above which the source raises the alarm."""
 
 _EVERY: Final = 10.0
-"""Seconds between two looks."""
+"""Seconds between two checks of the kept bytes."""
 
 _READ_FOR: Final = 5.0
-"""Seconds for which the store of the user may read the positions."""
+"""Seconds allowed for a read of the positions from the store of the user."""
 
 # A partition without a state begins at its start. Messages that a trim has deleted are not kept. Positions in a store
 # of the user are known to the members of their subscription only, which pass them.
@@ -71,8 +71,8 @@ class KeptWatch:
         tables: Reads of the log.
         log_name: Name of the log.
         incarnation: Identity of the log.
-        name: Name of the source, for the log line.
-        limit: Number of bytes above which the alarm is raised.
+        name: Name of the source, for log lines.
+        limit: Number of bytes above which the watch raises the alarm.
         subscription: Name of the subscription of this member.
         floors: Function that reads the position of each partition in the store of the user; None = the positions are in
             the schema of the log.
@@ -125,7 +125,7 @@ class KeptWatch:
             await asyncio.wait([reading])
 
     async def _read(self, floors: Callable[[], Awaitable[Sequence[int]]]) -> Sequence[int] | None:
-        """Return the positions in the store of the user; None = the read failed. Only the first failure is logged."""
+        """Return the positions in the store of the user; None = the read failed. Logs only the first failure."""
         try:
             async with asyncio.timeout(_READ_FOR):
                 positions = await floors()

@@ -1,6 +1,6 @@
 """The signs of life that the members of a subscription exchange in a table. Needs asyncio.
 
-They are advice: they decide which member tries a lock, and never the owner of a partition.
+The signs are only advice about the locks to try. A lock alone decides the owner of a partition.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lanes_postgres.steps import compose
 from lanes_postgres.subscription.visits import Member
 
 _STALE: Final = 3.0
-"""Seconds after its last sign of life for which a member counts as alive."""
+"""Seconds after the last sign of life during which a member counts as alive."""
 
 _MEMBERS: Final[LiteralString] = (
     "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
@@ -36,7 +36,7 @@ _LEAVE: Final[LiteralString] = (
 async def exchange(
     connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str, me: Member
 ) -> list[Member]:
-    """Give a sign of life, and return the other members that gave one lately. Raises the errors of psycopg."""
+    """Write a sign of life, and return the other members with a recent sign. Raises the errors of psycopg."""
     cursor = await connection.execute(
         compose(_MEMBERS, tables.schema),
         {
@@ -52,5 +52,5 @@ async def exchange(
 
 
 async def leave(connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str) -> None:
-    """Tell the other members that a member has left. Raises the errors of psycopg."""
+    """Record that a member has left. Raises the errors of psycopg."""
     await connection.execute(compose(_LEAVE, tables.schema), (tables.log, subscription, name))

@@ -19,18 +19,18 @@ class Owned:
 
     Attributes:
         number: Number of the partition.
-        partition: The assignment that the consumer receives.
-        held: The lock.
+        partition: Assignment that the consumer receives for this ownership.
+        held: Held lock of the partition.
         key: Name of the partition's state.
         epoch: Epoch of this ownership.
-        floor: The lowest unfinished position that was last stored.
-        settled: Whether a message was settled in this ownership.
-        read: Next position to read.
+        floor: Last stored position, below which all messages are finished.
+        settled: Whether the consumer has settled a message in this ownership.
+        read: Next position to read from the log.
         since: Time of the acquisition, in seconds of ``lanes.clock.monotonic``.
         end: The last known end of the partition.
-        waiting: Messages that were read and not delivered.
-        revoked: Whether the consumer was asked to give the partition up.
-        over: Whether the ownership was lost or released.
+        waiting: Read messages that wait for their delivery.
+        revoked: Whether the source has asked the consumer to give the partition up.
+        over: Whether the ownership has ended by a loss or a release.
     """
 
     number: int
@@ -56,7 +56,7 @@ class Owned:
         return f"<Owned {self.partition.id} epoch {self.epoch}, {len(self.waiting)} messages waiting>"
 
     def lost(self) -> str:
-        """Return the reason why the partition is no longer owned; "" = the member certainly owns the partition."""
+        """Return the reason why the member may no longer own the partition; "" = the member certainly owns it."""
         if self.held.lost:
             return self.held.lost
         deadline = self.held.deadline
@@ -69,24 +69,24 @@ class Owned:
         return ""
 
     def stored(self, state: State) -> None:
-        """Record that the position was stored."""
+        """Record a stored position."""
         # One set of finished messages may come in several forms, because runs may touch.
         before = _finished(self.partition.floor or 0, self.partition.completed)
         self.settled = self.settled or _finished(state.floor, state.completed) > before
         self.floor = max(self.floor, state.floor)
 
     def got_on(self) -> bool:
-        """Return whether a message was settled in this ownership, or no message is left."""
+        """Return whether the ownership has settled a message, or has no message left."""
         return self.settled or self.floor >= self.end
 
     def rest(self) -> None:
-        """Deliver no more messages, and forget the waiting messages. Idempotent."""
+        """Stop the delivery of messages, and drop the waiting messages. Idempotent."""
         if self.waiting:
             self.read = self.waiting[0].position
             self.waiting.clear()
 
     def take(self, room: Room) -> Delivered | None:
-        """Take waiting messages until they fill the room; None = none was taken. The last may exceed the bytes."""
+        """Take waiting messages that fill the room; None = no message. The last message may exceed the bytes."""
         run: list[Message] = []
         size = 0
         while self.waiting and len(run) < room.messages and size < room.bytes:
@@ -98,5 +98,5 @@ class Owned:
 
 
 def _finished(floor: int, completed: Sequence[tuple[int, int]]) -> int:
-    """Return a number that rises with each finished position."""
+    """Return a number that rises with each message that the consumer finishes."""
     return floor + sum(end - start for start, end in completed)

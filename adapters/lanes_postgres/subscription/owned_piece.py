@@ -1,4 +1,4 @@
-"""One ownership of a piece of a partition: the messages of some slots, or those without a key."""
+"""One ownership of a piece of a partition: the messages of some slots, or the messages without a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.subscription.owned import Owned
 
 _TELL_EVERY: Final = 1.0
-"""Seconds after which the consumer is told that messages of other pieces were passed. Each time costs a write."""
+"""Seconds between two events about skipped messages of other pieces. Each event costs a write."""
 
 
 @dataclass(eq=False, repr=False)
@@ -25,9 +25,9 @@ class OwnedPiece(Owned):
 
     Attributes:
         slots: The slots to read. ``None`` = the messages without a key.
-        told: Position below which the consumer knows that no message is left to deliver.
-        told_at: Time of the last such event.
-        moved: The parts that were given up and not handed over yet.
+        told: Position below which, as the consumer knows, the piece has no message left to deliver.
+        told_at: Time of the last event about skipped messages.
+        moved: Given-up parts whose hand-over has not happened yet.
     """
 
     slots: Slots | None = None
@@ -36,20 +36,20 @@ class OwnedPiece(Owned):
     moved: list[MovedSlots] = field(default_factory=list)
 
     def has(self, key: bytes | None) -> bool:
-        """Return whether messages of a key belong to the piece."""
+        """Return whether the piece contains the messages of a key."""
         if self.slots is None or key is None:
             return self.slots is None and key is None
         return slot(key) in self.slots
 
     def cut(self, slots: Slots, parts: Sequence[Slots]) -> list[MovedSlots]:
-        """Read no more messages than those of ``slots``, and return the parts that have gone.
+        """Reduce the piece to ``slots``, and return the parts that the piece loses.
 
         Args:
-            slots: The slots that stay.
-            parts: The slots of each known next owner. A part waits for the handlers of its slots alone.
+            slots: Slots that the piece keeps.
+            parts: Slots of each known next owner. Each part waits only for the handlers of its own slots.
 
         Returns:
-            The parts, which together have all slots that have gone.
+            Parts, which together contain all lost slots.
         """
         assert self.slots is not None, "the messages without a key stay together"
         gone = self.slots.minus(slots)
@@ -74,7 +74,7 @@ class OwnedPiece(Owned):
         return delivered
 
     def passed(self) -> Progressed | None:
-        """Return the event that messages of other pieces were passed, if it is time; ``None`` = not now."""
+        """Return the event about skipped messages of other pieces; ``None`` = the event is not due."""
         if self.waiting or self.over or self.revoked or self.read <= self.told:
             return None
         now = monotonic()
@@ -85,7 +85,7 @@ class OwnedPiece(Owned):
 
 
 class Owners:
-    """The owners of the messages of one read, among pieces of one partition. Immutable.
+    """Finds the owner of each message of a read among the pieces of one partition. Immutable.
 
     Args:
         pieces: The pieces, whose slots do not overlap.
@@ -100,7 +100,7 @@ class Owners:
         self._starts = [start for start, _, _ in self._runs]
 
     def of(self, key: bytes | None) -> OwnedPiece | None:
-        """Return the piece with the messages of a key; None = none of the pieces has them."""
+        """Return the piece that contains the messages of a key; None = no such piece."""
         if key is None:
             return self._keyless
         number = slot(key)

@@ -1,4 +1,4 @@
-"""The task of a member with ranges: it acquires the pieces that the map gives it, and gives up those that move."""
+"""The task of a member with ranges, which acquires mapped pieces and gives up moved pieces."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
 log = logging.getLogger("lanes.postgres")
 
 _AT_ONCE: Final = 4
-"""Number of partitions whose pieces a member acquires at once. Each claim takes a connection."""
+"""Number of partitions whose pieces a member acquires concurrently. Each claim needs a connection."""
 
 _COUNT_EVERY: Final = 10.0
-"""Seconds between two counts of the messages that nobody owns."""
+"""Seconds between two counts of the messages in slots without an owner."""
 
 _SCAN: Final = 5_000
-"""Number of positions that one read looks at, at most, for the messages of its slots."""
+"""Maximum number of positions that one read examines."""
 
 _LEAST: Final = 50
-"""Number of messages that each read may return, however few are expected."""
+"""Least value of the maximum number of messages that a read may return."""
 
 _CHUNK: Final = 500
-"""Number of messages that a request reads at least, if there are so many. It costs a look at hundreds of pieces."""
+"""Number of messages that a request reads at least, if the log has so many. A request examines hundreds of pieces."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PieceVisitor(Visitor):
     """Acquires pieces and reads their messages; see ``Visitor``. ``docs/model/ranges.md`` has the protocol.
 
-    The members share the pieces without a key as they share whole partitions. All other pieces follow the map.
+    The members share the pieces without a key like whole partitions. The map decides the owners of all other pieces.
 
     Attributes:
-        pieces: The pieces of the group.
+        pieces: Database access to the pieces of the group.
         consumer: Name of the consumer in the map.
-        unowned: Number of messages in slots that nobody owns, at the last look. ``None`` = not counted yet.
+        unowned: Number of messages in slots without an owner, at the last count. ``None`` = no count yet.
     """
 
     pieces: Pieces
@@ -78,7 +78,7 @@ class PieceVisitor(Visitor):
     # --- ownership
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
-        """Follow the map, and share the pieces without a key with the other members."""
+        """Acquire and give up pieces by the map, and share the pieces without a key with the other members."""
         await self._exchange(connection, len(self._keyless()))
         await self._count(connection)
         rows = await self.pieces.look(connection, list(self.owned))
@@ -103,7 +103,8 @@ class PieceVisitor(Visitor):
     async def _acquire_mapped(self, rows: Sequence[PieceRow]) -> None:
         """Acquire the pieces that the map gives to this member, in several partitions at once.
 
-        The pieces of a partition follow one another, because the claim of a parent ends the drain of its part.
+        The member claims the pieces of one partition in sequence, because the claim of a parent ends the drain of its
+        parts.
         """
         partitions: dict[int, list[PieceRow]] = {}
         for row in rows:
@@ -125,7 +126,7 @@ class PieceVisitor(Visitor):
             raise failed.exceptions[0] from None
 
     def _free(self, rows: Sequence[PieceRow]) -> list[PieceRow]:
-        """Return the pieces without a key to try: few of them, in turn, if the members own all by their own account."""
+        """Return the pieces without a key to try. If members report that they own all, return only a few, in turn."""
         free = [row for row in rows if row.slots is None and row.id not in self.owned]
         if free and sum(member.owned for member in self._others) + len(self._keyless()) >= self.tables.partitions:
             # The account of a member that was killed is wrong.
@@ -134,7 +135,7 @@ class PieceVisitor(Visitor):
         return free
 
     async def _count(self, connection: AsyncConnection[Any]) -> None:
-        """Count the messages that nobody owns, from time to time, and tell the log when there are some."""
+        """Count the messages in slots without an owner when a count is due, and log a warning about such messages."""
         now = monotonic()
         if now < self._counted_at + _COUNT_EVERY:
             return
@@ -145,7 +146,7 @@ class PieceVisitor(Visitor):
             log.warning("%s: %s", self.name, self.finding())
 
     def finding(self) -> str:
-        """Return what a person must mend; "" = nothing."""
+        """Return a text about a fault that a person must correct; "" = no fault."""
         if not self.unowned:
             return ""
         place = f"--log {self.log_name!a} --group {self.subscription!a}"
@@ -161,7 +162,7 @@ class PieceVisitor(Visitor):
         return {unit: each for unit, each in self.owned.items() if isinstance(each, OwnedPiece)}
 
     def _follow(self, rows: Sequence[PieceRow]) -> None:
-        """Give up the pieces, and the parts of pieces, that the map has given to others."""
+        """Give up the pieces, and parts of pieces, that the map assigns to other members."""
         owned = self._owned_pieces()
         parts: dict[int, list[Slots]] = {}
         for row in rows:
@@ -181,7 +182,7 @@ class PieceVisitor(Visitor):
                     self._events += [RevokingPart(piece.partition, part) for part in moved]
 
     async def hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
-        """Let the next owners of a part begin with the stored position of a piece. Raises ``SourceError``."""
+        """Pass the stored position of a piece to the next owners of its parts. Raises ``SourceError``."""
         if moved in owned.moved:
             await self.pieces.hand_over(owned.unit, owned.epoch, moved)
             # A release may have handed the part over at the same time.
@@ -251,7 +252,7 @@ class PieceVisitor(Visitor):
         )
 
     async def _end_drain(self, row: PieceRow, parent: int) -> None:
-        """End the drain of a piece whose former owner has lost its lock, for example because it was killed."""
+        """End the drain of a piece whose former owner has lost the lock, for example by its death."""
         if parent in self.owned:
             return  # This member hands the piece over itself.
         held = await self.locks.try_acquire(self._lock_of(row.partition, parent), lambda: None)
@@ -271,11 +272,11 @@ class PieceVisitor(Visitor):
     # --- reads
 
     def _reading(self) -> tuple[Mapping[int, Owned], int]:
-        """Return nothing to read in a look, which knows no slots."""
+        """Return no partitions, because the look of ``Visitor`` cannot select slots."""
         return {}, 0
 
     async def _read(self, connection: AsyncConnection[Any]) -> None:
-        """Read messages for the room of the last ``receive``. Pieces at one position share a read."""
+        """Read messages for the room of the last ``receive``. Pieces with the same next position share a read."""
         paused = self.room.paused
         reading = [
             piece

@@ -69,9 +69,9 @@ class PostgresSource:
             ``"backlog"``, or by ``"name"``. The messages of a partition keep their order.
         time_budget: Seconds for which a member keeps a partition although another member waits. Running handlers always
             end. With more members than partitions, a member also keeps its partition until it has settled a message.
-        poll_interval: Seconds between two polls while no messages arrive, at least 0.01. A notification wakes the
-            source earlier. A poll also finds the messages of a lost notification. The members exchange signs of life
-            every second, or at each poll if it is shorter.
+        poll_interval: Seconds between two polls of an idle log, at least 0.01. A notification wakes the source earlier.
+            A poll also finds the messages of a lost notification. The members exchange signs of life every second, or
+            every ``poll_interval`` if this time is shorter.
         out_of_range: Position at which to continue if a trim deleted unread messages: the first remaining message, or
             the end of the partition. ``"fail"`` = stop with an error.
         kept_limit: Bytes of kept messages above which the source raises an alarm: a logged error, and a finding of the
@@ -79,9 +79,9 @@ class PostgresSource:
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
         states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log cannot read
             the positions in a store of another schema, another database or another kind.
-        ranges: The consumer that this source is in a map of ranges, from ``RangeMap(log, group=…).member(…)``. The
-            source then reads only the keys whose slots the map gives this consumer. The name of the group is
-            ``subscription``. Messages without a key go to any member. ``None`` = the members share whole partitions.
+        ranges: Identity of this source in a map of ranges, from ``RangeMap(log, group=…).member(…)``. The source then
+            reads only the keys whose slots the map gives this consumer. The name of the group is ``subscription``.
+            Any member may receive messages without a key. ``None`` = the members share whole partitions.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -141,7 +141,7 @@ class PostgresSource:
     # --- lanes.source.Source
 
     async def open(self) -> SourceTraits:
-        """Connect, find the log, decide where a new subscription begins, and begin to acquire partitions.
+        """Connect, find the log, decide the start of a new subscription, and begin to acquire partitions.
 
         See ``lanes.source.Source.open``.
         """
@@ -241,7 +241,7 @@ class PostgresSource:
         """Wait for messages and for partition events; see ``lanes.source.Source.receive``.
 
         Args:
-            room: Bounds of this call.
+            room: Maximum number and size of the messages of this call.
 
         Returns:
             Events in the order of the source.
@@ -300,11 +300,11 @@ class PostgresSource:
             await self._visitor.release(owned)
 
     async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
-        """Let the next owners of parts of a piece begin; see ``lanes.source.Dividing.hand_over``.
+        """Hand parts of a piece over to their next owners; see ``lanes.source.Dividing.hand_over``.
 
         Args:
-            partition: The assignment, which goes on.
-            parts: The parts.
+            partition: The assignment of the piece, which continues without the parts.
+            parts: The parts to hand over.
         """
         owned, visitor = self._of(partition), self._visitor
         if owned is None:
@@ -327,7 +327,7 @@ class PostgresSource:
             partition: An assignment of this source.
 
         Returns:
-            The number; None = the assignment is over.
+            The number; None = the assignment has ended.
         """
         owned = self._of(partition)
         return None if owned is None else max(0, owned.end - owned.floor)
@@ -355,16 +355,16 @@ class PostgresSource:
         return self._visitor.kept.kept
 
     def unowned(self) -> int | None:
-        """Return the number of messages in slots that nobody owns; see ``lanes.source.Ranged``.
+        """Return the number of messages in slots without an owner; see ``lanes.source.Ranged``.
 
         Returns:
-            The number, which counts at most 1,000 messages of each partition; None = unknown, or no ranges.
+            The number, of which at most 1,000 messages count for each partition; None = unknown, or no ranges.
         """
         visitor = self._visitor
         return visitor.unowned if isinstance(visitor, PieceVisitor) else None
 
     def findings(self) -> Sequence[str]:
-        """Return the alarm about kept messages, and about messages that nobody owns; see ``lanes.source.Reporting``.
+        """Return alarms about kept messages and about slots without an owner; see ``lanes.source.Reporting``.
 
         Returns:
             The texts of the alarms.

@@ -1,4 +1,4 @@
-"""The first position of each partition of a subscription, decided once for all members. Needs asyncio."""
+"""The decision about the first position of each partition, which one member makes for all members. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Start = Literal["beginning", "next"] | datetime
 this time or a later one in each partition. A ``datetime`` is aware."""
 
 _PAUSE: Final = 0.01
-"""Seconds until the next try, while another session gives positions."""
+"""Seconds until the next try, while another session assigns positions."""
 
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
 _FIND: Final[LiteralString] = (
@@ -57,11 +57,11 @@ async def decide_starts(
     own_states: bool = False,
     ring: bool = False,
 ) -> list[int]:
-    """Return the first position of each partition, and decide about it if the subscription is new.
+    """Return the first position of each partition. For a new subscription, decide these positions.
 
-    The decision includes the partitions that are empty. One member decides, while other new members wait.
-    ``own_states`` = the positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own
-    ranges of slots. Raises ``ConfigError`` if the subscription has begun the other way.
+    The decision includes empty partitions. One member decides, while other new members wait. ``own_states`` = the
+    positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own ranges of slots.
+    Raises ``ConfigError`` if the subscription has begun with the other value of ``ring``.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()

@@ -32,31 +32,31 @@ from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_
 log = logging.getLogger("lanes.postgres")
 
 OutOfRange = Literal["earliest", "latest", "fail"]
-"""Position at which to continue when a trim deleted unread messages."""
+"""Reaction to a trim that deleted unread messages: a position to continue at, or an error."""
 
 ACTIVE_POLL: Final = 0.02
-"""Seconds between two looks for messages in the second after a message that no notification has announced."""
+"""Seconds between two polls in the second after a message without a notification."""
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
 _COOL: Final = 1.0
-"""Seconds for which a member leaves a partition that it gave up to the others."""
+"""Seconds for which a member does not acquire a partition again that the member gave up."""
 
 _LONGEST_COOL: Final = 8.0
-"""Seconds for which a member leaves a partition at most whose state a transaction holds."""
+"""Maximum seconds for which a member skips a partition whose state a transaction locks."""
 
 _TOLD: Final = 4.0
-"""The pause after which a member writes to the log that it cannot acquire such a partition."""
+"""Length of the skip, in seconds, from which a member logs a warning about the locked state."""
 
 TRIES: Final = 8
-"""Number of locks that a member tries at most in one look, if the others own all partitions by their own account."""
+"""Maximum number of locks that a member tries in one look while the others report that they own everything."""
 
 _SIGN: Final = 1.0
-"""Seconds between two signs of life at most, because the other members count a silent one as gone after 3 s."""
+"""Maximum seconds between two signs of life. A member counts as gone after 3 s without a sign."""
 
 _FIRST_READ: Final = 100
 _READ: Final = 2_000
-"""Numbers of messages in the first read, and in any read at most."""
+"""Number of messages in the first read, and maximum number in any read."""
 
 _CHANNEL: Final[LiteralString] = "SELECT 'lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid"
 
@@ -73,25 +73,25 @@ class Visitor:
 
     Attributes:
         connections: Connections to the database.
-        tables: Reads of the log.
+        tables: Database access to the log.
         log_name: Name of the log.
         incarnation: Identity of the log.
         subscription: Name of the subscription.
         member: Name of this member.
         starts: First position of each partition.
-        locks: The locks, opened.
-        states: The states.
-        visit: Order of the visits.
+        locks: Opened locks of the members.
+        states: Store of the partition states.
+        visit: Order in which the member visits partitions.
         time_budget: Seconds for which a member keeps a partition although other members wait.
         poll_interval: Seconds between two polls while no messages arrive.
         out_of_range: Position at which to continue after a trim.
         name: Name of the source, for errors and the log.
-        kept: The look for messages that the log keeps.
-        wake: Function that is called when ``events`` or ``waiting`` may have something; must not block.
-        owned: The owned partitions by ``Owned.unit``.
+        kept: Watch of the bytes that the log keeps.
+        wake: Non-blocking function that the visitor calls after new events or new messages.
+        owned: Owned partitions by ``Owned.unit``.
         room: Room of the last call of ``receive``.
         failure: Error with which the source must end; None = no error.
-        contact: Answers of the database.
+        contact: Record of the database's answers and failures.
     """
 
     connections: Connections
@@ -141,7 +141,7 @@ class Visitor:
     # --- what the source calls
 
     def kick(self) -> None:
-        """Let the task poll now. Does not block."""
+        """Make the task poll now. Does not block."""
         self._kicked.set()
 
     def events(self) -> list[SourceEvent]:
@@ -182,14 +182,14 @@ class Visitor:
             self._let_go(owned)
 
     def _let_go(self, owned: Owned) -> None:
-        """Release the lock of an ended ownership, without a wait for its service."""
+        """Release the lock of an ended ownership in the background."""
         task = asyncio.ensure_future(owned.held.release())
         self._releasing.add(task)
         task.add_done_callback(self._releasing.discard)
         self._released(owned)
 
     def _forget_assigned(self, partition: Partition) -> bool:
-        """Remove the events of a partition if its assignment is among them, and return whether it is.
+        """If the assignment of a partition is queued, remove the partition's events and return True.
 
         After a freeze, a new owner may have a higher epoch before the consumer learns of this assignment.
         """
@@ -241,7 +241,7 @@ class Visitor:
             await asyncio.sleep(_RECONNECT)
 
     async def leave(self) -> None:
-        """Tell the other members that this member has left. A failure is ignored."""
+        """Tell the other members that this member has left. Ignores a failure."""
         with suppress(psycopg.Error, LanesError):
             async with self.connections.lend() as connection:
                 await leave(connection, self.tables, self.subscription, self.member)
@@ -280,7 +280,7 @@ class Visitor:
         self._told(notify.pid, notify.payload)
 
     def _told(self, backend: int, payload: str) -> None:
-        """Take a notification of a server process. A payload is for members with ranges."""
+        """Process a notification of the server. Only members with ranges use the payload."""
         # The own sequencing notifies this connection too, after its messages were read.
         if backend != self._backend:
             self._notified = True
@@ -306,7 +306,7 @@ class Visitor:
         self._hear(connection)
 
     def _hear(self, connection: AsyncConnection[Any]) -> None:
-        """Take the notifications that have arrived. The next request would take them after its look."""
+        """Process the notifications that have arrived, so that the next look considers them."""
         connection.pgconn.consume_input()
         while (notify := connection.pgconn.notifies()) is not None:
             self._told(notify.be_pid, notify.extra.decode())
@@ -328,7 +328,7 @@ class Visitor:
         await self._read(connection)
 
     async def _look(self, connection: AsyncConnection[Any]) -> None:
-        """Give positions to new messages, read the ends of the partitions, and new messages if all of them fit."""
+        """Give positions to new messages, and read the ends of the partitions. Also read new messages if all fit."""
         told, self._notified = self._notified, False
         tables = self.tables
         reading, left = self._reading()
@@ -371,7 +371,7 @@ class Visitor:
         self._others = await exchange(connection, self.tables, self.subscription, self.member, me)
 
     def revoke(self, owned: Owned) -> None:
-        """Ask the consumer to give a partition up. The partition stays locked, so that running handlers can end."""
+        """Ask the consumer to give a partition up. The member keeps the lock until running handlers have ended."""
         owned.revoked = True
         owned.rest()
         self._events.append(Revoking(owned.partition, math.inf))
@@ -456,13 +456,13 @@ class Visitor:
         return True
 
     def own(self, owned: Owned) -> None:
-        """Begin an ownership, and tell the consumer."""
+        """Begin an ownership, and queue the assignment for the consumer."""
         self.owned[owned.unit] = owned
         self._earliest = min(self._earliest, owned.partition.deadline)
         self._events.append(Assigned(owned.partition))
 
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
-        """Skip a partition whose state a transaction locks, each time for longer. The other partitions continue."""
+        """Skip a partition whose state a transaction locks, longer at each repetition. Other partitions continue."""
         former = self._locked.get(number, _COOL / 2)
         pause = self._locked[number] = min(2 * former, _LONGEST_COOL)
         self._cool[number] = monotonic() + pause
@@ -518,7 +518,7 @@ class Visitor:
             await self._fetch(connection, wanted, reading)
 
     def _reading(self) -> tuple[Mapping[int, Owned], int]:
-        """Return the partitions to read by number, and the number of messages that the room has left for them."""
+        """Return the partitions to read, by number, and the number of messages for which the room has space."""
         room = self.room
         reading = {
             number: owned
@@ -547,7 +547,7 @@ class Visitor:
         found: Mapping[int, list[StoredMessage]],
         reading: Mapping[int, Owned],
     ) -> None:
-        """Let the messages of a read wait for ``receive``."""
+        """Queue the messages of a read for ``receive``."""
         self.check_owned()
         count = size = 0
         for each in wanted:
@@ -574,7 +574,7 @@ class Visitor:
             self.wake()
 
     async def _trimmed(self, connection: AsyncConnection[Any], owned: Owned) -> None:
-        """Continue beyond messages that a trim deleted before they were read, by ``out_of_range``."""
+        """Skip unread messages that a trim deleted, or fail, as ``out_of_range`` decides."""
         first = (await self.tables.firsts(connection))[owned.number]
         found = (await self.tables.fetch(connection, [Wanted(owned.number, owned.read, 1)])).get(owned.number)
         target = owned.end if not found else found[0].position
@@ -593,7 +593,7 @@ class Visitor:
         self._pass(owned, target)
 
     def _pass(self, owned: Owned, target: int) -> None:
-        """Continue at a position below which no message is left."""
+        """Continue at a higher position, below which the log has no messages."""
         owned.read = target
         self._events.append(Progressed(owned.partition, target))
         self.wake()

@@ -43,8 +43,8 @@ class Hold(NamedTuple):
     """A partition that a member owns and has not given up.
 
     Attributes:
-        since: Time of its acquisition.
-        got_on: Whether a message was settled since then, or no message is left.
+        since: Time of the acquisition.
+        got_on: Whether the member has settled a message since the acquisition, or no message is left.
     """
 
     since: float
@@ -52,7 +52,7 @@ class Hold(NamedTuple):
 
 
 def in_order(works: Sequence[Work], visit: Visit) -> list[Work]:
-    """Return partitions in the order in which to visit them."""
+    """Return partitions in the order of the next visits."""
     if visit == "backlog":
         return sorted(works, key=lambda work: (-work.messages, work.partition))
     if visit == "oldest":
@@ -62,12 +62,12 @@ def in_order(works: Sequence[Work], visit: Visit) -> list[Work]:
 
 
 def most_owned(partitions: int, others: int) -> int:
-    """Return the maximum number of partitions of a member, with ``others`` other members."""
+    """Return the maximum number of partitions that one member owns next to ``others`` other members."""
     return -(-partitions // (others + 1))
 
 
 def waits(owned: int, partitions: int, others: int) -> bool:
-    """Return whether a member that could acquire no further partition waits for partitions of other members."""
+    """Return whether a member, which found no free partition, waits for partitions of other members."""
     return owned < max(1, partitions // (others + 1))
 
 
@@ -78,13 +78,13 @@ def given_up(
 
     Args:
         holds: The partitions that the member owns and has not given up.
-        now: The present time.
+        now: Present time, by the clock of ``Hold.since``.
         budget: Seconds for which a member keeps a partition although other members wait.
         partitions: Number of partitions of the log.
         others: The other members.
 
     Returns:
-        The numbers of the partitions.
+        The numbers of the partitions to give up.
     """
     waiting = [member for member in others if member.waits]
     if not waiting:
