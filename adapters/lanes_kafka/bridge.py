@@ -14,9 +14,9 @@ T = TypeVar("T")
 
 
 class Bridge:
-    """Calls functions on the event loop in which the bridge was made, in the order of ``post``.
+    """Calls functions on the event loop that created the bridge, in the order of ``post``.
 
-    Calls that are posted before the loop runs usually wake the loop only once.
+    Several calls that threads post before the loop runs usually wake the loop only once.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,11 @@ class Answer(Generic[T]):
     """The answer of the client's thread to one command. The event loop awaits the answer.
 
     Args:
-        bridge: Bridge to the event loop on which the answer is awaited.
+        bridge: Bridge to the event loop that awaits the answer.
 
     Attributes:
-        given_up: Whether ``wait`` was cancelled. The thread checks this flag before it performs the command.
+        given_up: Whether the waiting task has cancelled ``wait``. The thread checks this flag before it performs the
+            command.
     """
 
     def __init__(self, bridge: Bridge) -> None:

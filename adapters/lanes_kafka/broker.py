@@ -21,7 +21,7 @@ from lanes_kafka.config import address_name, addresses, redacted
 from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, is_permanent, login_remedy, settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
-"""Seconds allowed for one question."""
+"""Seconds allowed for one question to a broker."""
 
 TOPIC_DEADLINE: Final = 10.0
 """Seconds allowed for all questions about one topic."""
@@ -29,13 +29,13 @@ TOPIC_DEADLINE: Final = 10.0
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 
 COORDINATOR_TIMEOUT: Final = 3_600.0
-"""Timeout in seconds of a request to a group's coordinator: the maximum of an ``AdminClient``.
+"""Timeout in seconds of a request to a group's coordinator, the maximum that an ``AdminClient`` accepts.
 
 If such a request times out before the coordinator is reached, librdkafka 2.16 ends the process with a failed assertion
-as soon as the coordinator is reached again. Give a request up by closing its client, long before this timeout."""
+as soon as the coordinator is reached again. To give up a request, close the client long before this timeout."""
 
 LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
-"""Errors of a partition that was just created, or whose leader moves."""
+"""Error codes of a new partition, or of a partition whose leader moves."""
 
 COORDINATOR_MOVES: Final = frozenset(
     {
@@ -44,7 +44,7 @@ COORDINATOR_MOVES: Final = frozenset(
         KafkaError.NOT_COORDINATOR,
     }
 )
-"""Errors of a group whose coordinator starts or moves."""
+"""Error codes of a group whose coordinator starts or moves."""
 
 _POLL: Final = 0.05
 
@@ -58,9 +58,9 @@ def wait_for(
 
     Args:
         admin: Client that asked the questions.
-        futures: Answers to wait for.
+        futures: Answers of the broker to wait for.
         deadline: Latest end of the wait, in seconds of ``time.monotonic``.
-        give_up: Returns True to end the wait at once.
+        give_up: Function that returns True to end the wait at once.
 
     Returns:
         Whether all futures are done.
@@ -91,7 +91,7 @@ def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Cal
 def settings_of(
     admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """Return the settings of a broker or a topic that have a value, by name. Blocks and raises like ``answer``."""
+    """Return the set settings of a broker or a topic, by name. Blocks and raises like ``answer``."""
     resource = ConfigResource(kind, name)
     asked: dict[ConfigResource, Future[dict[str, Any]]] = admin.describe_configs(
         [resource], request_timeout=max(_POLL, deadline - time.monotonic())
@@ -101,7 +101,7 @@ def settings_of(
 
 
 def similar_topic(admin: AdminClient, topic: str, *, timeout: float = QUESTION_TIMEOUT) -> str:
-    """Make a question about topics that resemble a missing topic, for the end of an error; "" = none. Blocks."""
+    """Return a "did you mean" text about topics that resemble a missing topic; "" = no such topic. Blocks."""
     try:
         found = admin.list_topics(timeout=timeout).topics
     except KafkaException:
@@ -127,7 +127,7 @@ def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaEr
 
 
 def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> int | None:
-    """Read the broker's ``offset.metadata.max.bytes``; None if the broker has no value, or this user may not read it.
+    """Read the broker's ``offset.metadata.max.bytes``; None = no value, or this user may not read the value.
 
     The call blocks for up to ``timeout`` seconds. Raises the errors of ``broker_settings``.
     """
@@ -136,10 +136,10 @@ def metadata_limit(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> 
 
 
 def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) -> Mapping[str, str]:
-    """Read the settings of one broker; empty if this user may not read the settings.
+    """Read the settings of one broker; empty = this user may not read the settings.
 
     The call blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission.
-    The error is retryable unless every repetition would fail too.
+    The error is retryable if a repetition may succeed.
     """
     deadline = time.monotonic() + timeout
     try:
@@ -170,9 +170,9 @@ class TopicFacts(NamedTuple):
     Attributes:
         partitions: Number of partitions.
         writable: Whether this user may write to the topic; True if the broker reports no permissions.
-        compacted: Whether the topic is compacted; False if the settings of the topic could not be read.
-        max_message_bytes: ``max.message.bytes`` of the topic; None if the settings of the topic could not be read.
-        id: Id of the topic; "" if the broker reports no ids.
+        compacted: Whether the topic is compacted; False if the broker did not return the settings of the topic.
+        max_message_bytes: ``max.message.bytes`` of the topic; None if the broker did not return the settings.
+        id: Id of the topic; "" = the broker reports no ids.
     """
 
     partitions: int
@@ -190,7 +190,7 @@ def describe_topic(
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
-        wanted: Returns False to end the call early.
+        wanted: Function that returns False to end the call early.
         name: Name of the owner of the client, for errors.
 
     Returns:
@@ -221,8 +221,8 @@ def describe_topic(
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
     """Ask for the facts of a topic.
 
-    ``admin`` holds the only reference to the client, so the caller ends the client by clearing the list. The traceback
-    of a stored error references this frame, and would otherwise keep the client alive.
+    The list ``admin`` contains the only reference to the client. The caller clears this list to end the client. Without
+    the list, the traceback of a stored error would keep the client alive.
     """
     deadline = time.monotonic() + TOPIC_DEADLINE
     asked = admin[0].describe_topics(

@@ -21,8 +21,8 @@ _VARYING: Final = re.compile(r"\(after [^()]*\)|\d+ ?ms\b")
 def _line(template: str, values: tuple[object, ...]) -> str:
     """Return a line without the name of its client.
 
-    The line has the name of the owner already. A source has a second client, which librdkafka calls a producer, and two
-    clients of one owner repeat each other.
+    Each log line already names the owner. Two clients of one owner, for example the source and its admin client, repeat
+    each other's lines.
     """
     if len(values) != 3:
         return template % values
@@ -80,9 +80,9 @@ class ClientLog:
         return printable(redacted(_line(template, values), self._settings)), self._clock() - at
 
     def due(self) -> None:
-        """Log the numbers of repeated lines, for each kind of line whose count is due."""
+        """Log the number of repetitions of each kind of line whose count is due."""
         self._folded.due()
 
     def end(self) -> None:
-        """Log all numbers of repeated lines, because the clients end."""
+        """Log the number of repetitions of each kind of line at the end of the clients."""
         self._folded.end()

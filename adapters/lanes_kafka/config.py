@@ -26,10 +26,10 @@ Protocol = Literal["eager", "cooperative", "848"]
 
 DEFAULT_MAX_POLL_INTERVAL_MS: Final = 300_000
 DEFAULT_SESSION_TIMEOUT_MS: Final = 45_000
-"""Like ``DEFAULT_MAX_POLL_INTERVAL_MS``, a default of librdkafka."""
+"""Default session timeout of librdkafka, in milliseconds."""
 
 DEFAULT_HEARTBEAT_INTERVAL_MS: Final = 3_000
-"""A default of librdkafka."""
+"""Default heartbeat interval of librdkafka, in milliseconds."""
 
 
 class Chosen(NamedTuple):
@@ -66,8 +66,7 @@ _TUNED: Final = (
     Chosen("enable.partition.eof", False, "not needed: the position tells where a partition ends"),
 )
 _FETCHES_WAIT: Final = ("max.partition.fetch.bytes", "fetch.wait.max.ms")
-"""Settings that ``lanes`` leaves unset if the user sets ``fetch.min.bytes``, because they end a fetch below that
-size."""
+"""Settings that ``lanes`` leaves unset if the user sets ``fetch.min.bytes``, to let a fetch wait for that size."""
 
 _RESETS: Final[Mapping[str, tuple[Literal["beginning", "next"] | None, OutOfRange]]] = {
     "earliest": ("beginning", "earliest"),
@@ -98,9 +97,10 @@ class ClientConfig:
     """The checked configuration of a ``KafkaSource``. The ``repr`` of the object shows no secret.
 
     Attributes:
-        client: The settings of the ``Consumer``, with all callbacks of the user except ``on_commit``. Holds secrets.
+        client: Settings of the ``Consumer``, with all callbacks of the user except ``on_commit``. The dictionary
+            contains secrets.
         admin: The settings that an ``AdminClient`` or a ``Producer`` uses too, for example addresses, security,
-            ``oauth_cb`` and ``logger``. Holds secrets.
+            ``oauth_cb`` and ``logger``. The dictionary contains secrets.
         on_commit: The user's callback; None = no callback.
         chosen: The settings to which ``lanes`` gave a value.
         group: The id of the group.
@@ -418,12 +418,12 @@ topic.metadata.propagation.max.ms topic.metadata.refresh.interval.ms topic.metad
 transaction.timeout.ms transactional.id
 """
 _OF_EVERY_CLIENT: Final = frozenset(_OTHERS.split())
-"""The other settings of a consumer or a producer. A name that is missing here gets no suggestion, and works."""
+"""The other settings of a consumer or a producer. Any other setting works too, without a suggestion."""
 
 _CALLED_BY_THE_CONSUMER: Final = frozenset(
     ("error_cb", "on_commit", "statistics.interval.ms", "stats_cb", "throttle_cb")
 )
-"""Callbacks that every client would call with its own events, and the interval of statistics."""
+"""Settings that only the consumer receives: callbacks for the events of a client, and the interval of statistics."""
 
 _SECRET: Final = re.compile(r"sasl\.|ssl.key|.*(password|secret|private|token|\.pem$)")
 _LONG: Final = 6
@@ -431,7 +431,7 @@ _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthb
 
 
 def similar_setting(name: str) -> str:
-    """Make a question about settings that resemble an unknown name, for the end of an error; "" = no setting does."""
+    """Return a "did you mean" text about settings that resemble an unknown name; "" = no such setting."""
     return did_you_mean(name, _CONSUMER_ONLY | _OF_EVERY_CLIENT)
 
 
@@ -443,7 +443,7 @@ def is_secret(name: str) -> bool:
 _SIZE: Final = re.compile(
     r"Invalid response size (\d{1,9}|[1-3]\d{9}) \(0\.\.\d+\): increase receive\.message\.max\.bytes"
 )
-"""The client's text for an answer whose first four bytes, read as a size, are above its limit."""
+"""The client's error text for an answer that exceeds the size limit, by the size in its first four bytes."""
 
 
 def redacted(text: str, config: Mapping[str, Any]) -> str:
@@ -489,7 +489,7 @@ class UserSettings:
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raise ``ConfigError`` if ``config`` is not a dictionary of settings.
 
-        The error shows the type and no value.
+        The error shows the type of ``config``, and no value.
         """
         self.client: dict[str, Any] = _names_checked("config", config)
         if _NESTED in self.client:
@@ -501,7 +501,7 @@ class UserSettings:
         return any(_ALIASES.get(other, other) == name for other in self.client)
 
     def get(self, name: str) -> Any:
-        """The value of a setting; None if the setting is missing.
+        """Return the value of a setting; None = the setting is missing.
 
         If the user wrote two names of the setting, the later entry counts.
         """
@@ -516,19 +516,19 @@ class UserSettings:
 
 
 class ServerOption(str):
-    """Addresses of brokers from the option ``--server`` of a command, which errors then name."""
+    """Addresses of brokers from the option ``--server`` of a command. Errors name this option."""
 
     __slots__ = ()
 
 
 def address_name(settings: Mapping[str, Any]) -> str:
-    """The name of the setting or option that holds the addresses, for an error."""
+    """Return the name of the setting or option with the addresses, for an error."""
     given = next((settings[name] for name in _ADDRESSES if settings.get(name)), "")
     return "--server" if isinstance(given, ServerOption) else "bootstrap.servers"
 
 
 def addresses(settings: Mapping[str, Any]) -> str:
-    """The broker addresses of a configuration, separated by commas; "" without an address."""
+    """Return the broker addresses of a configuration, separated by commas; "" = no address."""
     return next((str(settings[name]) for name in _ADDRESSES if settings.get(name)), "")
 
 

@@ -1,4 +1,4 @@
-"""Errors of the client: whether they are permanent, their texts and remedies, and a log with a bounded rate."""
+"""Functions that classify and describe errors of the client, and a log of errors with a bounded rate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PERMANENT: Final = (
 
 
 _HANDSHAKE: Final = "handshake failed"
-"""Words of the client's error if the broker refused the login before it saw the credentials."""
+"""Words in the client's error after the broker has refused the login before the exchange of credentials."""
 
 _OTHER_GROUP: Final = (
     "the group has members of another protocol, or it is a share group, which has no order; use another group.id, or "
@@ -169,7 +169,7 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
 
 
 def setting_meant(text: str) -> str:
-    """Return "did you mean …?" if ``text`` names an unknown setting that resembles a known one, otherwise ""."""
+    """Return "did you mean …?" if ``text`` names an unknown setting that resembles a known setting, else ""."""
     found = _UNKNOWN.search(text)
     return "" if found is None else similar_setting(found[1])
 
@@ -185,7 +185,7 @@ class ErrorLog:
         clock: Monotonic clock, in seconds.
         user: The ``error_cb`` of the user's configuration, called for every error; None = no callback.
         settings: Configuration of the client. The log shows no secret of the configuration.
-        down: Whether the client reported that it reaches no broker, and no broker has answered since that report.
+        down: Whether the client has reported an outage, and no broker has answered since.
     """
 
     name: str
@@ -223,6 +223,6 @@ class ErrorLog:
         self.down = False
 
     def last(self) -> tuple[str, float] | None:
-        """Return the text and the age in seconds of the last error, or None before an error. Any thread may call it."""
+        """Return text and age in seconds of the last error; None = no error yet. Any thread may call this method."""
         last = self._last
         return None if last is None else (client_message(last[0], self.settings), self.clock() - last[1])

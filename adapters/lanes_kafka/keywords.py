@@ -1,4 +1,4 @@
-"""The remedies for settings of the client that a call passes by keyword, as other clients take them."""
+"""The remedies for a call that passes settings of the client as keyword arguments, as with other Kafka clients."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _SETTINGS: Final = (
     "security.protocol",
     "session.timeout.ms",
 )
-"""Settings that other clients take as keyword arguments, with underscores in place of dots."""
+"""Settings that other Kafka clients accept as keyword arguments, with underscores in place of dots."""
 
 
 def of_the_client(caller: str, rest: str) -> dict[str, str]:
-    """Return the remedies for settings of the client that a call passes by keyword, as other clients take them.
+    """Return the remedies for a call that passes settings of the client as keyword arguments.
 
     Args:
         caller: Name of the class.
-        rest: The arguments after the dictionary in the right call.
+        rest: Arguments after the dictionary in the correct call, for the remedy.
 
     Returns:
         The remedies by keyword.
@@ -41,11 +41,11 @@ def of_the_client(caller: str, rest: str) -> dict[str, str]:
 
 
 def of_the_source(caller: str, rest: str) -> dict[str, str]:
-    """Return the remedies of ``of_the_client``, and those for settings of the consumer.
+    """Return the remedies of ``of_the_client``, and the remedies for settings of the consumer.
 
     Args:
         caller: Name of the class.
-        rest: The arguments after the dictionary in the right call.
+        rest: Arguments after the dictionary in the correct call, for the remedy.
 
     Returns:
         The remedies by keyword.

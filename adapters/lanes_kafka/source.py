@@ -37,7 +37,7 @@ log = logging.getLogger("lanes.kafka")
 _SYSTEM: Final = "kafka"
 
 _WATCH_EVERY: Final = 1.0
-"""Seconds between two checks that the client is polled."""
+"""Seconds between two checks of the thread's last poll."""
 
 
 @names_unknown_options(
@@ -62,8 +62,8 @@ class KafkaSource:
         out_of_range: Position at which to continue when the log does not contain the committed position:
             ``"earliest"``, ``"latest"``, or ``"fail"`` to end the source. Default: as ``auto.offset.reset``, or
             ``"fail"``.
-        commit_metadata: Whether the metadata of a commit lists the completed messages above the position, for the
-            next owner. If False, a drain also runs the queued messages below the highest started message.
+        commit_metadata: Whether the metadata of a commit lists, for the next owner, the completed messages above the
+            position. If False, a drain also runs the queued messages below the highest started message.
         rebuilds: Number of times that the source rebuilds a client after a permanent failure, 0 or more. A rebuild
             helps, for example, when another member has taken the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
@@ -199,7 +199,7 @@ class KafkaSource:
         """Wait for events; see ``lanes.source.Source.receive``. Cancel-safe.
 
         Args:
-            room: Bounds of this call.
+            room: Maximum number and size of the messages of this call, and the paused partitions.
 
         Returns:
             Events in the order of each partition.
@@ -230,7 +230,7 @@ class KafkaSource:
         A commit without an answer within 10 s, or 5 s during a revoke, has failed.
 
         Args:
-            settlements: At most one for each partition.
+            settlements: Positions to commit, at most one for each partition.
 
         Raises:
             SourceError: The broker did not confirm the commit; retryable unless the cause is permanent.
@@ -245,7 +245,7 @@ class KafkaSource:
                     self._owned[each.partition] = each.floor, not each.completed
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Do nothing: Kafka has no timer for a message.
+        """Do nothing, because Kafka has no timer for a message.
 
         Args:
             messages: The messages to keep alive.
@@ -254,7 +254,7 @@ class KafkaSource:
     async def release(self, partition: Partition) -> None:
         """Release a drained partition.
 
-        Unless the group revokes the partition, it stays assigned and unread until ``aclose``.
+        Without a revocation by the group, the partition stays assigned and unread until ``aclose``.
 
         Args:
             partition: The assignment to release.
@@ -350,7 +350,8 @@ class KafkaSource:
         """Whether the source waits for its group; see ``lanes.source.Rejoining.rejoining``.
 
         Returns:
-            Whether the group has not answered since this member joined, or since an outage took its partitions away.
+            True = the group has not answered since this member joined, or since an outage cost the member its
+            partitions.
         """
         return self._client_thread is not None and self._client_thread.rejoining()
 
@@ -392,7 +393,7 @@ class KafkaSource:
         return [*texts, *self._client_thread.growth.grown.values()]
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether ``topics`` has the topic; see ``lanes.source.Reading.reads``.
+        """Return whether ``topics`` includes the topic; see ``lanes.source.Reading.reads``.
 
         Args:
             destination: The topic of the dead letters.
@@ -487,7 +488,7 @@ class KafkaSource:
             self._answers.discard(command.answer)
 
     def _wait_time(self) -> float:
-        """Seconds to the next check of polls and prefetched messages, which is at the poll deadline at the latest."""
+        """Return the seconds to the next check of polls and prefetched messages, at the poll deadline at the latest."""
         assert self._client_thread is not None
         now = self._clock()
         left = self._config.max_poll_interval - (now - self._client_thread.polled)

@@ -17,7 +17,7 @@ NO_TOPIC: Final = "no topic can have this name; use 1 to 249 letters, digits, '.
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 _NAMED: Final = 2
-"""Maximum number of topics and queues that the name of a source has. The others are counted."""
+"""Maximum number of topics and queues that the name of a source lists. The name counts all others."""
 
 
 def is_topic(name: str) -> bool:

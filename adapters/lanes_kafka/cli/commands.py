@@ -43,7 +43,7 @@ def dead_letter_box(topic: str, server: str, config: Path | None, settings: list
 
     Raises:
         ConfigError: The file, a setting or the topic name is invalid.
-        Misuse: No address of a broker is given.
+        Misuse: The file and the arguments name no address of a broker.
     """
     read = given_settings(config, settings, server=server)
     if "debug" in read:

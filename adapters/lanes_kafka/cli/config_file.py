@@ -19,8 +19,8 @@ from lanes_kafka.config import ServerOption
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
     """Read the settings of a file. Blocks.
 
-    The suffix of the file decides its format: ``.json``, ``.toml``, or else ``name=value`` lines. Names of nested TOML
-    tables are joined by dots, so ``group.id = "g"`` needs no quotes.
+    The suffix of the file decides its format: ``.json``, ``.toml``, or else ``name=value`` lines. The function joins
+    the names of nested TOML tables by dots, so ``group.id = "g"`` needs no quotes.
 
     Args:
         path: The file; None = no file.
@@ -47,15 +47,15 @@ def given_settings(config: Path | None, settings: Sequence[str], *, server: str,
     Args:
         config: The file of ``--config``; None = no file.
         settings: Texts ``name=value`` of ``-X``, which override the other arguments.
-        server: Value of ``--server``, which overrides the file; "" = not given.
-        group: Value of ``--group``, which overrides the file; "" = not given.
+        server: Value of ``--server``, which overrides the file; "" = the option is absent.
+        group: Value of ``--group``, which overrides the file; "" = the option is absent.
 
     Returns:
         The settings by name.
 
     Raises:
         ConfigError: The file cannot be read, or a line or text is not a setting.
-        Misuse: No address of a broker is given.
+        Misuse: The file and the arguments name no address of a broker.
     """
     named = {"bootstrap.servers": ServerOption(server), "group.id": group}
     read = {

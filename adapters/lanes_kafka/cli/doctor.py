@@ -1,6 +1,6 @@
 """Checks of a configuration against its broker, before a consumer uses the configuration.
 
-All calls block, each until a deadline. The checks do not join the group, and write nothing.
+Each call blocks until its deadline at the latest. The checks do not join the group, and write nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 _AGAIN: Final = 0.2
-"""Seconds until the next question after an error of ``LEADER_MOVES``."""
+"""Seconds until a repeated question after an error of ``LEADER_MOVES``."""
 
 _SHOWN: Final = 5
 """Maximum number of broker addresses to show."""
@@ -48,8 +48,8 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
     """Check the settings, topics, group and broker of a consumer. If the broker check fails, no later check runs.
 
-    The call blocks for up to ``timeout`` seconds a question, and 10 s longer if the client fetches a token. An error of
-    the client becomes a failed ``Check``, or a ``Check`` with an unknown result.
+    The call blocks for up to ``timeout`` seconds for each question, and 10 s longer if the client fetches a token. The
+    function reports an error of the client as a ``Check`` with a failed or unknown result.
     """
     try:
         # A client without a subscription checks every setting, and connects to no broker.
@@ -189,7 +189,7 @@ class _Doctor:
         return self._joinable(Check(what, True, detail), kind, found.partition_assignor, instances)
 
     def _is_of_another_kind(self) -> bool:
-        """Return whether the broker lists the group, although the broker's description calls the group missing."""
+        """Return whether the broker lists a group that the broker described as missing."""
         with warnings.catch_warnings():
             # The call that replaces this deprecated call lists consumer groups alone.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -238,7 +238,7 @@ class _Doctor:
         return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """Make the check for a failed question. With ``absent``, a missing topic or group passes the check."""
+        """Return the check of a failed question. With ``absent``, a missing topic or group passes the check."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")

@@ -38,26 +38,26 @@ _LIMIT: Final = 20.0
 """Seconds allowed for one survey, or one change of topics."""
 
 _AT_ONCE: Final = 100
-"""Maximum number of groups that are asked for their positions at once."""
+"""Maximum number of groups in one question for positions."""
 
 _QUESTION: Final = 1.0
-"""Seconds that one question for positions may take before it is repeated or given up."""
+"""Seconds allowed for one question for positions. The client then repeats the question or gives up."""
 
 _QUESTIONS: Final = 16
-"""Maximum number of groups whose positions are asked for concurrently."""
+"""Maximum number of concurrent questions for positions of groups."""
 
 _ABSENT: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
-"""Errors of a topic that does not exist, or whose name no topic can have."""
+"""Error codes for a missing topic, and for an invalid topic name."""
 
 _AGAIN: Final = 0.1
-"""Seconds between two looks for a created or removed topic."""
+"""Seconds between two questions about a created or removed topic."""
 
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 def queue_broker(queue: PartitionedQueue, server: str, config: Path | None, settings: list[str]) -> Cluster:
-    """Make the client of ``lanes queue`` for Kafka.
+    """Create the client of ``lanes queue`` for Kafka.
 
     Args:
         queue: The queue, with all its physical queues.
@@ -70,7 +70,7 @@ def queue_broker(queue: PartitionedQueue, server: str, config: Path | None, sett
 
     Raises:
         ConfigError: The file, a setting or a name is invalid.
-        Misuse: No address of a broker is given.
+        Misuse: The file and the arguments name no address of a broker.
     """
     for name in queue.names:
         check_name(name)
@@ -84,7 +84,7 @@ def check_name(name: str) -> None:
 
 
 class Cluster:
-    """A client of a broker for questions and changes, with a deadline for each.
+    """A client that asks a broker about topics and changes topics. Each question and each change has a deadline.
 
     Args:
         settings: Configuration of the client, whose secrets no error shows.
@@ -132,8 +132,8 @@ class Cluster:
 
         Args:
             names: Names of the topics, beginning with partition 0.
-            named: Groups that count in each topic, even without a position. A group without a position has finished no
-                message. If no group is named, the groups of the first topic replace the names.
+            named: Names of groups that count in each topic, even without a position. A group without a position has
+                finished no message. Empty = the groups of the first topic.
 
         Returns:
             The facts.
@@ -267,7 +267,7 @@ class Cluster:
     def _groups(self, deadline: float) -> list[str]:
         """Return the names of all groups.
 
-        The call raises the error of a broker that does not answer, because that broker may know another group.
+        If one broker does not answer, the call raises the broker's error, because this broker may know another group.
         """
         while True:
             (listed,) = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)
@@ -297,8 +297,8 @@ class Cluster:
     def _positions_of(self, group: str, places: list[TopicPartition], deadline: float) -> list[TopicPartition]:
         """Ask for the positions of a group, by a consumer that does not join the group.
 
-        An ``AdminClient`` does not ask, because librdkafka 2.16 ends the process by a null pointer after a change of
-        the coordinator.
+        An ``AdminClient`` is unsafe for this question: after a change of the coordinator, librdkafka 2.16 crashes the
+        process by a null pointer.
         """
         connecting = {name: value for name, value in self._settings.items() if connects(name)}
         consumer = Consumer({"log_level": 0, **connecting, "group.id": group, "enable.auto.commit": False})
@@ -322,7 +322,7 @@ class Cluster:
     def _of_groups(
         self, groups: Sequence[str], ask: Callable[[Sequence[str]], Mapping[str, Future[Any]]], deadline: float
     ) -> dict[str, Any]:
-        """Return the answers about the groups that exist.
+        """Return the answers for the existing groups.
 
         The call repeats the question to a coordinator that starts or moves.
         """

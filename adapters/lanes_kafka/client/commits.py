@@ -1,19 +1,19 @@
 """Commits of one client. A commit waits for a check of its topic ids, if the broker has topic ids.
 
 For a commit, the broker checks that the client is a member. The broker checks neither that the client owns the
-partition nor that the position rises. Immediately before a send, ``Commits`` therefore checks that this client still
+partition nor that the position rises. Therefore ``Commits`` checks, immediately before a send, that this client still
 owns every partition. The engine guarantees that positions rise.
 
-``TopicIdCheck`` delays a commit until the broker has confirmed the ids of the commit's topics. After a topic is deleted
-and created again, the same positions mean other messages. The broker accepts commits of such positions, and no callback
-reports the change. When the new topic has grown past the client's position, the client continues in the new topic.
-``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed the same ids. The
+``TopicIdCheck`` delays a commit until the broker has confirmed the ids of the commit's topics. In a topic that a user
+deleted and created again, the same positions mean other messages. The broker accepts commits of such positions. No
+callback reports the change. When the new topic has grown past the client's position, the client continues in the new
+topic. ``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed the same ids. The
 confirming question must be newer than the commit. Without such an answer the source commits no position, because a
-commit could skip messages of the new topic. Finished messages may then run again.
+commit could skip messages of the new topic. Handlers may then repeat finished messages.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
-repetition. The committed position is then a position of the old topic, and the source stops with an error. Second, the
-broker that answers the question about the ids may not know yet that the topic was recreated.
+repetition. In this case the source finds a position of the old topic, and stops with an error. Second, the broker that
+answers the question about the ids may not know the new topic yet.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ COMMIT_TIMEOUT: Final = 10.0
 """Seconds after which an unanswered commit counts as failed."""
 
 _CALLBACK_TIMEOUT: Final = 5.0
-"""Seconds that a commit inside a callback may take, including the question for its topic ids."""
+"""Seconds allowed for a commit inside a callback, including the question for the topic ids."""
 
 _CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
-"""Seconds that a commit inside a callback may take while the client reports that it reaches no broker."""
+"""Seconds allowed for a commit inside a callback while the client reports that no broker is reachable."""
 
 # ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are missing: they report a running rebalance, in which a member keeps all
 # partitions that are not revoked. A member that a rebalance left out gets UNKNOWN_MEMBER_ID. ``consume`` returns the
@@ -59,14 +59,14 @@ _LOST: Final = frozenset(
         KafkaError._FATAL,
     }
 )
-"""Error codes of a commit by a process that is no longer a member of the group, so no retry can succeed."""
+"""Error codes of a commit by a former member of the group, which no retry can repair."""
 
 # The engine retries a commit unless its error code is one of these: a repeated commit is harmless.
 _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION}
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """Ask for the UTF-16 units of commit metadata that the broker accepts before the client's NUL: 0 to ``LIMIT``.
+    """Ask how many UTF-16 units of commit metadata the broker accepts before the client's NUL: 0 to ``LIMIT``.
 
     If the broker does not report its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
     limit is too small for a single completed message, the function logs a warning and returns 0. The call blocks for up
@@ -108,14 +108,15 @@ def can_carry(room: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """Positions that one request commits, with one answer for all positions together.
+    """The positions of one commit request, which has one answer.
 
     Attributes:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
-        releases: The partition to release after this commit; None = no partition.
-        deadline: Time of the clock after which an unanswered commit has failed; 0 until the commit is queued or sent.
-        offsets: The positions in the client's own type, set when the commit is sent.
+        releases: Partition that the thread releases after this commit; None = no partition.
+        deadline: Time of the clock after which an unanswered commit has failed; 0 = the commit is neither queued nor
+            sent.
+        offsets: The positions in the client's own type, which ``Commits`` sets when it sends the commit.
     """
 
     settlements: Sequence[Settlement]
@@ -125,7 +126,7 @@ class Commit:
     offsets: list[TopicPartition] = field(default_factory=list)
 
     def fail(self, text: str, *, retryable: bool = True) -> None:
-        """Answer with a ``SourceError`` of this text."""
+        """Fail the commit with a ``SourceError`` of this text."""
         self.answer.fail(SourceError(text, retryable=retryable))
 
 
@@ -134,8 +135,8 @@ class Commits:
     """The commits of one client. Only the thread that owns the client uses the object.
 
     Attributes:
-        owns: Returns whether this client may still commit positions of a partition.
-        lost: Called with the reason when the broker reports that this process is no longer a member.
+        owns: Function that returns whether this client may still commit positions of a partition.
+        lost: Function that receives the reason when the broker reports that this process is no longer a member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         settings: Configuration of the client, whose secrets no error or log line shows.
@@ -256,7 +257,7 @@ class Commits:
 
 @dataclass(eq=False, repr=False)
 class TopicIdCheck:
-    """Sends commits, after a check of their topic ids if they have topic ids.
+    """Sends commits. If the broker has topic ids, the object first checks the topic ids of each commit.
 
     Only the thread that owns the client uses the object.
 
@@ -266,8 +267,8 @@ class TopicIdCheck:
     Attributes:
         topics: The broker's descriptions of the topics.
         group: Assignments of the client.
-        commits: Sends a commit.
-        errors: Reports whether a broker is reachable.
+        commits: Object that sends the commits.
+        errors: Log of the client's errors, which knows whether a broker is reachable.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors.
     """
@@ -287,7 +288,7 @@ class TopicIdCheck:
         return bool(self._waiting)
 
     def commit(self, client: Consumer, commit: Commit, *, until: float | None) -> None:
-        """Queue a commit for ``advance``; inside a callback of the client, or without topic ids, send it at once.
+        """Queue a commit for ``advance``. Inside a callback, or without topic ids, send the commit at once.
 
         Inside a callback the call waits for the broker for at most 5 seconds, unless the broker refuses the commit.
 
@@ -337,7 +338,7 @@ class TopicIdCheck:
             raise
 
     def recall(self) -> list[Commit]:
-        """Remove and return all commits without an answer: sent commits, and commits that wait for topic ids."""
+        """Remove and return all unanswered commits: sent commits, and commits that wait for topic ids."""
         waiting, self._waiting = self._waiting, deque()
         return [*self.commits.recall(), *(commit for _, commit in waiting)]
 
@@ -393,8 +394,8 @@ def _has_ids(commit: Commit) -> bool:
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
     """Ask whether the broker stored the commit.
 
-    The broker answers a client's requests in order, so its answer shows the result of the commit. The call blocks for
-    at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
+    The broker answers a client's requests in order. The answer to a later question therefore shows the result of the
+    commit. The call blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)
     pairs = zip(found, commit.offsets, strict=True)

@@ -28,13 +28,13 @@ from lanes_kafka.errors import client_message, fatal_error, is_permanent
 log = logging.getLogger("lanes.kafka")
 
 OF_POLL_INTERVAL: Final = 0.8
-"""Share of ``max.poll.interval.ms`` allowed for a drain, its last commit and its release. The rest is a margin."""
+"""Share of ``max.poll.interval.ms`` for the drain, last commit and release of a partition. The rest is a margin."""
 
 _RECLAIM_AFTER: Final = 5.0
-"""Seconds after a presumed loss until the partition starts again, if the client still owns it."""
+"""Seconds after a presumed loss until a partition restarts that the client still owns."""
 
 _COMMIT_STARTS_EVERY: Final = 5.0
-"""Seconds between two attempts to commit the positions a group starts from."""
+"""Seconds between two attempts to commit the start positions of a group."""
 
 _ASK_BOUNDS_EVERY: Final = 5.0
 """Seconds between two questions for the bounds of a log that does not reach the position to read. A question may block
@@ -44,14 +44,14 @@ _TOPIC_ID_TIMEOUT: Final = 2.0
 """Seconds that an assignment waits for the ids of its topics."""
 
 _START_TIMEOUT: Final = 60.0
-"""Maximum time in seconds to keep asking for start positions: the broker may still be starting."""
+"""Maximum time in seconds during which the thread repeats the question for start positions."""
 
 _LEAST_TIMEOUT: Final = 0.5
-"""Seconds of a question for start positions at the end of this time, at which the client must be polled soon."""
+"""Timeout in seconds of the last question for start positions, after which the thread must poll the client."""
 
 
 class Assignment:
-    """One assignment of ``partition``, until it is revoked or lost.
+    """One assignment of ``partition``, from the callback until the revocation or loss.
 
     Args:
         partition: The assigned partition.
@@ -61,13 +61,13 @@ class Assignment:
     Attributes:
         partition: The assigned partition.
         position: The next position to deliver.
-        end: The position after the last message that was read.
-        positions_read: Number of positions that were read, gaps included.
-        bytes_read: Size of the messages that were read, in bytes.
-        paused: Whether the client is paused for the partition.
-        drained: Whether new messages of the partition are dropped.
-        returning: Whether a release of the partition is running, in a call that may run callbacks.
-        released: Whether the partition was released; no later commit names the partition.
+        end: Position after the last message that the client has read.
+        positions_read: Number of positions that the client has read, including gaps.
+        bytes_read: Size of the messages that the client has read, in bytes.
+        paused: Whether the thread has paused the client for the partition.
+        drained: Whether the thread drops new messages of the partition.
+        returning: Whether a release of the partition runs, inside a call that may run callbacks.
+        released: Whether the thread has released the partition. No later commit names a released partition.
         rebalance: Number of the callback that assigned the partition.
     """
 
@@ -93,7 +93,7 @@ class Assignment:
         self.drained = self.returning = self.released = False
 
     def at(self, offset: int | None = None) -> TopicPartition:
-        """The partition in the client's own type, with ``offset`` if it is given."""
+        """Return a partition in the client's own type, with ``offset`` if the caller passes an offset."""
         return TopicPartition(*self.partition.id) if offset is None else TopicPartition(*self.partition.id, offset)
 
     def __repr__(self) -> str:
@@ -111,19 +111,19 @@ class Group:
     Attributes:
         config: Configuration of the client.
         topics: Topics of the client, as the broker knows them.
-        deliver: Sends events to the event loop.
-        serve: Performs commands of the loop while a callback waits; called with the time of the clock at which the
-            callback must end.
-        fail: Ends the source with an error.
+        deliver: Function that sends events to the event loop.
+        serve: Function that performs commands of the loop while a callback waits. The argument is the time of the clock
+            at which the callback must end.
+        fail: Function that ends the source with an error.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
-        is_full: Returns True when the event loop has no room for messages.
+        is_full: Function that returns True while the event loop has no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         owned: Current assignments, neither revoked nor lost, by partition.
-        closing: Whether the client is about to close, after which no partition is assigned.
+        closing: Whether the client is about to close. The group then starts no assigned partition.
         rebalances: Number of callbacks since the start that assigned, revoked or lost partitions.
         join_watch: The wait for the first answer of the group.
-        rejoining: Whether a broker answers again, and the group has assigned no partition since a loss in an outage.
+        rejoining: Whether an outage with a loss of partitions has ended without a new assignment so far.
     """
 
     config: ClientConfig
@@ -154,12 +154,12 @@ class Group:
         self.join_watch = JoinWatch(self.name, self.clock, tells_nothing=self.config.protocol == "848")
 
     def assignment(self, partition: Partition) -> Assignment | None:
-        """Return the assignment that made this ``partition``; None after its revocation or loss."""
+        """Return the assignment of this ``partition``; None = the assignment was revoked or lost."""
         assignment = self.owned.get(partition.id)
         return assignment if assignment is not None and assignment.partition is partition else None
 
     def owns(self, partition: Partition) -> bool:
-        """Return whether this client owns an unreleased partition, and may commit its positions."""
+        """Return whether this client owns the unreleased partition and may commit positions."""
         assignment = self.assignment(partition)
         return assignment is not None and not assignment.released
 
@@ -168,7 +168,7 @@ class Group:
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Fetch newly assigned partitions.
 
-        The client learns the start position of each partition, and whether it is paused, before it reads a message.
+        Before it reads a message, the client learns the start position and the pause of each partition.
         """
         self.rebalances += 1
         self.join_watch.answered()
@@ -216,7 +216,7 @@ class Group:
                 self.join_watch.rebalances()
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give up lost partitions without a commit, because another member may already own them."""
+        """Give up lost partitions without a commit, because another member may own these partitions already."""
         self.rebalances += 1
         self._lost |= bool(partitions)
         reason = "this member's session ended, or the group chose another owner"
@@ -257,7 +257,7 @@ class Group:
         """Report every partition as lost.
 
         Args:
-            reason: The reason of the loss, which the loop reports.
+            reason: Reason of the loss, which the event loop reports.
             presumed: Whether the client may still own the partitions, which ``reclaim`` then starts again.
         """
         if presumed:
@@ -266,7 +266,7 @@ class Group:
 
     @property
     def doubted(self) -> bool:
-        """Return whether a partition that was presumed lost waits for ``trust``."""
+        """Return whether a presumably lost partition waits for ``trust``."""
         return NEVER in self._presumed_lost.values()
 
     def doubt(self) -> None:
@@ -287,13 +287,13 @@ class Group:
         self._presumed_lost = {one: min(at, now) for one, at in self._presumed_lost.items()}
 
     def reclaim(self, client: Consumer, *, until: float | None = None) -> None:
-        """Restart partitions that were presumed lost, if the client still owns them 5 seconds later.
+        """Restart presumably lost partitions that the client still owns 5 seconds later.
 
         A doubted partition waits for ``trust`` instead.
 
         The call also repeats failed commits of start positions, and failed moves of positions out of range. The call
-        then starts the partitions that the client did not know when they were assigned. The call may block until the
-        broker answers.
+        then starts the partitions that the client did not know at their assignment. The call may block until the broker
+        answers.
 
         Args:
             client: The client.
@@ -335,7 +335,7 @@ class Group:
             self._move_into_range(client)
 
     def check_topics(self) -> None:
-        """End the source when a topic was deleted or recreated, because its offsets then mean other messages."""
+        """End the source after the deletion or recreation of a topic, whose offsets then mean other messages."""
         for assignment in self.owned.values():
             name = assignment.partition.id.source
             change = self.topics.change(name, assignment.partition.incarnation)
@@ -355,15 +355,15 @@ class Group:
     def _starts_until(self) -> float:
         """Return the time until which a callback that begins now may ask for start positions.
 
-        The remaining part of ``max.poll.interval.ms`` is for the commit of new positions and a margin.
+        The rest of ``max.poll.interval.ms`` is for the commit of new positions and for a margin.
         """
         allowed = OF_POLL_INTERVAL * self.config.max_poll_interval - QUERY_TIMEOUT
         return self.clock() + min(_START_TIMEOUT, allowed)
 
     def _start(self, client: Consumer, ids: list[PartitionId], *, until: float, known: bool = False) -> None:
-        """Fetch the partitions ``ids`` from their start positions, and ask for these positions until a given time.
+        """Ask for the start positions of the partitions ``ids`` until a given time, and fetch from these positions.
 
-        If the client already owns the partitions (``known``), it seeks.
+        With ``known``, the client already owns the partitions, and seeks.
         """
         if not ids:
             return
@@ -399,7 +399,7 @@ class Group:
         self.deliver([Assigned(each.partition) for each in started])
 
     def _postpone(self, client: Consumer, ids: list[PartitionId], *, known: bool) -> None:
-        """Leave the start of unknown partitions to ``reclaim``, after a refresh of the metadata.
+        """Postpone the start of unknown partitions until ``reclaim`` runs after a refresh of the metadata.
 
         The coordinator may know new partitions before this client does. A callback cannot refresh the metadata. In
         confluent-kafka 2.16, ``list_topics`` drops the state of the call that serves the callback, and the next
@@ -453,12 +453,13 @@ class Group:
     def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
         """Commit new start positions, so that a later run starts from the same positions.
 
-        The call repeats the failed commit of a start, unless the partition now has a committed position, which may be
-        higher.
+        The call also repeats the failed commit of an earlier start. It skips a partition that has a committed position
+        now.
 
         Args:
             client: The client.
-            decided: The partitions of this member whose positions the caller has just read; empty = only a repetition.
+            decided: Partitions of this member whose positions the caller has just read; empty = only repeat failed
+                commits.
         """
         if not self._uncommitted_starts or (not decided and self.clock() < self._commit_starts_at):
             return
@@ -534,7 +535,7 @@ class Group:
     ) -> None:
         """Pause the client for ``to_pause`` and released partitions.
 
-        With ``resume``, resume the client for the other partitions.
+        With ``resume``, resume the client for all other partitions.
 
         Args:
             client: The client.

@@ -12,22 +12,22 @@ from lanes_kafka.client.topics import Topic
 log = logging.getLogger("lanes.kafka")
 
 OnGrowth = Literal["stop", "alarm"]
-"""The reaction to a topic that gets more partitions: end the source, or a warning."""
+"""Reaction to an increase of a topic's partitions: end the source, or log a warning."""
 
 
 class GrowthWatch:
-    """The check of the topics of one source.
+    """Checks the numbers of partitions of the topics of one source.
 
     Only the thread that owns the client uses the object, except for ``grown``.
 
     Args:
         name: Name of the source, for errors and log lines.
-        on_growth: The reaction.
+        on_growth: Reaction to an increase of a topic's partitions.
         fail: Ends the source with an error.
 
     Attributes:
-        grown: A text for each topic that has grown since the start. Any thread may read this dict, because each change
-            replaces it.
+        grown: A text for each topic that has grown since the start. Any thread may read this attribute, because each
+            change replaces the dict.
     """
 
     def __init__(self, name: str, on_growth: OnGrowth, fail: Callable[[SourceError], None]) -> None:
@@ -39,12 +39,12 @@ class GrowthWatch:
         self._last: dict[str, int] = {}
 
     def look(self, known: Mapping[str, Topic]) -> None:
-        """Compare the numbers with the numbers at the start.
+        """Compare the numbers of partitions with the numbers at the start.
 
-        Log each growth or end the source, once for each growth. The call does not block.
+        Log a warning or end the source, once for each growth. The call does not block.
 
         Args:
-            known: Topics by name. The first call sets the numbers at the start.
+            known: Topics by name. The first call stores the numbers of partitions at the start.
         """
         for name, topic in known.items():
             first = self._first.setdefault(name, topic.partitions)

@@ -1,4 +1,4 @@
-"""Events from the messages of a client: runs of messages of a partition, and gaps between messages.
+"""Converts the messages of a client to events: runs of messages of a partition, and gaps between messages.
 
 The code runs in the thread that owns the client.
 """
@@ -28,10 +28,10 @@ class Intake:
     """Reads the partitions of a group from one client.
 
     Attributes:
-        client: Client to read from.
+        client: Client whose messages the object reads.
         group: Assignments of the client.
-        key: Returns the key of a message.
-        on_error: Called with each message that is an error.
+        key: Function that returns the key of a message.
+        on_error: Function that receives each message that is an error.
         average: Moving average of the size of a message, in bytes.
     """
 
@@ -44,7 +44,8 @@ class Intake:
     def read(self, count: int, timeout: float) -> tuple[list[Delivered], bool]:
         """Read messages, and serve the client's callbacks during the wait.
 
-        The call blocks for up to ``timeout`` seconds for the first message. Does not wait for further messages.
+        The call blocks for up to ``timeout`` seconds for the first message. The call does not wait for further
+        messages.
 
         Args:
             count: Maximum number of messages.
@@ -67,7 +68,7 @@ class Intake:
         return events, len(raws) >= count
 
     def progress(self) -> list[Progressed]:
-        """Find gaps that the client has read past: transaction markers, and compacted or aborted messages.
+        """Find gaps that the client has skipped: transaction markers, and compacted or aborted messages.
 
         Returns:
             A ``Progressed`` event for each partition whose last message precedes a gap, with the position after the
@@ -88,7 +89,7 @@ class Intake:
     def gap_after(self, partition: Partition, committed: int) -> int | None:
         """Return the end of the gap after the position ``committed``; None if a message or no gap follows the position.
 
-        A callback may call this method. A callback does not know the messages of the running ``consume``.
+        A callback may call this method. Inside a callback, the messages of the running ``consume`` are still unknown.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:
@@ -99,9 +100,9 @@ class Intake:
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
         """Continue to read a partition during its release, to find a gap after its last message.
 
-        The client may read the last message before the transaction marker that follows it. The call ends when it knows
-        a message or a gap after ``committed``, or the log ends at ``committed``. A revoke may end the assignment during
-        the call. A callback must not call this method. Reads at most ``_READ_PAST_LIMIT`` messages.
+        The client may read the last message before the transaction marker that follows it. The call ends when it has
+        found a message or a gap after ``committed``, or the end of the log at ``committed``. A revoke may end the
+        assignment during the call. A callback must not call this method. Reads at most ``_READ_PAST_LIMIT`` messages.
 
         Args:
             partition: The assignment.
@@ -143,7 +144,7 @@ class Intake:
         return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
-        """Drop messages of partitions that the last ``consume`` assigned: they may belong to the former assignment."""
+        """Drop messages of partitions that the last ``consume`` assigned, possibly of a former assignment."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
@@ -200,7 +201,7 @@ class Intake:
 
 
 def _joined(first: Delivered, events: list[Delivered]) -> list[Delivered]:
-    """Merge the run of the first message into the next run of its assignment, because each run costs a delivery."""
+    """Merge the run of the first message into the next run of its assignment, to save a delivery."""
     for index, event in enumerate(events):
         if event.partition is first.partition:
             events[index] = Delivered(event.partition, first.run + event.run, first.size + event.size)

@@ -1,10 +1,10 @@
-"""The wait of a member for the answer of its group, which may take as long as the session of a dead member.
+"""The watch of a member's wait for the group's answer, which may last for the session of a dead member.
 
 A new member waits for the first answer. A member whose partitions were all revoked waits again, until the end of the
 rebalance.
 
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
-The wait therefore also ends after the session, when the group has removed every dead member.
+Therefore the wait also ends after one session, when the group has removed every dead member.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lanes.core.types import NEVER
 log = logging.getLogger("lanes.kafka")
 
 WARN_AFTER: Final = 5.0
-"""Seconds without an answer before the first line. A new group forms within 3 s by default."""
+"""Seconds without an answer before the first log line. A new group forms within 3 s by default."""
 
 WARN_EVERY: Final = 60.0
-"""Seconds between two further lines."""
+"""Seconds between two further log lines."""
 
 _MARGIN: Final = 5.0
-"""Seconds after the session in which the group assigns the partitions of a dead member."""
+"""Seconds after the session that the group may need to assign the partitions of a dead member."""
 
 
 class JoinWatch:

@@ -1,4 +1,4 @@
-"""A warning, once for each topic, when two kinds of producers chose the partitions of its keys."""
+"""The warning, once for each topic, that two kinds of producers chose partitions by different hash functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("lanes.kafka")
 
 
 class KeyWatch:
-    """Keeps a census of each topic until the warning about two kinds of producers is logged. Not thread-safe."""
+    """Keeps a census of each topic until it has logged the warning about two kinds of producers. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -52,7 +52,7 @@ class KeyWatch:
 
 
 def _key(message: Message) -> bytes | None:
-    """The key of the record, which may differ from the key of its lane."""
+    """Return the key of the record, which may differ from the key of the lane."""
     raw = message.raw
     assert isinstance(raw, Raw)
     key = raw.key()

@@ -1,4 +1,4 @@
-"""The end offsets of the owned partitions.
+"""The module reads the end offsets of the owned partitions.
 
 The lag is the distance from the committed position to the end. The backlog is the distance from the position to read to
 the end of the readable messages, which is the beginning of an open transaction.
@@ -19,19 +19,19 @@ from lanes.core.types import Partition
 from lanes_kafka.client.group import Assignment
 
 ASK_AFTER: Final = 5.0
-"""Seconds without a higher end offset after which the broker is asked. A client that is paused, whose queue is full, or
-whose fetches get no answer learns nothing."""
+"""Seconds without a higher end offset after which the thread asks the broker. A paused client, a client with a full
+queue, and a client without answers to its fetches learn no offsets."""
 
 ASK_TIMEOUT: Final = 5.0
 """Seconds allowed for one question about end offsets."""
 
 PORTION: Final = 250
-"""Maximum number of partitions in one question for offsets. The thread that owns the client needs a few milliseconds
-for such a question and its answers.
+"""Maximum number of partitions in one question for offsets. Such a question costs the thread that owns the client a few
+milliseconds.
 """
 
 _NOT_AGAIN_FOR: Final = 30.0
-"""Seconds after which a failed question about end offsets is repeated."""
+"""Seconds after which the thread repeats a failed question about end offsets."""
 
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -54,7 +54,7 @@ class _End(NamedTuple):
 
 
 class EndOffsets:
-    """The end of each partition, and the end of its readable messages.
+    """Tracks the end of each partition, and the end of the readable messages.
 
     A client that reads only committed messages stops at the beginning of an open transaction. The fetches of such a
     client still report the end of the log, so only a broker's answer shows the number of waiting messages.
@@ -63,9 +63,8 @@ class EndOffsets:
 
     Args:
         clock: Monotonic clock, in seconds.
-        admin: Returns the client that asks for ends; None = do not ask. This client has separate connections, because a
-            broker answers the requests of one connection in order. A fetch without an answer therefore delays no
-            question.
+        admin: Function that returns the client that asks for ends; None = do not ask. This client has separate
+            connections, so that a fetch without an answer delays no question.
         isolation: Isolation level of the client's fetches.
     """
 
@@ -108,7 +107,7 @@ class EndOffsets:
 
         Args:
             client: The client.
-            owned: Assignments whose ends are updated.
+            owned: Assignments whose ends the call updates.
             ask: Whether to ask the broker about partitions whose end or position has not risen for ``ASK_AFTER``
                 seconds.
         """

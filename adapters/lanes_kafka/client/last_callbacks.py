@@ -1,4 +1,4 @@
-"""The last calls of a client before its ``close``."""
+"""The function that serves a client's last callbacks before its ``close``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lanes.clock import Clock
 from lanes_kafka.client.group import Group
 
 _LAST_CALLBACKS: Final = 2.0
-"""Seconds allowed for the last callbacks; ``close`` serves later callbacks."""
+"""Seconds allowed for the last callbacks. After this time ``close`` serves the callbacks."""
 
 _QUIET_FOR: Final = 0.01
 """Seconds without a callback after which no further callback is expected."""
@@ -19,9 +19,9 @@ _QUIET_FOR: Final = 0.01
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
     """Serve the pending callbacks of a client before ``close``, which could hang in such a callback.
 
-    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The group then does
-    not answer the callback's request, an assignment by default. The callback waits for ever and holds the interpreter's
-    lock (librdkafka's issue 4884).
+    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The ended group
+    never answers the request of this callback, an assignment by default. The callback then waits for ever, with the
+    interpreter's lock (librdkafka's issue 4884).
 
     The call blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.
 

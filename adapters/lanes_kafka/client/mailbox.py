@@ -20,13 +20,13 @@ class Demand:
     Attributes:
         number: Number of this demand, higher than the number of every earlier demand.
         messages: Number of messages for which the event loop has room; 0 or less = no room.
-        credit: Total of messages and bytes that the thread may have read since its start.
+        credit: Upper limit of the messages and bytes that the thread reads in total after its start.
         assigned: Number of assignments that the loop knew. The thread ignores a demand that does not know the newest
             assignment.
         paused: Partitions whose messages the loop does not deliver.
-        rewind: For each partition with dropped messages: the number of the demand that dropped them, and the position
-            from which to read again.
-        client_paused: Partitions of ``paused`` for which the client itself is paused.
+        rewind: For each partition with dropped messages: the number of the demand that dropped the messages, and the
+            position from which to read again.
+        client_paused: Partitions of ``paused`` for which the thread pauses the client.
     """
 
     number: int
@@ -54,7 +54,7 @@ class Release:
 
 
 class Expire:
-    """The command to treat every partition as lost, because the thread did not poll the client in time."""
+    """The command to treat every partition as lost, after the thread has failed to poll the client in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class Confirm:
 
     Attributes:
         partitions: The assignments.
-        answer: Receives the assignments that this client owns.
+        answer: Answer, which receives the assignments that this client owns.
     """
 
     partitions: Sequence[Partition]
@@ -75,7 +75,7 @@ class Close:
 
 
 Command = Commit | Release | Expire | Confirm | Close | None
-"""None only wakes the thread, for a new ``Demand`` or for an answer about topics."""
+"""A command for the thread. None only wakes the thread, for a new ``Demand`` or an answer about topics."""
 
 
 class Perform(Protocol):
@@ -93,10 +93,10 @@ class Perform(Protocol):
 class Mailbox:
     """A queue of commands for a thread; an empty mailbox is False.
 
-    Only ``put`` may be called from other threads.
+    Other threads may call only ``put``.
 
     Args:
-        perform: Performs one command. The thread calls it for each command, in the order of the queue.
+        perform: Function that performs one command. The thread calls the function in the order of the queue.
     """
 
     def __init__(self, perform: Perform) -> None:
@@ -111,7 +111,7 @@ class Mailbox:
         self._commands.put(command)
 
     def serve(self) -> bool:
-        """Perform all queued commands, and return whether a command was queued. ``None`` does not count."""
+        """Perform all queued commands, and return whether the queue had a command. ``None`` does not count."""
         served = False
         while True:
             try:

@@ -2,12 +2,13 @@
 
 A group assigns the partitions of a member to other members when it has received no heartbeat for a session. After a
 freeze, a client learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the
-change at once. A request for this list commits nothing. A member in the list has not been removed since it
-joined, so no other member owns its partitions. A group that rebalances waits for its members, or removes them.
+change at once. A request for this list commits nothing. The group has never removed a listed member, so no other member
+owns the partitions of a listed member. During a rebalance, the group waits for a member or removes the member.
 
-A member outside the list has lost its partitions, even if the client still counts them as owned. The heartbeats of such
-a client may have no answer for a whole session, for example after a router has dropped its connection. The client
-therefore recovers a lost partition only by an assignment, or after a newer list that has the member.
+A member outside the list has lost its partitions, even if the client still counts these partitions as owned. The
+heartbeats of such a client may have no answer for a whole session, for example after a router has dropped its
+connection. The client therefore recovers a lost partition only by an assignment, or after a newer list that has the
+member.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _LOG_EVERY: Final = 30.0
 """Seconds between two log lines while no broker answers."""
 
 _LOOK_EVERY: Final = 5.0
-"""Seconds between two requests while the client counts partitions as owned that the thread presumes lost."""
+"""Seconds between two requests while the client still counts presumably lost partitions as owned."""
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
 """Seconds without an answer or an error after which the client repeats a request."""
@@ -99,7 +100,7 @@ class SessionWatch:
 
     Args:
         config: Configuration of the client.
-        admin: Returns the client to ask; None = do not ask.
+        admin: Function that returns the client to ask; None = do not ask.
         clock: Monotonic clock, in seconds.
         session: The session at the start.
 
@@ -148,7 +149,7 @@ def _session(settings: Mapping[str, str], otherwise: Session) -> Session:
 
 
 def _group_settings(group: str, admin: AdminClient) -> Mapping[str, str] | None:
-    """Return the settings of a group, or else of the broker; None without an answer."""
+    """Return the settings of a group, or else of the broker; None = no answer."""
     try:
         return settings_of(admin, ResourceType.GROUP, group, time.monotonic() + QUESTION_TIMEOUT)
     except KafkaException as failure:
@@ -169,14 +170,14 @@ def _seconds(settings: Mapping[str, str], name: str, default: float) -> float:
 
 @dataclass(eq=False, repr=False)
 class Membership:
-    """Answers ``Confirm`` commands. Only the thread that owns the client uses the object. True while a command waits.
+    """Answers ``Confirm`` commands. Only the thread that owns the client uses the object. True = a command waits.
 
     Attributes:
         config: Configuration of the client.
-        make: Makes the client for one question.
+        make: Function that makes the client for one question.
         group: Assignments of the client.
-        session: Returns the session of the member.
-        lost: Called with the reason when the broker no longer lists this member.
+        session: Function that returns the session of the member.
+        lost: Function that receives the reason when the broker no longer lists this member.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors.
     """
@@ -207,19 +208,19 @@ class Membership:
     def ask(self, command: Confirm) -> None:
         """Queue a command. A running question does not answer the command, because the question may be older.
 
-        The command follows a freeze, so partitions that were presumed lost before are doubted too.
+        The command follows a freeze, so the call also doubts the partitions that were presumed lost earlier.
         """
         self._waiting.append(command)
         self.group.doubt()
 
     def advance(self, client: Consumer, poll: Callable[[], None]) -> None:
-        """Ask the broker, or answer the commands when its answer has arrived. A callback must not call this method.
+        """Ask the broker, or answer the commands after the broker's answer. A callback must not call this method.
 
-        The broker is also asked while a partition is doubted. The call does not block.
+        The call also asks the broker while a partition is doubted. The call does not block.
 
         Args:
             client: The client.
-            poll: Serves the client's callbacks.
+            poll: Function that serves the client's callbacks.
         """
         if self._heard_at is not None:
             if self.clock() >= self._heard_at:

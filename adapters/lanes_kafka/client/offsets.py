@@ -33,7 +33,7 @@ class StartPosition(NamedTuple):
     Attributes:
         floor: The first position to read.
         completed: Runs of positions above ``floor`` that an earlier owner completed.
-        uncommitted: Whether ``floor`` is a new decision that must be committed.
+        uncommitted: Whether ``floor`` is a new decision, which the client must commit.
     """
 
     floor: int
@@ -63,12 +63,12 @@ def start_positions(
     Args:
         client: The client to ask.
         ids: Partitions to start.
-        start: Start position in a topic without committed positions.
+        start: Choice of the start position in a topic without committed positions.
         sizes: Number of partitions of each topic.
         out_of_range: Position to continue at if the log does not contain the committed position.
-        hands_over: Whether the metadata of commits hold completed positions.
+        hands_over: Whether the metadata of commits list completed positions.
         name: Name of the source, for errors and log lines.
-        timeout: Returns the maximum seconds of the next question.
+        timeout: Function that returns the maximum seconds of the next question.
 
     Returns:
         The start position of each partition in ``ids``, and of all partitions for which ``start`` decided.
@@ -108,7 +108,7 @@ def start_positions(
 
 
 def _beyond(target: int, completed: Runs) -> StartPosition:
-    """Make the start at ``target``, above a committed position that the log no longer contains.
+    """Return the start at ``target``, above a committed position that the log no longer contains.
 
     Completed positions at and above ``target`` stay completed. A start with completed positions stays uncommitted,
     because its commit without metadata would discard them.
@@ -169,8 +169,8 @@ def _starts(
 def milliseconds(start: datetime) -> int:
     """Return the first millisecond since 1970 at or after ``start``.
 
-    Message times are whole milliseconds, so a start rounded up includes no earlier message. A time before 1970 becomes
-    0, because the broker reads negative times as names of positions.
+    Message times are whole milliseconds. A start that the function rounds up therefore includes no earlier message. A
+    time before 1970 becomes 0, because the broker reads negative times as names of positions.
     """
     return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))
 

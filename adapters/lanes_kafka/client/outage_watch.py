@@ -1,4 +1,4 @@
-"""The log lines about an outage. A hanging broker causes no error of the client, so the log may have no other lines."""
+"""The log lines about an outage. A hanging broker causes no error of the client, and no other log lines."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The only buffer between a client and the engine. Messages wait in the buffer, so that all partitions share the room.
+"""The only buffer between a client and the engine. The messages of all partitions share the room of this buffer.
 
-The client has one queue, which holds thousands of messages of one partition, then thousands of the next partition. In
-the order of the queue, handlers would run for one partition at a time, with at most one handler for each key.
+The queue of the client contains thousands of messages of one partition, then thousands of the next partition. In the
+order of the queue, handlers would run for one partition at a time, with at most one handler for each key.
 ``Prefetched`` keeps messages on the event loop, and divides the room among the partitions. ``credit`` bounds the
 messages that the client's thread reads. The thread keeps no messages itself.
 """
@@ -17,21 +17,21 @@ from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent
 
 READ_AHEAD: Final = 20_000
-"""Maximum number of messages read beyond the room when several partitions are read. Messages of paused partitions count
-until they are dropped."""
+"""Maximum number of messages that the thread reads beyond the room if it reads several partitions. Undropped messages
+of paused partitions count too."""
 
 READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
-"""Maximum size in bytes of the messages read beyond the room. One message may exceed it."""
+"""Maximum size in bytes of the messages that the thread reads beyond the room. One message may exceed this size."""
 
 REWIND_AFTER: Final = 1.0
-"""Seconds that a partition stays paused before its messages are dropped and the client is paused for it. The drop and
-the pause discard fetched messages, and fetching messages again takes time."""
+"""Seconds of a pause after which the source drops the messages of the partition and pauses the client for the
+partition. Both steps discard fetched messages, which the client must fetch again later."""
 
 _NEVER: Final = (0, 0)
 
 
 class Credit(NamedTuple):
-    """Total of messages that the thread may have read since its start.
+    """Upper limit of the messages that the thread reads in total after its start.
 
     A total needs no correction for messages in transit to the loop.
 
@@ -50,10 +50,10 @@ class Prefetched:
     Attributes:
         messages: Number of prefetched messages.
         bytes: Size of the prefetched messages.
-        received: Messages and bytes added since the start, dropped messages included.
-        granted: The last credit that the thread was given.
+        received: Messages and bytes that the thread has added since the start, including dropped messages.
+        granted: The last credit that the loop gave the thread.
         assigned: Number of assignments added since the start.
-        client_paused: Partitions for which the client is paused.
+        client_paused: Partitions for which the thread pauses the client.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Prefetched:
         self.bytes -= event.size
 
     def credit(self, room: Room, owned: Set[Partition]) -> Credit:
-        """Return the total that the thread may read, for a room on the event loop.
+        """Return the credit of the thread for a room on the event loop.
 
         Args:
             room: The room on the event loop, with the paused partitions.
@@ -135,13 +135,13 @@ class Prefetched:
         return Credit(messages + max(0, most), size + max(0, most_bytes))
 
     def needs_credit(self, credit: Credit) -> bool:
-        """Return whether the thread needs this credit now, because it has at most half of this credit."""
+        """Return whether the thread needs this credit now, because at most half of its former credit is left."""
         return _is_due(credit.messages, self.granted.messages, self.received.messages) or _is_due(
             credit.bytes, self.granted.bytes, self.received.bytes
         )
 
     def _aside(self, paused: frozenset[Partition]) -> tuple[int, int]:
-        """Return number and size of the prefetched messages whose partition is paused."""
+        """Return the number and the size of the prefetched messages of paused partitions."""
         if not paused or not self._events:
             return 0, 0
         found = [event for event in self._events if isinstance(event, Delivered) and event.partition in paused]
@@ -205,7 +205,7 @@ class Prefetched:
         return messages > READ_AHEAD // 2 or size > READ_AHEAD_BYTES // 2
 
     def take(self, room: Room) -> list[SourceEvent]:
-        """Remove and return the events that fit into ``room``, in order within each partition.
+        """Remove and return the events that fit into ``room``. The events of each partition keep their order.
 
         Partitions get equal shares of the room. A share that a partition does not fill goes to the other partitions.
         """

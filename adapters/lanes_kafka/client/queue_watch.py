@@ -45,12 +45,12 @@ _POSITIONS_EVERY: Final = 60.0
 """Seconds between two questions for the topics of a former, larger width, in which the group has positions."""
 
 _ANSWER_WITHIN: Final = 1.0
-"""Seconds that one question for topics or positions may block the thread. A broker that is away answers none of the
-earlier questions of a look.
+"""Seconds that one question for topics or positions may block the thread. An unreachable broker does not even answer
+the earlier questions of a look.
 """
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
-"""Seconds after which a look without an answer is given up."""
+"""Seconds without an answer after which the object gives a look up."""
 
 _MOVING: Final = (ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING)
 """States of a group in which its members own no partitions for a moment."""
@@ -59,7 +59,7 @@ _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
-"""A look, which yields the questions whose answers it needs to go on."""
+"""A generator that runs one check, and yields questions whose answers it needs."""
 
 
 class QueueWatch:
@@ -70,10 +70,10 @@ class QueueWatch:
     Args:
         queues: The queues that the source reads; without a queue, no check runs.
         group: Name of the group.
-        admin: Returns the client that asks for topics and logs; None = do not ask.
-        make: Makes a client for questions about the members of the group.
-        consumer: Returns the client that asks for positions of the group.
-        wake: Called with None by a thread of the client when ``advance`` may continue.
+        admin: Function that returns the client that asks for topics and logs; None = do not ask.
+        make: Function that makes a client for questions about the members of the group.
+        consumer: Function that returns the client that asks for positions of the group.
+        wake: Function that a thread of the client calls with None when ``advance`` may continue.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for log lines.
     """
@@ -118,9 +118,10 @@ class QueueWatch:
         return self._look is not None
 
     def advance(self, *, ask: bool) -> None:
-        """Start a check that is due, or continue a check whose questions are answered.
+        """Start a due check, or continue a check after the answers to its questions.
 
-        Blocks for the question for positions, and once a minute for the list of topics: at most 1 s each.
+        The question for positions blocks for at most 1 s, and so does, once a minute, the question for the list of
+        topics.
 
         Args:
             ask: Whether to start checks.
@@ -186,7 +187,7 @@ class QueueWatch:
         self._conclude(asked, facts)
 
     def _former_names(self, admin: AdminClient) -> frozenset[str]:
-        """Return the topics of a former, larger width: those in which the group has positions."""
+        """Return the topics of a former, larger width in which the group has positions."""
         try:
             topics = admin.list_topics(timeout=_ANSWER_WITHIN).topics
             places = [
@@ -205,8 +206,8 @@ class QueueWatch:
     def _positions(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """Ask for positions of the group.
 
-        A consumer asks, and not an ``AdminClient``: librdkafka 2.16 ends the process by a null pointer if another
-        broker has become the coordinator when an ``AdminClient`` asks.
+        An ``AdminClient`` is unsafe for this question: after a change of the coordinator, librdkafka 2.16 crashes the
+        process by a null pointer.
         """
         return answered(self._consumer().committed(places, timeout=_ANSWER_WITHIN))
 

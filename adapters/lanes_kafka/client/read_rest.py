@@ -1,6 +1,6 @@
 """The pause of a client's thread between small reads, after which it delivers separate messages together.
 
-A delivery to the event loop wakes several tasks, and costs as much CPU as several messages.
+A delivery to the event loop wakes several tasks, and therefore costs as much CPU as several messages.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 REST: Final = 0.005
-"""Seconds without a read after a small one that closely followed another."""
+"""Seconds without a read after a small read that closely followed another read."""
 
 SMALL: Final = 100
-"""Number of messages below which a read that has emptied the client's queue is small."""
+"""Number of messages below which a read is small, if the read has emptied the client's queue."""
 
 
 class ReadRest:

@@ -13,10 +13,10 @@ LONGEST_PAUSE: Final = 30.0
 """Maximum pause in seconds before a rebuild."""
 
 HEALTHY_AFTER: Final = 300.0
-"""Seconds without a failure after which all rebuilds are available again.
+"""Seconds without a failure after which the source may use all rebuilds again.
 
-This time is much longer than the longest pause: of two clients that fence each other in turn, each works while the
-other one pauses."""
+This time is much longer than the longest pause. Two clients that fence each other in turn therefore use up their
+rebuilds."""
 
 
 class Rebuilds:
@@ -37,11 +37,11 @@ class Rebuilds:
         self._healthy_since = clock()
 
     def built(self) -> None:
-        """Record that a client was built."""
+        """Record that the source has built a client."""
         self._healthy_since = self._clock()
 
     def next_pause(self) -> float | None:
-        """Use up one rebuild. Returns the pause before the rebuild in seconds, or None if no rebuild is left."""
+        """Use up one rebuild. Returns the seconds before the rebuild; None = no rebuild is left."""
         now = self._clock()
         if now - self._healthy_since >= HEALTHY_AFTER:
             self._left, self._pause = self._attempts, FIRST_PAUSE

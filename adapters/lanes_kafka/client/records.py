@@ -17,7 +17,7 @@ KeyFunction = Callable[[Raw], PartitionKey | None]
 is None has no order."""
 
 _LATEST: Final = 10**14
-"""Milliseconds since the epoch above which a timestamp is ignored: a producer may write any number."""
+"""Milliseconds since the epoch above which ``lanes`` ignores a timestamp. A producer may write any number."""
 
 
 def record_key(raw: Raw) -> PartitionKey | None:

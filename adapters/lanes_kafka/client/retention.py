@@ -38,19 +38,19 @@ _ASK_TIMEOUT: Final = 5.0
 """Seconds allowed for one question."""
 
 _WANTED_FOR: Final = 5.0
-"""Seconds after the last call of ``of`` in which the broker is asked about a partition."""
+"""Seconds after the last call of ``of`` during which the thread asks the broker about the partition."""
 
 _OVERHEAD: Final = 8.0
-"""Bytes that a record has on disk in addition to its key, value and headers, at least: a record of a large batch."""
+"""Least number of bytes on disk that a record of a large batch needs in addition to key, value and headers."""
 
 _SAMPLE: Final = 100
 """Number of positions whose average size counts as the size of a position, even if the log has many more."""
 
 _SMALL_SAMPLE: Final = 10
-"""Number of positions whose average size counts if they are half of the positions after a message."""
+"""Number of positions whose average size counts if these positions are half of all positions after a message."""
 
 _SOON: Final = 1.0
-"""Seconds that are left at least, by an estimate, while the log still begins below the message."""
+"""Least estimate of the remaining seconds while the log still begins below the message."""
 
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
@@ -75,7 +75,7 @@ class _Limits(NamedTuple):
 
     @classmethod
     def of(cls, values: Mapping[str, str | None]) -> _Limits:
-        """Make the limits from the settings of a topic."""
+        """Return the limits that the settings of a topic set."""
         milliseconds, size = _number(values.get("retention.ms")), _number(values.get("retention.bytes"))
         policy = values.get("cleanup.policy")
         return cls(
@@ -102,8 +102,8 @@ class _Log:
         keeps: Number of newest messages that the broker keeps, estimated from its deletions; None before a deletion.
         read: Number of positions that the client has read from the log, gaps included.
         size: Size of the messages that the client has read from the log, in bytes.
-        pace: Growth of the end in a second.
-        at: Time of these facts.
+        pace: Growth of ``end``, in positions per second.
+        at: Time of the facts of the log.
     """
 
     start: int

@@ -1,4 +1,4 @@
-"""The thread that owns a client and makes all its calls, because a call could block the event loop for seconds.
+"""The thread that owns a client and makes all its calls. On the event loop, such a call could block for seconds.
 
 The event loop sends demands and commands, and receives events and answers. The thread waits for the loop inside a call
 of the client only in a revoke, until the drain has ended. The thread serves demands and commands between two calls of
@@ -50,38 +50,38 @@ from lanes_kafka.errors import ErrorLog, client_message, exception_text, fatal_e
 log = logging.getLogger("lanes.kafka")
 
 POLL: Final = 0.02
-"""Maximum time in seconds that one call of the client waits for messages; a command may wait as long."""
+"""Maximum seconds that one call of the client waits for messages, and that a command waits for this call."""
 
 IDLE_POLL: Final = 0.2
-"""The same for an idle client, which needs less CPU by it."""
+"""Maximum seconds that one call of an idle client waits for messages. The longer wait saves CPU."""
 
 IDLE_AFTER: Final = 2.0
 """Seconds without a message or a command after which the client is idle."""
 
 BATCH: Final = 1_000
-"""Maximum number of messages read by one call."""
+"""Maximum number of messages that one call reads."""
 
 PAUSE_AFTER: Final = 1.0
-"""Seconds without room after which the client is paused, so that it can be polled. A pause discards fetched messages
-and costs a third of a second."""
+"""Seconds without room after which the thread pauses the client, to poll the client without messages. A pause discards
+fetched messages and costs a third of a second."""
 
 OPEN_TIMEOUT: Final = 10.0
 """Seconds allowed for the broker to describe the topics at the start."""
 
 _TOPIC_ID_TIMEOUT: Final = 1.0
-"""Seconds that a position out of range waits for the ids of the topics."""
+"""Seconds that the handling of a position out of range waits for the ids of the topics."""
 
 _ANSWER_POLL: Final = 0.005
 """Seconds that the thread waits between two polls while commits wait for answers or topic ids."""
 
 _READ_PAST_FOR: Final = 0.5
-"""Seconds allowed for all partitions released outside of callbacks to read past their last messages."""
+"""Seconds allowed for reads past the last messages of all partitions whose release runs outside of callbacks."""
 
 _HOUSEKEEPING_EVERY: Final = 0.5
 """Seconds between two checks of positions, log ends, and whether the loop still runs."""
 
 _ERRORS_KEPT: Final = 100
-"""Maximum number of errors of the first questions that are searched for a cause."""
+"""Maximum number of errors of the first questions among which the thread searches for a cause."""
 
 
 @dataclass(eq=False, repr=False)
@@ -91,13 +91,13 @@ class ClientThread:
     Attributes:
         config: Configuration of the client.
         names: Names of the topics.
-        make: Makes a client from its configuration.
-        key: Returns the key of a message.
+        make: Function that makes a client from its configuration.
+        key: Function that returns the key of a message.
         bridge: Bridge to the event loop.
-        deliver_on_loop: Called on the event loop with events in order, the number of their demand, and a flag. The flag
-            is True if the thread continues to read at once and then calls again.
-        failed: Called on the event loop when the thread cannot continue.
-        ended: Called on the event loop when the thread ends.
+        deliver_on_loop: Function that receives, on the event loop, events in order, the number of their demand, and a
+            flag. The flag is True if the thread continues to read at once and then calls again.
+        failed: Function that the event loop calls when the thread cannot continue.
+        ended: Function that the event loop calls when the thread ends.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         hands_over: Whether commits carry metadata for the next owner of a partition.
@@ -175,7 +175,7 @@ class ClientThread:
 
     @property
     def session(self) -> Session:
-        """The newest known session of the member in its group. Callable from any thread, after the start."""
+        """The newest known session of the member in its group. After the start, any thread may read this property."""
         return self._session.session
 
     def last_error(self) -> tuple[str, float] | None:

@@ -21,12 +21,12 @@ ASK_EVERY: Final = 1.0
 """Seconds between two regular questions for the ids; ``ask`` may ask earlier."""
 
 _GONE_AFTER: Final = 0.5
-"""Seconds that a known topic must stay unknown before it counts as deleted: a broker that has just started may not
-know the topic yet."""
+"""Seconds without a known topic in the answers after which the topic counts as deleted. A broker that has just started
+may not know the topic yet."""
 
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
-"""Seconds after which a question without answer or error is given up and repeated."""
+"""Seconds without an answer or error after which the object repeats a question."""
 
 _AGAIN: Final = 0.1
 """Seconds between two questions at the start, while no broker answers."""
@@ -53,14 +53,13 @@ class Topic(NamedTuple):
 class Topics:
     """The broker's newest description of some topics.
 
-    Used by one thread. Only ``wait``, ``appears`` and ``check`` block.
+    Only one thread uses the object. Only ``wait``, ``appears`` and ``check`` block.
 
     Attributes:
         names: Names of the topics.
         admin: The client to ask; None after ``close``.
         clock: Monotonic clock, in seconds.
-        wake: A function that a thread of the client calls when ``poll`` may find an answer. Default: a function
-            without effect.
+        wake: Function that a thread of the client calls when ``poll`` may find an answer.
         known: The existing topics of the newest answer, by name.
         answered: Number of the question that ``known`` answers.
         contact: Answers and failures of these questions, which the object asks every second.
@@ -84,7 +83,7 @@ class Topics:
     def poll(self) -> bool:
         """Process an answer that has arrived, and ask the next question when it is due. The call does not block.
 
-        Returns whether an answer was processed. The object repeats a failed question.
+        Returns whether the call processed an answer. The object repeats a failed question.
         """
         answered = False
         if self._is_asked():
@@ -109,7 +108,7 @@ class Topics:
     def wait(self, timeout: float, give_up: Callable[[], bool] = lambda: False) -> bool:
         """Ask, and block for up to ``timeout`` seconds. Return whether a complete answer arrived in time.
 
-        The wait ends early when ``give_up`` returns True.
+        The call ends early when ``give_up`` returns True.
         """
         number, deadline = self.ask(), time.monotonic() + timeout
         while self._asked:
@@ -186,7 +185,7 @@ class Topics:
         self._asked, self.admin = {}, None
 
     def _similar(self, topic: str) -> str:
-        """Make a question about the topics that resemble a missing topic, for the last part of an error. Blocks."""
+        """Return a "did you mean" text about the topics that resemble a missing topic. Blocks."""
         return "" if self.admin is None else similar_topic(self.admin, topic, timeout=_TIMEOUT)
 
     def _lacks(self, topic: str) -> bool:

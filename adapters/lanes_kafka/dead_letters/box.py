@@ -40,7 +40,7 @@ _Position = tuple[int, int]
 """Number of the partition, and offset."""
 
 _NEAR: Final = 1_000
-"""Distance in offsets below which two dead letters are read together, with the records between them."""
+"""Distance in offsets below which the box reads two dead letters, and the records between them, in one range."""
 
 _SYSTEMS: Final = ("kafka", "spark")
 """Kinds of sources whose messages come from topics. A source on Spark records no id of its topic."""
@@ -225,7 +225,7 @@ class KafkaDeadLetterBox:
 
 
 def message_at(topic: str, raw: Raw) -> Message:
-    """Make the message of ``lanes`` for a record of the topic. The key of the message is the key of the record."""
+    """Return the message of ``lanes`` for a record of the topic. The key of the message is the key of the record."""
     number, offset = position_of(raw)
     return Message(Partition(PartitionId(topic, number), READER), offset, raw.key(), 0, raw, None)
 
@@ -239,7 +239,7 @@ def position_of(raw: Raw) -> _Position:
 
 
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
-    """Ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
+    """Return ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
 
     Two distant dead letters are in different passes, so no pass reads the gap between them.
     """

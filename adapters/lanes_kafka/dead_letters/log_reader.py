@@ -35,7 +35,7 @@ _OURS: Final[Mapping[str, Any]] = {
 _PRODUCERS_OWN: Final = frozenset(
     {"acks", "batch.num.messages", "enable.idempotence", "linger.ms", "message.timeout.ms"}
 )
-"""Settings of the dead letters' producer that a consumer would warn about."""
+"""Settings of the dead-letter producer about which a consumer would log a warning."""
 
 
 class Range(NamedTuple):

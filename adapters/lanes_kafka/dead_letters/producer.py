@@ -27,13 +27,13 @@ from lanes_kafka.errors import ErrorLog, settings_error
 log = logging.getLogger("lanes.kafka")
 
 WRITE_TIMEOUT_MS: Final = 10_000
-"""Milliseconds after which an unconfirmed record has failed, unless the user's settings name another time."""
+"""Milliseconds after which a write without confirmation fails, unless the user sets another time."""
 
 FLUSH_TIMEOUT: Final = 5.0
 """Seconds that a close waits for unconfirmed records."""
 
 _POLL: Final = 0.1
-"""Seconds of one poll while records are unconfirmed; a report ends the poll at once."""
+"""Maximum seconds of one poll while records are unconfirmed. A delivery report ends the poll at once."""
 
 _SERVE: Final = 30.0
 """Seconds between two polls of an idle client, which serve its callbacks."""
@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the settings of a safe producer from the dictionary of a consumer. Pure.
+    """Derive the settings of a safe producer from the dictionary of a consumer. Pure.
 
     The function omits settings that only consumers have. Raises ``ConfigError`` if a setting makes writes unsafe, if no
     broker is named, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
@@ -134,7 +134,7 @@ class ConfirmedProducer:
         """Call a blocking function in the thread. A cancelled call drops the result.
 
         Args:
-            function: Blocking function, called with a function that returns False after a cancellation of the call.
+            function: Blocking function. Its argument is a function that returns False after a cancellation of the call.
 
         Returns:
             The result of the function.
@@ -250,7 +250,7 @@ class ConfirmedProducer:
         self._ended.give(None)
 
     def _next(self) -> Callable[[], None] | None:
-        """Serve the client until a job arrives, and return the job; None ends the thread."""
+        """Serve the client until a job arrives, and return the job; None = end the thread."""
         while True:
             busy = self._serve()
             self._client_log.due()
@@ -260,7 +260,7 @@ class ConfirmedProducer:
                 continue
 
     def _serve(self) -> bool:
-        """Serve the callbacks of the client; return whether it has unconfirmed records."""
+        """Serve the callbacks of the client, and return whether the client has unconfirmed records."""
         producer = self._producer
         if producer is None:
             return False

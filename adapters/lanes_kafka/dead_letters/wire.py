@@ -21,8 +21,7 @@ DISPOSITION: Final = "Lanes-Disposition"
 _KEYS: Final = ("Lanes-Key", "Lanes-Record-Key")
 _OVERHEAD: Final = 128
 _OVERHEAD_OF_HEADER: Final = 10
-"""Upper bound of the bytes of a header in the log without its name and value; ``_OVERHEAD`` is the bound of a
-record."""
+"""Upper bound of the bytes of a header in the log, without name and value. ``_OVERHEAD`` bounds a whole record."""
 
 
 class Record(NamedTuple):
