@@ -21,7 +21,7 @@ from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.stream import read_stream, similar_stream
 
 _WIDE: Final = 200
-"""Width in characters of the output outside a terminal."""
+"""Width of the output in characters, if the output is no terminal."""
 
 Stream = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
 Member = Annotated[

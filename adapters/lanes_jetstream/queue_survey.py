@@ -38,7 +38,7 @@ class _Cohort(NamedTuple):
 
 
 def queue_broker(queue: PartitionedQueue, server: str, stream: str) -> StreamQueues:
-    """Make the client of ``lanes queue`` for JetStream.
+    """Create the client of ``lanes queue`` for JetStream.
 
     Args:
         queue: The queue, with all its physical queues.
@@ -99,7 +99,7 @@ class StreamQueues:
         Args:
             names: Names of the physical queues, beginning with partition 0.
             named: Groups that count in each physical queue, even without a consumer. Such a group has finished nothing.
-                If no group is named, the groups of the first physical queue replace the names.
+                Empty = the groups of the first physical queue.
 
         Returns:
             The facts.
@@ -200,7 +200,7 @@ class StreamQueues:
         return queue_names(PartitionedQueue(self._queue), intake.patterns.get(self._stream, ()))
 
     async def _survey(self, names: Sequence[str], named: Sequence[str] | None) -> Survey:
-        """Ask for the facts; see ``survey``. ``named`` None = each group counts only where it has a consumer."""
+        """Ask for the facts; see ``survey``. With ``named=None``, a group counts only where it has a consumer."""
         intake = Intake.of((await self._info())["config"])
         check_apart(self._queue, names, self._stream, intake)
         consumers = await read_pages(self._connection.api, f"CONSUMER.LIST.{self._stream}", "consumers")
@@ -232,7 +232,7 @@ class StreamQueues:
         return Survey(facts, tuple(sorted(groups)), ends, stored)
 
     def _number(self, name: str) -> int:
-        """Return the number of a partition by its name, even above the queue's number; -1 = the name has no number."""
+        """Return the partition number in a name, even above the queue's number of partitions; -1 = no number."""
         beyond = partition_number(self._queue, name) if self._queue in self._numbers else -1
         return self._numbers.get(name, beyond)
 

@@ -68,8 +68,8 @@ class JetStreamSource:
       unless the namespace has an underscore
 
     Args:
-        server: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
-            is passed in is never closed.
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context. The source
+            never closes a client of the caller.
         stream: Name of the stream.
         durable: Name of the durable consumer. Pass either ``durable`` or ``cohort``.
         cohort: The cohort, or its name for a cohort with default settings.
@@ -251,7 +251,7 @@ class JetStreamSource:
         Does nothing on a durable, which stores each acknowledgement; see ``lanes.source.Checkpointing``.
 
         Args:
-            seconds: The time, 0 or more. Before ``open``.
+            seconds: The time, 0 or more. Call the method before ``open``.
         """
         if isinstance(self._source, CohortSource):
             self._source.checkpoint_within(seconds)
@@ -291,7 +291,7 @@ class JetStreamSource:
             settlements: Messages to acknowledge, by partition.
 
         Raises:
-            SourceError: The acknowledgements could not be sent or confirmed.
+            SourceError: The source could not send the acknowledgements, or received no confirmation.
         """
         await self._source.settle(settlements)
 
@@ -310,7 +310,7 @@ class JetStreamSource:
             partition: The drained partition.
 
         Raises:
-            SourceError: A confirmation is missing (retryable), or the partition was lost.
+            SourceError: A confirmation is missing (retryable), or the member has lost the partition.
         """
         await self._source.release(partition)
 
@@ -344,8 +344,8 @@ class JetStreamSource:
             partition: The partition.
 
         Returns:
-            Sum of undelivered messages and of deliveries that did not arrive. The error is the reason of an
-            interruption, or the last error of the client.
+            Sum of undelivered messages and missing deliveries. The result also contains the reason of an interruption,
+            or the last error of the client.
         """
         return self._source.backlog(partition)
 
@@ -391,7 +391,7 @@ class JetStreamSource:
         return () if isinstance(self._source, DurableSource) else self._source.queue_watch.findings()
 
     def reads(self, destination: Destination) -> bool:
-        """Return whether the stream stores the subject and the consumer delivers it; see ``lanes.source.Reading``.
+        """Return whether the source would deliver messages of a destination; see ``lanes.source.Reading``.
 
         Args:
             destination: Stream and subject of the dead letters.

@@ -35,14 +35,14 @@ LEASE: Final = "lanes-lease"
 """Metadata of a durable: the lease time in seconds of the member that created it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""Filter subject of a cohort's mark, without the namespace at its end. The filter subjects of partitions have a number
-as one token, and the mark has none. So no message matches both, and a work queue accepts the mark together with the
-durables.
+"""Filter subject of a cohort's mark, without the namespace at its end. The filter subjects of partitions contain a
+number as one token. The mark contains no number. No message matches both, so a work queue accepts the mark together
+with the durables.
 """
 
 DEFAULT_ACK_WAIT: Final = 300.0
-"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Leases decide when a partition
-moves."""
+"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Expired leases, not this time, move
+partitions."""
 
 _TRIES: Final = 3
 
@@ -51,7 +51,7 @@ _NAMED: Final = 5
 
 
 def mark_of(namespace: str) -> str:
-    """Make the name of the durable that marks a work queue as used by a cohort."""
+    """Return the name of the durable that marks a work queue as used by a cohort."""
     return f"{namespace}-cohort"
 
 
@@ -74,7 +74,7 @@ class EpochName(NamedTuple):
 
     @classmethod
     def parse(cls, namespace: str, durable: object) -> EpochName | None:
-        """Parse a name that ``durable`` made; None = ``durable`` cannot have made the name."""
+        """Parse a name of ``durable``; None = ``durable`` cannot have made the name."""
         if not isinstance(durable, str) or not durable.startswith(namespace):
             return None
         match = _NAME.fullmatch(durable, len(namespace))
@@ -93,12 +93,12 @@ class JetStreamEpochConsumers:
         connection: Connection to the server.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
-        incarnation: Creation time of the stream. Another creation time during the run is an error.
+        incarnation: Creation time of the stream. Another creation time during the run raises an error.
         filters: Function that returns the filter subjects of a cohort partition.
-        highest: Function that returns the highest sequence read by this process. A stream that ends below this sequence
-            is an error.
-        check: Function that raises ``ConfigError`` if the stream's configuration does not fit, called each time the
-            stream is read.
+        highest: Function that returns the highest sequence read by this process. If the stream ends below this
+            sequence, the object raises an error.
+        check: Function that raises ``ConfigError`` if the stream's configuration does not fit. The object calls it
+            after each read of the stream.
         lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each durable, 1 or more.
@@ -124,13 +124,13 @@ class JetStreamEpochConsumers:
         self._coming: asyncio.Task[tuple[list[EpochName], int]] | None = None
 
     def name(self, partition: int, epoch: int, sub: int) -> str:
-        """Make the name of a durable."""
+        """Return the name of a durable."""
         return EpochName(partition, epoch, sub).durable(self.namespace)
 
     # --- lanes.cohort.leases.EpochConsumers
 
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
-        """Find the durables of one partition; see ``lanes.cohort.leases.EpochConsumers.found``.
+        """Find the durables of one cohort partition; see ``lanes.cohort.leases.EpochConsumers.found``.
 
         Concurrent calls share one listing, which begins after all of these calls.
 
@@ -207,7 +207,7 @@ class JetStreamEpochConsumers:
         The server would then reuse sequences, and new messages would count as finished messages.
 
         Args:
-            highest: Highest sequence that was read.
+            highest: Highest sequence that this process has read.
 
         Raises:
             SourceError: The stream lost messages at its end.

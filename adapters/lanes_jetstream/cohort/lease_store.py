@@ -32,10 +32,10 @@ from lanes_jetstream.wire.stream import START_PATIENCE, find_or_create
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5
-"""Seconds for one request, after which the result of the request is unknown."""
+"""Seconds allowed for one request. After this time the result of the request is unknown."""
 
 MARKER_SECONDS: Final = 60
-"""Seconds that the marker of an expired key stays."""
+"""Seconds for which the server keeps the marker of an expired key."""
 
 _READS: Final = 32
 """Maximum number of concurrent reads."""
@@ -67,15 +67,15 @@ def namespace_of(bucket: str, stream: str) -> str | None:
 
 
 class _NobodyThere(UnknownResult):
-    """Error of a request without an effect, because no server has read it."""
+    """Error of a request without an effect, because no server has read the request."""
 
 
 class JetStreamLeaseStore:
     """A KV bucket as a ``lanes.cohort.leases.LeaseStore``. Needs asyncio.
 
-    If the bucket is deleted during the run, the store creates an empty bucket. The members then find no lease, and lose
-    their partitions. The first revision of the new bucket is the time in milliseconds since 1970, or a higher number if
-    this store has seen a higher revision. The new bucket therefore repeats no revision of the lost bucket.
+    After a deletion of the bucket during the run, the store creates an empty bucket. The members then find no lease,
+    and lose their partitions. The first revision of the new bucket is the time in milliseconds since 1970, or a higher
+    number if this store has seen a higher revision. The new bucket therefore repeats no revision of the lost bucket.
 
     Args:
         connection: Connection to the server.
@@ -342,7 +342,7 @@ class JetStreamLeaseStore:
             raise failed from None
 
     async def _find_or_make(self, patience: float = 0.0) -> bool:
-        """Find or create the bucket, and check its configuration. Returns whether the bucket was created.
+        """Find or create the bucket, and check its configuration. Returns whether the call created the bucket.
 
         Retries after temporary errors for ``patience`` seconds.
 

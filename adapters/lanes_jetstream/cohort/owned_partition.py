@@ -24,11 +24,12 @@ class PulledPartition(OwnedPartition):
     Attributes:
         pulls: Pull requests of the consumer; None = the member does not pull, for example during a drain or before the
             next consumer exists.
-        again: Reply subjects of redelivered finished messages, which the member must acknowledge again.
+        again: Reply subjects of finished messages that the server redelivered, and that the member must acknowledge
+            again.
         seen: Clock reading in seconds at the last ``take`` of an arrived message.
         confirm_at: Clock reading in seconds after which an acknowledgement requests a confirmation.
         backlog: The undelivered messages of the consumer.
-        missing: Number of deliveries that did not arrive, since the last arrival of a message.
+        missing: Number of missing deliveries since the last arrival of a message.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -108,7 +109,7 @@ class PulledPartition(OwnedPartition):
 
     @property
     def lag(self) -> int | None:
-        """Number of unfinished messages, delivered or not; None = unknown."""
+        """Number of unfinished messages, including undelivered messages; None = unknown."""
         if self.pulls is not None and self.pulls.caught_up:
             # Messages that arrived for a paused partition are not in the ledger yet.
             return len(self.ledger) + len(self.pulls.arrived)
@@ -130,7 +131,7 @@ class Backlog:
         left: Number of undelivered messages at the last report; None = no report yet.
         delivery: Delivery number of the last report.
         missed: Number of messages that the stream removed without a delivery.
-        reached: Highest sequence that was read before the first missed message.
+        reached: Highest sequence that the member had read before the first missed message.
         doubted: Whether the last answer reports too few messages, so that a second answer must confirm the number.
     """
 
@@ -180,7 +181,7 @@ class Backlog:
         Args:
             delivery: Delivery number of the last delivery.
             left: Number of undelivered messages.
-            highest: Highest sequence that was read before the request.
+            highest: Highest sequence that the member had read before the request.
         """
         if self.left is None or delivery >= self.delivery:
             self.delivery, self.left = delivery, left

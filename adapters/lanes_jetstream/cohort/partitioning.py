@@ -28,7 +28,7 @@ log = logging.getLogger("lanes.jetstream")
 Choice = Literal["transform", "created", "sourced", "queue"]
 
 MANAGED: Final = "lanes-cohort-stream"
-"""Metadata of a stream that ``lanes`` created for a cohort."""
+"""Metadata key of a stream that ``lanes`` created for a cohort."""
 
 DEFAULT_PARTITIONS: Final = 64
 MOST_PARTITIONS: Final = 256
@@ -92,7 +92,7 @@ class Partitioning:
 
     @property
     def detail(self) -> str:
-        """The rules as text. The rules must not change while the cohort exists."""
+        """The rules as text. This text must not change while the cohort exists."""
         return "; ".join(f"{rule.source} -> {rule.destination}" for rule in self.rules)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
@@ -214,7 +214,7 @@ def _changed(stream: str) -> str:
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """Read the partitioning from a stream's configuration. Raises ``ConfigError`` if it is missing or invalid."""
+    """Read the partitioning from a stream's configuration. Raises ``ConfigError`` for a missing or invalid one."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:

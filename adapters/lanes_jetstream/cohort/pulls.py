@@ -28,7 +28,7 @@ class Inbox:
         client: The connected client.
 
     Attributes:
-        wake: Event that is set when a status arrives, or the first message of a consumer after its ``take``.
+        wake: Event that the inbox sets when a status arrives, or the first message of a consumer after a ``take``.
         subject: Prefix of the subjects of all statuses.
     """
 
@@ -90,8 +90,8 @@ class ConsumerPulls(PullRequests):
 
     Attributes:
         last_delivery: Delivery number in the server's last report about the idle consumer; 0 = no report yet.
-        confirmation: Subject for the confirmations of acknowledgements. Reports that no server reads acknowledgements
-            arrive at the same subject.
+        confirmation: Subject for the confirmations of acknowledgements. At the same subject, the server reports that
+            nobody reads the acknowledgements.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:
@@ -108,7 +108,7 @@ class ConsumerPulls(PullRequests):
         self._shared = inbox
 
     def start(self) -> None:
-        """Register at the inbox. Called once; sends no request."""
+        """Register at the inbox. Call this method only once. The call sends no request."""
         inbox = self._shared.add(self)
         self.confirmation = f"{inbox}.{_CONFIRMATION}"
         self.restart(inbox)

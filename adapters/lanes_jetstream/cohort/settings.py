@@ -24,14 +24,14 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 class CohortStream:
     """The stream that a member creates for a cohort if no stream of the name exists.
 
-    The stored subject has the partition as its first token, which handlers and ``key=`` see too. For example, the
-    stream stores ``orders.42.paid`` of partition 17 as ``17.orders.42.paid``, so ``subject_token(2)`` is ``42``.
+    The first token of the stored subject is the partition. Handlers and ``key=`` see the stored subject. For example,
+    the stream stores ``orders.42.paid`` of partition 17 as ``17.orders.42.paid``, so ``subject_token(2)`` is ``42``.
 
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
-        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each token must be a ``*``.
-            Without indices, the whole subject selects the partition. A ``subject`` that ends with ``>`` then needs
-            nats-server 2.12 or newer.
+        tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each selected token must be a
+            ``*``. Without indices, the whole subject selects the partition. A ``subject`` that ends with ``>`` then
+            needs nats-server 2.12 or newer.
         origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
@@ -125,8 +125,8 @@ class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
-        name: Name of the cohort, the same for all members. A member with None joins the cohort of its stream and
-            namespace, which may have any name. A cohort that this member sets up then has the name ``"default"``.
+        name: Name of the cohort, equal at all members. None = the existing cohort of the stream and the namespace,
+            whatever its name, or a new cohort ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Cohorts in different namespaces
@@ -147,7 +147,7 @@ class Cohort:
             partitions if the other members cannot take them.
         default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
             The value of the member that joined last applies.
-        drain_within: Seconds until the drain of a partition that moves is overdue, more than 0.
+        drain_within: Seconds after which the drain of a moving partition is overdue, more than 0.
         overdue: Reaction to an overdue drain. ``"keep"`` warns, and the next owner waits. ``"force"`` cancels the
             running handlers, stores the finished messages, and moves the partition.
 

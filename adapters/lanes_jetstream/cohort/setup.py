@@ -40,7 +40,7 @@ class CohortSetup:
     """The stream, the bucket and the fixed facts of a cohort.
 
     Attributes:
-        partitioning: Division of the stream.
+        partitioning: Partitioning of the stream.
         config: Facts of the cohort that never change.
         store: Store of the leases.
         start: Sequence of the first message that a new cohort reads; None = all messages.
@@ -158,7 +158,7 @@ async def _find_queue(
 ) -> tuple[QueuePartitioning, Mapping[str, Any]]:
     """Find the stream of a queue.
 
-    Check that the stream stores each physical queue, and that keys may differ in each queue.
+    The function checks that the stream stores each physical queue, and that keys may differ in each queue.
     """
     info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     if info is None:

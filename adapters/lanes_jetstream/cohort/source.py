@@ -62,8 +62,8 @@ _CONFIRM: Final = 0.5
 """Seconds between two acknowledgements of a partition that request a confirmation, to detect a deleted consumer."""
 
 _FLUSH: Final = 1.0
-"""Seconds that a release waits until the server reads its acknowledgements. The ledger tells the next owner about
-finished messages whose acknowledgement the server has not read."""
+"""Seconds that a release waits until the server has read the acknowledgements. The ledger reports finished messages
+without a read acknowledgement to the next owner."""
 
 _LEAVING: Final = 4.0
 """Seconds that a leaving member has for its last requests."""
@@ -124,7 +124,7 @@ class CohortSource:
         return f"<CohortSource {self._name}>"
 
     def checkpoint_within(self, seconds: float) -> None:
-        """Set the time within which the member stores a finished message; see ``lanes.source.Checkpointing``."""
+        """Set the maximum time until the member stores a finished message; see ``lanes.source.Checkpointing``."""
         self._checkpoint_within = seconds
 
     # --- lanes.source.Source
@@ -280,7 +280,7 @@ class CohortSource:
             await self.connection.close()
 
     def lag(self, partition: Partition) -> int | None:
-        """Return the number of unfinished messages, delivered or not; see ``lanes.source.Lagging``."""
+        """Return the number of unfinished messages, including undelivered messages; see ``lanes.source.Lagging``."""
         owned = self._partitions.of(partition)
         return None if owned is None else owned.lag
 
@@ -414,8 +414,8 @@ class CohortSource:
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
         """Return the arrived messages of partitions that are not paused, within the room for messages.
 
-        Messages of a paused partition use none of the room. When the partition delivers again, its messages beyond the
-        room wait for the next call. This method never suspends, so a cancelled ``receive`` loses no message.
+        Messages of a paused partition use no room. When the partition delivers again, messages that exceed the room
+        wait for the next call. This method never suspends, so a cancelled ``receive`` loses no message.
         """
         events: list[SourceEvent] = []
         left = max(0, room.messages)

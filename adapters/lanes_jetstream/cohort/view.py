@@ -90,12 +90,12 @@ class MemberView:
 
     Attributes:
         name: Name of the member.
-        live: Whether the member has a heartbeat that has not expired.
+        live: Whether the member has an unexpired heartbeat.
         partitions: Number of leases that the member holds.
         planned: Number of partitions that the plan assigns to the member.
         weight: Weight of the member; None = unknown.
-        consumer_target: Largest number of partitions that the member prefers to own, from its own setting or the
-            default of the group; None = no target, or unknown.
+        consumer_target: Largest number of partitions that the member prefers to own, by its own setting or the cohort's
+            default; None = no target, or unknown.
         standby: Whether the member is a standby.
         draining: Whether an operator requested a drain.
         since: Time of the join in seconds since 1970, by the clock of the member; None = unknown.
@@ -125,8 +125,8 @@ class CohortStatus:
         too_few_members: Whether the number of live members that do not drain is below ``active_members``, by the
             current plan.
         under_provisioned: Whether the current plan gives a member more partitions than its target.
-        plan_rules: Version of the current plan's rules, the lowest version that a live member knows; None = no plan.
-            Version 0 ignores targets.
+        plan_rules: Version of the current plan's rules, which every live member knows; None = no plan. Version 0
+            ignores targets.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """
@@ -229,7 +229,7 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """Read the status of the cohort. The call reads the parts in sequence, so the parts are no common snapshot."""
+        """Read the status of the cohort. The call reads the parts in sequence, and therefore returns no snapshot."""
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -310,8 +310,8 @@ class CohortView:
             member: Name of the member.
 
         Returns:
-            Whether the call withdrew a request; False if no drain was requested, or another client changed the request
-            at the same time.
+            Whether the call withdrew a request; False if no request existed, or another client changed the request at
+            the same time.
 
         Raises:
             ConfigError: ``member`` is no valid name of a member.
@@ -347,7 +347,7 @@ class CohortView:
     # --- inside
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
-        """Write a drain request. Returns False if no change is needed, or another client has changed the request."""
+        """Write or clear a drain request. Returns False without a needed change, or after another client's change."""
         with _answered():
             entry = await self._store.read(key)
             if bool(entry.value) == bool(value):

@@ -77,7 +77,7 @@ class CohortWatch:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def retention_of(self, message: Message) -> Retention | None:
-        """Return the retention of a message by the last check; the next check reads it again.
+        """Return the retention of a message by the last check. The next check reads the limits again.
 
         The call does not block.
         """
@@ -85,7 +85,7 @@ class CohortWatch:
         return self._retention.of(message)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Give up or take over a partition, because no server answers for its consumer. The call does not block."""
+        """Give up or take over a partition whose consumer no server answers for. The call does not block."""
         self._spawn(self._resolve(owned, consumer))
 
     # --- dropped messages

@@ -35,14 +35,14 @@ _SYSTEM: Final = "nats"
 _VERSION: Final = b"NATS/1.0"
 
 _COPIED_FROM: Final = "Nats-Stream-Source"
-"""Header that the server adds to a message of a source: name, sequence, filter, destination, and subject there."""
+"""Header that the server adds to a copied message: stream, sequence, filter, destination, former subject."""
 
 _SUBJECT_AT: Final = 4
-"""Index of the subject in that header."""
+"""Index of the subject in the header of a copied message."""
 
 
 class _Stored(NamedTuple):
-    """A message of a stream, as the API returns it."""
+    """A message of a stream in an answer of the API."""
 
     sequence: int
     subject: str
@@ -74,8 +74,8 @@ def _stored(raw: object) -> _Stored:
 class JetStreamDeadLetterBox:
     """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.DeadLetterBox``.
 
-    ``dispose`` deletes every copy of a dead letter from the stream, without a trace. The box reads message by message
-    through the stream's API, and creates no consumer. Needs asyncio.
+    ``dispose`` deletes every copy of a dead letter from the stream, without a record of the deletion. The box reads
+    message by message through the stream's API, and creates no consumer. Needs asyncio.
 
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context.
@@ -193,7 +193,7 @@ class JetStreamDeadLetterBox:
         await self._connection.close()
 
     async def _origin(self, letter: DeadLetter) -> str:
-        """Return the subject that the original message was published to.
+        """Return the subject to which a client published the original message.
 
         Raises ``SourceError`` if the origin is another stream or broker, if no stream captures this subject, or if
         several subjects are possible.
@@ -246,9 +246,9 @@ class JetStreamDeadLetterBox:
         Args:
             stream: Name of the stream that stores the message.
             stored: Subject of the stored message.
-            copied: Words of the header by which the server names the copied stream and the subject there; empty = none.
+            copied: Words of the header in which the server names the copied stream and its subject; empty = no header.
             lost: List to which the call adds each reason why a subject is unknown.
-            via: Streams that were copied from this stream.
+            via: Streams that copy this stream, on the path to the dead letter.
         """
         info = await self._info(stream)
         if info is None:

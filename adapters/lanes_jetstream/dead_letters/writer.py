@@ -36,12 +36,12 @@ class JetStreamDeadLetters:
     Needs asyncio.
 
     Args:
-        server: URL of a server (several with commas), a connected nats client, or its JetStream context. A client that
-            is passed in is never closed.
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context. The object
+            never closes a client of the caller.
         subject: Subject to publish to, without wildcards.
 
     Raises:
-        ConfigError: ``server`` is no NATS connection, or ``subject`` is empty or has blanks or wildcards.
+        ConfigError: ``server`` is no NATS connection, or ``subject`` is empty or contains blanks or wildcards.
     """
 
     def __init__(self, server: Server, subject: str) -> None:

@@ -27,7 +27,7 @@ from lanes_jetstream.wire.subjects import matches
 log = logging.getLogger("lanes.jetstream")
 
 LEAST_ACK_WAIT: Final = 1.0
-"""The shortest ack_wait in seconds. With a shorter ack_wait, most of the traffic would keep messages alive."""
+"""The shortest permitted ack_wait in seconds. With a shorter ack_wait, keep-alives would be most of the traffic."""
 
 _SECOND: Final = 1_000_000_000
 
@@ -35,18 +35,18 @@ _NAMED_SUBJECTS: Final = 10
 """Maximum number of subjects of a stream that an error names."""
 
 MANAGED: Final = "lanes-managed"
-"""Metadata of a consumer that ``lanes`` created and may therefore modify."""
+"""Metadata key of a consumer that ``lanes`` created and may therefore modify."""
 
 ORIGINAL_ACK_WAIT: Final = "lanes-original-ack-wait"
-"""Metadata with the real ack_wait in nanoseconds while ack_wait is shrunk. The next start restores the real value."""
+"""Metadata key of the real ack_wait in nanoseconds, while ack_wait is shrunk. The next start restores it."""
 
 ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
-"""Metadata with the real BackOff while ack_wait is shrunk: a JSON list of nanoseconds."""
+"""Metadata key of the real BackOff, a JSON list of nanoseconds, during a shrunk ack_wait."""
 
 SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 
 SHRINK_SECONDS: Final = 0.4
-"""Seconds that ack_wait stays shrunk. The server checks its timers 0.1 s after the change."""
+"""Seconds that ack_wait stays shrunk. The server checks the timers of the consumer 0.1 s after the change."""
 
 _POLL_INTERVAL: Final = 0.05
 """Seconds between two checks that an update is in force."""
@@ -84,7 +84,7 @@ class ConsumerState:
         highest: Highest delivered stream sequence.
         deliveries: Number of deliveries, repeats included.
         settled_above_floor: Whether acknowledged messages may exist above the lowest unacknowledged message.
-        undelivered: Number of messages that were never delivered.
+        undelivered: Number of messages that the server has never delivered.
         paused: Whether an operator paused the consumer.
     """
 
@@ -99,7 +99,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """The configuration and state of a consumer, and the state of its stream, which was read first."""
+    """The configuration and state of a consumer, and the earlier state of its stream."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -120,12 +120,14 @@ class DurableConsumer:
         name: Name of the consumer.
         filter_subject: Subject filter of a new consumer; None = all subjects.
         filter_subjects: Several subject filters, in place of ``filter_subject``.
-        ack_wait: Seconds until the server redelivers, 1 or more, for a new consumer.
+        ack_wait: Seconds until the server redelivers a message, 1 or more, for a new consumer.
         max_ack_pending: Limit of unacknowledged messages, 1 or more, for a new consumer.
         start: Configuration fields from ``start_fields`` for a new consumer.
         modify: Whether a takeover may also change the timers of a consumer that another program created.
-        hold_back: Whether a takeover must leave the timers unchanged, even of a consumer that ``lanes`` created.
-        check: Function that raises ``ConfigError`` if the stream does not fit, called before the consumer is created.
+        hold_back: Whether a takeover must leave the timers of any consumer unchanged, even if ``lanes`` created the
+            consumer.
+        check: Function that raises ``ConfigError`` if the stream does not fit. The object calls it before it creates
+            the consumer.
     """
 
     def __init__(
@@ -248,7 +250,7 @@ class DurableConsumer:
     async def ensure(self, key: KeyFunction | None = None) -> None:
         """Find or create the consumer, and check it. Raises ``ConfigError`` with each fault and its remedy.
 
-        If ``key`` does not fit the subjects of the consumer, the call creates no consumer.
+        The call creates no consumer if ``key`` does not fit its subjects.
         """
         self.stream_state = await read_stream(self._connection, self.stream)
         self._check(self.stream_state)
@@ -321,7 +323,8 @@ class DurableConsumer:
     async def refresh(self) -> ConsumerState:
         """Read the configuration and the state again.
 
-        Raises ``ApiError`` for a refused request, and ``SourceError`` for a consumer that was created again.
+        Raises ``ApiError`` for a refused request, and ``SourceError`` for a consumer that another program has created
+        again.
         """
         self.config, state = await self._info()
         return state
@@ -388,8 +391,8 @@ class DurableConsumer:
         """Make the server queue all unacknowledged messages for redelivery, before any new message.
 
         The call briefly shrinks ack_wait, and removes a BackOff, which would replace ack_wait. The same update stores
-        the original values in the metadata. If this process dies, the next start restores the consumer from these
-        values. A cancelled call still restores the original values.
+        the original values in the metadata. After a death of this process, the next start restores the consumer from
+        these values. A cancelled call still restores the original values.
         """
         original = self._original
         metadata = {**(original.get("metadata") or {}), ORIGINAL_ACK_WAIT: str(original["ack_wait"])}
@@ -410,8 +413,8 @@ class DurableConsumer:
     async def reset(self) -> None:
         """Make the server redeliver all messages above the consumer's acknowledgement floor, in stream order.
 
-        The server also redelivers messages that are acknowledged above the floor. Raises ``ApiError`` if the server
-        cannot reset the consumer.
+        The server also redelivers acknowledged messages above the floor. Raises ``ApiError`` if the server cannot reset
+        the consumer.
         """
         await self._connection.api(f"CONSUMER.RESET.{self.stream}.{self._name}", {})
 

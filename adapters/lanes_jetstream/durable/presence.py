@@ -1,7 +1,7 @@
 """The presence of a process on a durable, which refuses a second process before that process takes a message.
 
-The server knows no owner of a consumer, and a process whose room is full has no open pull request. Each process
-therefore answers on a subject of its durable:
+The server knows no owner of a consumer. A process without room has no open pull request that would reveal the process.
+Each process therefore answers on a subject of its durable:
 
 - A process that starts calls ``ask``. An answer means that another process consumes the durable.
 - If no process answers, the process announces itself. The process with the earlier announcement at the server refuses
@@ -27,7 +27,7 @@ from lanes_jetstream.wire.subscription import UnboundedSubscription
 log = logging.getLogger("lanes.jetstream")
 
 _ASK_TIMEOUT: Final = 1.0
-"""Seconds that a process gets to answer. A process whose loop is not blocked answers within a round trip."""
+"""Seconds to wait for an answer. A process with an unblocked loop answers within a round trip."""
 
 
 class Presence:
@@ -36,7 +36,7 @@ class Presence:
     Args:
         connection: The open connection.
         tokens: The part ``<stream>.<consumer>`` of the consumer's subjects.
-        refuse: Function that is called when another process has announced itself earlier.
+        refuse: Function that the object calls when another process has announced itself earlier.
     """
 
     def __init__(self, connection: Connection, tokens: str, refuse: Callable[[], None]) -> None:

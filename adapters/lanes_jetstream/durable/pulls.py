@@ -47,7 +47,7 @@ class DurablePulls(PullRequests):
     async def wait(self, timeout: float) -> None:
         """Wait up to ``timeout`` seconds for a message or a status. Cancel-safe.
 
-        The call returns at once if a message has arrived, or after an interruption.
+        The call returns at once after an arrived message or an interruption.
         """
         if self.arrived or self.check() is not None:
             return

@@ -35,7 +35,7 @@ _BUSY: Final = 1.0
 """Seconds after the last message for which a partition counts as busy."""
 
 _BUSY_EXPIRES: Final = 1.0
-"""Seconds until an unfilled request of a busy partition ends, so that another partition can have its room."""
+"""Seconds until an unfilled request of a busy partition ends, which frees the room for another partition."""
 
 
 def durable_name(durable: str, partition: int) -> str:
@@ -56,18 +56,18 @@ class QueuePart(DurableSource):
 
     @property
     def partition(self) -> Partition:
-        """The assignment."""
+        """The assignment of the partition."""
         assert self._partition is not None, "open() comes first"
         return self._partition
 
     @property
     def pulls(self) -> DurablePulls:
-        """The pull requests."""
+        """The pull requests of the durable."""
         return self._pulls
 
     @property
     def collected(self) -> int:
-        """Number of messages that a takeover collected, and that wait for ``take``."""
+        """Number of messages from a takeover that wait for ``take``."""
         return len(self._collected)
 
     @property
@@ -76,7 +76,7 @@ class QueuePart(DurableSource):
         return self._task is None and self._taken_over and not self._collected and not self.released
 
     async def check(self) -> None:
-        """Raise the error that stops the source, if any."""
+        """Raise the error that must stop the source, if such an error exists."""
         if self._watch.failure is not None or self._pulls.failure is not None:
             raise await self._failure()
         self._takeover.check_connection()
@@ -85,7 +85,7 @@ class QueuePart(DurableSource):
             task.result()
 
     def begin_takeover(self, room: Room) -> None:
-        """Start a takeover if the durable needs a takeover and no takeover runs. The call does not block."""
+        """Start a takeover if the durable needs one and none runs. The call does not block."""
         if self._task is None and not self.released and (not self._taken_over or self._pulls.check() is not None):
             self._task = asyncio.create_task(self._take_over(room))
             self._task.add_done_callback(lambda _: self.wake.set())
@@ -120,7 +120,7 @@ class QueuePart(DurableSource):
         return event
 
     async def keep_alive(self) -> None:
-        """Keep the arrived messages that wait for room alive. Best effort."""
+        """Tell the server that arrived messages, which wait for room, are in progress. Best effort."""
         waiting = [raw.reply for raw in [*self._collected, *self._pulls.arrived]]
         now = monotonic()
         if waiting and now >= self._extend_at and self._task is None:
@@ -140,7 +140,7 @@ class QueuePart(DurableSource):
 
 
 class QueueSource:
-    """The source over the durables of a partitioned queue; see ``JetStreamSource``, which checks the arguments.
+    """The source that reads the durables of a partitioned queue; see ``JetStreamSource``, which checks the arguments.
 
     Args:
         connection: Connection to the server, which all ``parts`` share.
@@ -148,7 +148,7 @@ class QueueSource:
         durable: Name of the durable of partition 0.
         queue: The queue.
         parts: The durable of each partition, in order.
-        wake: The event that the parts share.
+        wake: Event that all ``parts`` share, and that wakes the source.
 
     Attributes:
         queue_watch: Finds messages in physical queues that have no durable of this source.

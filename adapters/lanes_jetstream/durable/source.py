@@ -1,4 +1,4 @@
-"""One durable consumer as a source. All messages of the consumer form one partition."""
+"""The source that reads one durable consumer. All messages of the consumer form one partition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _OTHER_PROCESS_WAIT: Final = 2.0
-"""Seconds that a start waits for another process on the consumer to end, because that process may be stopping."""
+"""Seconds that a start waits for the end of another process on the consumer, which may already stop."""
 
 _LOST_MACHINE_WAIT: Final = PULL_EXPIRES + 1.0
 """Seconds that a start waits for the end of the pull requests of a process that does not answer.
@@ -45,7 +45,7 @@ The machine of such a process may be lost, and its pull requests end within this
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class DurableSource:
-    """The source over one durable consumer; see ``JetStreamSource``, which checks the arguments.
+    """The source that reads one durable consumer; see ``JetStreamSource``, which checks the arguments.
 
     Attributes:
         connection: Connection to the server.
@@ -56,7 +56,8 @@ class DurableSource:
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
         place: Name of the partition; None = the stream, and number 0.
-        wake: Event that is set when a message or a status arrives. The partitions of a queue share one event.
+        wake: Event that the pull requests set when a message or a status arrives. The partitions of a queue share one
+            event.
     """
 
     connection: Connection
@@ -253,7 +254,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _give_back(self) -> None:
-        """Release the messages that arrived for open requests to other processes; only the server can end a request."""
+        """Return messages, which arrived for requests that only the server can end, to other processes."""
         arrived, self._pulls.arrived = self._pulls.arrived, []
         await give_back(self.connection.client, [raw.reply for raw in arrived], self._name)
 
@@ -342,7 +343,7 @@ class DurableSource:
         return self._pulls.failure
 
     def _is_ours(self, subject: str) -> bool:
-        """Return whether the source needs ``subject``, a subject in lower case."""
+        """Return whether the source needs ``subject``, which is in lower case."""
         if subject.startswith("$js.ack."):
             return f".{self.durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()

@@ -1,8 +1,7 @@
-"""The takeover makes unacknowledged messages arrive before new messages, at the start and after each interruption.
+"""The takeover, which makes unacknowledged messages arrive before new messages, at the start and after interruptions.
 
-Without a takeover, the server redelivers messages in the order in which they expired, and delivers new messages while
-older messages have not expired. Redeliveries in the order of expiry, and new messages before older messages, would
-break a key's order.
+Without a takeover, the server redelivers messages in the order of their expiry. The server also delivers new messages
+before older messages have expired. Both would break the order of a key.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ RETRY_DELAY: Final = 0.5
 """Seconds between two attempts of a takeover, or of a start that found no leader."""
 
 _UNANSWERED: Final = 3
-"""Number of consecutive unanswered requests to change the consumer after which the change counts as not permitted."""
+"""Number of consecutive unanswered requests after which a change of the consumer counts as forbidden."""
 
 _HOLD_BACK_MARGIN: Final = 1.0
 """Seconds added to ack_wait for the server's own timers."""
@@ -198,10 +197,10 @@ class Takeover:
     async def _reset(self, state: ConsumerState) -> bool:
         """Reset the consumer to stream order, if the reset repeats no finished message.
 
-        Returns whether the consumer was reset.
+        Returns whether the call reset the consumer.
 
-        Resets only at a start. After a reset the server ignores acknowledgements of earlier deliveries, and a running
-        process may still send such acknowledgements.
+        The call resets only at a start. After a reset the server ignores acknowledgements of earlier deliveries, which
+        a running process may still send.
         """
         repeats = state.settled_above_floor and not self.durable.drops_acknowledged
         if self._ran_before or repeats or not self.durable.modifiable:
@@ -247,8 +246,8 @@ class Takeover:
         """Collect the unacknowledged messages before new messages, and sort them.
 
         The server queues expired messages in batches, and keeps the messages of an earlier takeover at the head of the
-        queue. The messages are therefore in order only after a collection and a sort of all batches. The engine
-        recognises messages that are in flight.
+        queue. Only a collection and a sort of all batches therefore restores the order. The engine recognises messages
+        in flight.
         """
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
@@ -273,7 +272,7 @@ class Takeover:
         return [collected[position] for position in sorted(collected)]
 
     async def _requeue_in_one_batch(self, count: int) -> None:
-        """Requeue more messages than fit in the room: receive and drop all messages, and shrink ack_wait again.
+        """Requeue more messages than the room holds: receive and drop all messages, and shrink ack_wait again.
 
         The messages then expire together, in one batch, which the server sorts.
         """
@@ -296,7 +295,7 @@ class Takeover:
             )
 
     async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
-        """Pull until ``count`` messages are collected. Returns False if the server delivers fewer messages.
+        """Pull and collect ``count`` messages. Returns False if the server delivers fewer messages.
 
         A message above ``highest`` also ends the collection, because the server delivers new messages after all queued
         messages.

@@ -1,7 +1,7 @@
 """Checks the stream and the consumer every few seconds, for faults that no message shows.
 
-The checks find a stream that was replaced, purged or shortened during an intact connection. The checks find a deleted
-or changed consumer, and another process on a consumer that keeps an order. The checks also measure the lag.
+The checks find the replacement, purge or loss of a stream's messages during an intact connection. The checks find a
+deleted or changed consumer, and another process on a consumer that keeps an order. The checks also measure the lag.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
 
 SUSPICION: Final = PULL_EXPIRES + 1.0
-"""Seconds that extra requests must wait before they count as requests of another process. Requests of a dead connection
-end earlier.
+"""Seconds after which surplus waiting requests count as requests of another process. Requests of a dead connection end
+earlier.
 """
 
 
@@ -48,8 +48,8 @@ class ReadState(NamedTuple):
         takeovers: Number of takeovers that have begun.
         highest: Highest received sequence.
         delivery: Last received delivery number; None = no delivery since the takeover.
-        outstanding: Sum of messages that open pull requests may still deliver and arrived messages that wait for
-            ``receive``.
+        outstanding: Sum of two numbers: messages that open pull requests may still deliver, and arrived messages that
+            wait for ``receive``.
         open_requests: Largest number of pull requests that may be open.
     """
 

@@ -1,7 +1,7 @@
 """Sends acknowledgements, repeats them after a reconnect, and waits for confirmations if the mode needs them.
 
 A confirmation means that the server has read the acknowledgement, not that the acknowledgement had an effect. The
-server also confirms an acknowledgement of a delivery that it has repeated since.
+server also confirms an acknowledgement of an outdated delivery, after which it has redelivered the message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lanes_jetstream.wire.subscription import UnboundedSubscription
 log = logging.getLogger("lanes.jetstream")
 
 AckMode = Literal["fire-and-forget", "confirmed", "confirmed-at-drain"]
-"""When to wait for confirmations of acknowledgements; see ``JetStreamSource``."""
+"""Mode of waiting for confirmations of acknowledgements; see ``JetStreamSource``."""
 
 ACK: Final = b"+ACK"
 
@@ -44,7 +44,7 @@ unwritten acknowledgements.
 """
 
 _KEPT: Final = 10_000
-"""Maximum number of acknowledgements that are repeated after a reconnect. A lost connection usually loses fewer."""
+"""Maximum number of acknowledgements that a reconnect repeats. A lost connection usually loses fewer."""
 
 
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:
@@ -117,7 +117,7 @@ class OwnAcks:
         self._told = False
 
     def look(self, settlement: Settlement) -> None:
-        """Check the first message of a settlement."""
+        """Check whether the handler has settled the first message of a settlement."""
         if not self._told and settlement.messages and READER.settled(settlement.messages[0].raw):
             self._told = True
             first = settlement.messages[0]
@@ -185,8 +185,8 @@ class Acks:
         ``SourceError`` for a missing confirmation.
 
         Args:
-            loses_last_acks: Whether only one copy has the acknowledgements, which the server writes to disk shortly
-                after.
+            loses_last_acks: Whether the stream or consumer has only one copy, which the server writes to disk with a
+                short delay.
             failed: Whether the source has failed permanently. A server without the stream or the durable then answers
                 no acknowledgement, and the error of the run names this cause.
         """

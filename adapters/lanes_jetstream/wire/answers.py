@@ -13,7 +13,7 @@ from lanes.errors import SourceError
 from lanes_jetstream.wire import codes
 
 _PAGES: Final = 1_000
-"""Maximum number of pages of a listing, in case a listing never ends."""
+"""Maximum number of pages of a listing, which bounds a faulty listing without an end."""
 
 
 class ApiError(Exception):
@@ -47,7 +47,7 @@ def fields_of(answer: Msg, what: str) -> dict[str, Any]:
         The fields of the JSON object.
 
     Raises:
-        ApiError: The request was refused.
+        ApiError: The API refused the request.
         SourceError: The answer is no JSON object.
     """
     try:

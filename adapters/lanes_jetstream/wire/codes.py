@@ -1,4 +1,4 @@
-"""Error codes of the JetStream API, as in ``ApiError.err_code``."""
+"""Error codes of the JetStream API, which ``ApiError.err_code`` contains."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ STREAM_NOT_FOUND: Final = 10059
 STREAM_NAME_TAKEN: Final = 10058
 
 NO_LEADER: Final = 10008
-"""The cluster elects a leader, of the cluster itself or of a stream."""
+"""The cluster has no leader at present, for itself or for a stream."""
 
 MESSAGE_NOT_FOUND: Final = frozenset({10037, 10043})
 WRONG_REVISION: Final = frozenset({10071, 10164})
-"""The last sequence of a subject differs from the expected one."""
+"""The last sequence of a subject differs from the expected sequence."""
 
 NO_JETSTREAM: Final = frozenset({10039, 10076})
 """JetStream is off on the server or for the account. The HTTP status of the answer is that of a temporary error."""

@@ -55,7 +55,7 @@ CREATE_PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
 """Seconds before each repetition of a creation in which the server failed."""
 
 _DENIAL_POLL_INTERVAL: Final = 0.1
-"""Seconds between two checks for a permission denial. The server reports a denial apart from the answer."""
+"""Seconds between two checks for a permission denial. The server sends a denial separately from the answer."""
 
 _DENIED: Final = re.compile(r'permissions violation for .*"([^"]+)"', re.IGNORECASE)
 
@@ -65,19 +65,19 @@ _SOCKET: Final = re.compile("wss?://")
 _SERVER: Final = re.compile(
     r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
 )
-"""One server of a URL: scheme, host with port, and further text, which is never shown."""
+"""Pattern of one server of a URL: scheme, host with port, and further text, which no message shows."""
 
 
 _PROBE_TIMEOUT: Final = 1.0
 _PORT: Final = 4222
-"""Port of a server whose URL has none."""
+"""Port of a server whose URL contains no port."""
 
 _VARYING: Final = re.compile(r"\d+(?:\.\d+)? ?m?s\b")
-"""Parts of an error's text that differ when the error repeats."""
+"""Pattern of the parts of an error's text that differ at each repetition."""
 
 _WORD: Final = re.compile(r"[^\s:@/?#,=&\[\]]+")
 _LONG: Final = 6
-"""Number of characters from which a hidden word is also hidden within a longer word."""
+"""Least length of a secret word that messages also hide inside longer words."""
 
 
 class NoAnswer(Exception):
@@ -164,7 +164,7 @@ class Connection:
 
     @property
     def client(self) -> Client:
-        """The current client, which ``reopen`` may replace. If a URL was given, call ``open`` first."""
+        """The current client, which ``reopen`` may replace. With a URL, call ``open`` first."""
         assert self._client is not None, "open() comes first"
         return self._client
 
@@ -185,16 +185,16 @@ class Connection:
         return (scheme[0] if scheme else "") + ",".join(shown)
 
     def serve(self, name: str) -> None:
-        """Name the owner of this connection in the lines of the client and in the errors of ``open``; call it first."""
+        """Set the name of the owner, for log lines of the client and errors of ``open``. Call this method first."""
         self._owner = f"{name}: "
         self._shown = f"{self._owner}NATS client at {self.servers}"
         self._log = FoldedLog(log, self._shown, monotonic)
 
     async def open(self) -> None:
-        """Connect if a URL was given, else check that the client is connected. Idempotent.
+        """Connect to the URL, or check that the caller's client is connected. Idempotent.
 
-        Raises ``SourceError`` if the call reaches no server within ``CONNECT_TIMEOUT``, or the given client is not
-        connected. Raises ``ConfigError`` outside asyncio, or if the given client belongs to another event loop.
+        Raises ``SourceError`` if the call reaches no server within ``CONNECT_TIMEOUT``, or the caller's client is not
+        connected. Raises ``ConfigError`` outside asyncio, or if the caller's client belongs to another event loop.
         """
         try:
             asyncio.get_running_loop()
@@ -337,7 +337,7 @@ class Connection:
             return 0, 0
 
     def check_server(self) -> None:
-        """Raise ``ConfigError`` for a server older than ``OLDEST_SERVER``. An unknown version is accepted."""
+        """Raise ``ConfigError`` for a server older than ``OLDEST_SERVER``. The check accepts an unknown version."""
         found = self.server_version
         if (0, 0) < found < OLDEST_SERVER:
             raise ConfigError(

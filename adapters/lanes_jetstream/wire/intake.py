@@ -1,4 +1,4 @@
-"""The subjects that a stream stores: its own subjects, those of copied streams, and those that transforms make."""
+"""The subjects that a stream stores: its own subjects, the subjects of copied streams, and results of transforms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Intake:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Intake:
-        """Make the intake of a stream with this configuration."""
+        """Return the intake of a stream with this configuration."""
         own, origins = own_transform(config), origins_of(config)
         patterns = {str(config["name"]): list(config.get("subjects") or ())}
         stored = set(patterns[str(config["name"])])
@@ -62,7 +62,7 @@ class Intake:
         return sorted({narrowed(each, wanted) for each in self.subjects for wanted in filters if overlap(each, wanted)})
 
     def made(self, filters: Sequence[str]) -> list[str]:
-        """Return the destinations with a function, such as ``partition(…)``, whose subjects may match a filter."""
+        """Return the destinations that contain a function, such as ``partition(…)``, and may match a filter."""
         return [
             each
             for each in self.stored

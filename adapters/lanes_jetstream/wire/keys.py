@@ -20,7 +20,7 @@ MISSING_KEY: Final = (
     "key= is subject_token(1) for the second token of the subject, header(name), whole_subject, a function of the "
     "message, or None for no keys, so no order"
 )
-"""The values of ``key=``, for the error about a missing ``key=``."""
+"""Text that lists the values of ``key=``, for the error about a missing ``key=``."""
 
 _NAMED_PATTERNS: Final = 10
 """Maximum number of patterns that an error names."""
@@ -51,7 +51,7 @@ class SubjectTokens:
 
 
 def subject_token(index: int, *more: int) -> SubjectTokens:
-    """Make a key function over one or several tokens of the subject.
+    """Return a key function over one or several tokens of the subject.
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
     key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
@@ -77,7 +77,7 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
 
 
 def header(name: str) -> KeyFunction:
-    """Make a key function over one header. A message without the header has no key.
+    """Return a key function over one header. A message without the header has no key.
 
     Args:
         name: Name of the header.
@@ -128,7 +128,7 @@ def check_varies(
     """Check that subjects do not all have the same key.
 
     Args:
-        key: The key function; only ``subject_token`` and ``whole_subject`` are checked.
+        key: The key function. The call checks only ``subject_token`` and ``whole_subject``.
         patterns: Patterns of all subjects; empty = unknown.
         origin: Name of the consumer or filter with these subjects, for the error.
         destinations: Destinations of transforms that make such subjects. The error recommends no partition number.
@@ -163,7 +163,7 @@ def check_no_partition_number(key: KeyFunction | None, destinations: Sequence[st
     """Check that the key is not the number that ``partition()`` of a transform stores in the subject.
 
     Args:
-        key: The key function; only ``subject_token`` is checked.
+        key: The key function. The call checks only ``subject_token``.
         destinations: Destinations of the transforms that make the consumer's subjects.
         stream: Name of the stream.
 

@@ -1,4 +1,4 @@
-"""The conversion of a client's delivery to the core's message: its position, key and size."""
+"""Functions that convert a delivery of the client to the core's message, with position, key and size."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from lanes.errors import SourceError
 from lanes_jetstream.wire.answers import number
 
 PULL_EXPIRES: Final = 30.0
-"""Seconds after which the server ends a pull request that is not filled."""
+"""Seconds after which the server ends an unfilled pull request."""
 
 HEARTBEAT: Final = 2.0
 """Seconds between two heartbeats of the server on an idle pull request."""
@@ -70,8 +70,8 @@ class PullRequests:
         client: The connected client.
         next_subject: Subject of the requests.
         name: Name of the source, for errors.
-        wake: Event that is set when a status arrives, or the first message after a ``take``. Several instances may
-            share the event.
+        wake: Event that the object sets when a status arrives, or the first message after a ``take``. Several instances
+            may share the event.
         expires: Seconds after which the server ends an unfilled request.
 
     Attributes:
@@ -172,7 +172,7 @@ class PullRequests:
     # --- arrivals
 
     def on_message(self, message: Msg) -> None:
-        """Record a message of the consumer. The method runs for each message and must stay cheap."""
+        """Record a message of the consumer. The client calls the method for each message."""
         # Each message sets the flag, because arrivals are the only sign of life of a paused partition.
         self._heard = True
         if not self.arrived:

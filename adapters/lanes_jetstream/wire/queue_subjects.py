@@ -1,7 +1,7 @@
 """The subjects of a partitioned queue in one stream. Pure.
 
-The messages of a physical queue have its name as their subject, or a subject below the name: the queue ``orders__p1``
-has the subjects ``orders__p1`` and ``orders__p1.>``.
+The subject of a message is the name of its physical queue, or a subject below that name: the queue ``orders__p1`` has
+the subjects ``orders__p1`` and ``orders__p1.>``.
 """
 
 from __future__ import annotations
@@ -108,6 +108,6 @@ def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -
 
 
 def _listed(texts: Iterable[str]) -> str:
-    """Return the first texts of a list, for an error."""
+    """Return the first texts of a list, for an error text."""
     found = list(texts)
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")

@@ -35,16 +35,16 @@ from lanes_jetstream.wire.queue_subjects import subjects_of
 log = logging.getLogger("lanes.jetstream")
 
 PORTION: Final = 64
-"""Maximum number of physical queues of one look."""
+"""Maximum number of physical queues that one check examines."""
 
 _ALL_EVERY: Final = 60.0
-"""Seconds between two looks that also ask for names whose subjects the stream does not store any more."""
+"""Seconds between two checks that also ask for physical queues whose subjects the stream no longer stores."""
 
 _PAGES: Final = 10
-"""Maximum number of pages of subjects that are counted. A page has up to 100,000 subjects."""
+"""Maximum number of pages of subjects that the check counts. A page has up to 100,000 subjects."""
 
 Consumers = Callable[[Sequence[str]], Awaitable[Mapping[str, Mapping[str, Any]]]]
-"""Returns the server's description of the consumer of each physical queue that has one."""
+"""Function that returns the server's description of the consumer of each physical queue that has one."""
 
 
 class QueueWatch:
@@ -55,7 +55,7 @@ class QueueWatch:
         stream: Name of the stream.
         queue: The queue that the source reads; None = no checks.
         group: Kind and name of the group, such as ``durable 'billing'``.
-        consumers: Finds the consumers of physical queues.
+        consumers: Function that finds the consumers of physical queues.
         name: Name of the source, for log lines.
     """
 
@@ -119,7 +119,7 @@ class QueueWatch:
                 log.debug("%s: cannot look for stranded messages: %s", self._name, error)
 
     async def _look(self, queue: PartitionedQueue) -> bool:
-        """Look once. Returns whether the next check is due soon."""
+        """Perform one check. Returns whether the next check is due soon."""
         info = await self._connection.api(f"STREAM.INFO.{self._stream}")
         intake = Intake.of(info["config"])
 
@@ -164,7 +164,7 @@ _UNANSWERED: Final = (
     TypeError,
     ValueError,
 )
-"""Errors of a look. Malformed answers are among them."""
+"""Errors that end a check without a result, including the errors of malformed answers."""
 
 
 def stores(intake: Intake, name: str) -> bool:

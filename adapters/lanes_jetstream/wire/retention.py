@@ -18,7 +18,7 @@ _SECOND: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a stream, and its size. A limit of 0 = no limit.
+    """The limits of a stream, and the size of the stream. A limit of 0 = no limit.
 
     Attributes:
         age: Seconds after which the server deletes a message.
@@ -26,7 +26,7 @@ class Limits:
         bytes: Bytes above which the server deletes the oldest message.
         keeps_acknowledged: Whether acknowledged messages stay in the stream.
         stored: Number of messages in the stream.
-        stored_bytes: Bytes of these messages.
+        stored_bytes: Size of the stored messages in bytes.
     """
 
     age: float
@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Limits:
-        """Make the limits from the configuration and the state of a stream."""
+        """Return the limits by the configuration and the state of a stream."""
         # With the discard policy "new", a full stream refuses new messages instead.
         old = config.get("discard", "old") == "old"
         return cls(

@@ -28,12 +28,12 @@ OutOfRange = Literal["fail", "earliest"]
 
 
 START_PATIENCE: Final = 15.0
-"""Seconds at a start in which a stream without a leader is requested again. Another process may be creating the stream,
-and the servers of a cluster elect the leader of a new stream.
+"""Seconds at a start during which the source requests a stream without a leader again. Another process may be creating
+the stream, and the servers of a cluster elect the leader of a new stream.
 """
 
 _RETRY_DELAY: Final = 0.05
-"""Seconds until a stream is requested again whose name is taken, or which has no leader."""
+"""Seconds until a repeated request for a stream whose name is taken, or which has no leader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class StreamState:
 
 
 async def read_stream(connection: Connection, stream: str, *, option: str = "stream=…") -> StreamState:
-    """Read the state of a stream. ``option`` is the argument that names it, for an error.
+    """Read the state of a stream. ``option`` is the argument that names the stream, for an error.
 
     Raises ``ConfigError`` for a missing stream, ``NoAnswer`` without an answer, and ``SourceError`` for a refusal.
     """
@@ -91,9 +91,9 @@ async def read_stream(connection: Connection, stream: str, *, option: str = "str
 
 
 async def similar_stream(connection: Connection, stream: str) -> str:
-    """Return a question about streams that resemble a missing stream, for the last part of an error.
+    """Return a "did you mean" text about streams that resemble a missing stream.
 
-    Returns "" if no stream resembles it, or if this client may not list the streams.
+    Returns "" if no similar stream exists, or if this client may not list the streams.
     """
     try:
         names = await read_pages(connection.api, "STREAM.NAMES", "streams")

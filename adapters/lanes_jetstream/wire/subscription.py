@@ -1,4 +1,4 @@
-"""One subscription of the client, which drops no message and can pass messages on without a task."""
+"""A subscription of the client that drops no message, and can pass messages on without a task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class UnboundedSubscription:
 
         Args:
             subject: Subject or pattern of the inbox.
-            receive: Function for each message. Must return at once.
+            receive: Function for each message. The function must return at once.
         """
 
         async def from_task(message: Msg) -> None:

@@ -11,7 +11,7 @@ from lanes_jetstream.wire.subjects import matches
 _FUNCTION: Final = re.compile(r"\{\{\s*([A-Za-z]+)\s*(?:\(([^)]*)\))?\s*\}\}")
 _DOLLAR: Final = re.compile(r"\$(\d+)")
 _DOTS: Final = re.compile(r"\.(?![^{]*\}\})")
-"""The dots between tokens, without the dots inside a function."""
+"""Pattern of the dots between tokens, without the dots inside a function."""
 
 
 def destination_tokens(destination: str) -> list[str]:
@@ -35,7 +35,7 @@ def wildcard_of(token: str) -> int | None:
 
 
 class Transform(NamedTuple):
-    """A subject transform: the pattern of the subjects before it, and the destination; "" = the subjects stay."""
+    """A subject transform: the pattern of the original subjects, and the destination; "" = unchanged subjects."""
 
     source: str
     destination: str
@@ -47,7 +47,7 @@ class Origin(NamedTuple):
     Attributes:
         name: Name of the copied stream.
         external: Whether the copied stream is in another account or domain.
-        transforms: Transforms of the copy. A subject that no transform matches is not copied.
+        transforms: Transforms of the copy. The server does not copy a subject that no transform matches.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Origin(NamedTuple):
         return any(matches(each.source, subject) for each in self.transforms)
 
     def subjects_before(self, copied: str) -> list[str]:
-        """Return the subjects in the copied stream that may have become this subject."""
+        """Return the subjects in the copied stream that the transforms may have changed to this subject."""
         before = [
             published_subject(copied, *each) if each.destination else copied if matches(each.source, copied) else None
             for each in self.transforms
@@ -127,8 +127,8 @@ def published_subject(stored: str, source: str, destination: str) -> str | None:
         destination: Pattern of the stored subjects.
 
     Returns:
-        The subject as published; None if the transform cannot make ``stored``, or if ``destination`` omits a
-        wildcard of ``source`` or has a function other than ``wildcard`` and ``partition``.
+        The published subject; None if the transform cannot make ``stored``, or if ``destination`` omits a wildcard of
+        ``source`` or has a function other than ``wildcard`` and ``partition``.
     """
     pattern, found = destination_tokens(destination), stored.split(".")
     rest: list[str] = []
