@@ -79,3 +79,18 @@ def test_a_blocked_piece_that_fills_its_partition_excuses_the_other_pieces_of_th
         made = run_schedule(AdapterSchedule("ranges", seed, ()), _Blocking())
         assert made.run.findings == {}
         assert made.run.happened["blocked"]
+
+
+def test_a_member_that_ends_during_its_acquisitions_waits_for_the_release_of_their_locks(
+    adapter: RangesAdapter,
+) -> None:
+    """Before, its task used a processor during this wait, which the simulator reports as a livelock."""
+    faults = (
+        '[9,"delay",0.1,0],[10,"drop_request",2.0,0],[22,"drop_request",0.0,7],[23,"freeze",5.0,10],'
+        '[27,"drop_request",2.0,0],[28,"delay",2.7,4],[29,"drop_request",9.166666666666668,2],'
+        '[42,"crash",5.0,9],[43,"freeze",9.166666666666668,0],[94,"cut_off",0.2,6],[97,"restart",2.0,0],'
+        '[111,"delay",2.7,1],[113,"drop_request",9.166666666666668,2],[114,"drop_request",11.0,0],'
+        '[115,"drop_request",11.0,0]'
+    )
+    made = run_schedule(schedule_of(f'["ranges",784,[{faults}],null,false,false]'), adapter)
+    assert made.run.findings == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import anyio
 from psycopg import AsyncConnection
 
 from lanes.clock import monotonic
@@ -118,9 +118,10 @@ class PieceVisitor(Visitor):
                     await self._try_piece(row)
 
         try:
-            async with asyncio.TaskGroup() as tasks:
+            # A group of asyncio would use a processor while a cancelled acquisition releases its lock.
+            async with anyio.create_task_group() as tasks:
                 for _ in range(min(_AT_ONCE, len(left))):
-                    tasks.create_task(work())
+                    tasks.start_soon(work)
         except BaseExceptionGroup as failed:
             # The server fails all calls for one reason.
             raise failed.exceptions[0] from None
