@@ -1,6 +1,6 @@
 """The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
-``OwnedPartitions`` stands between a ``Membership`` and the calls of a source, and does no I/O. The object turns the
+``OwnedPartitions`` connects a ``Membership`` with the calls of a source, and does no I/O. The object turns the
 events of the membership into source events. The object selects four things: the durable to read, the settlements to
 send, the ledgers to store, and the partitions to give up. The source itself receives messages and sends
 acknowledgements.
@@ -42,7 +42,7 @@ class OwnedPartition(ABC):
         announced: Whether the consumer has received the assignment.
         revoked: Whether the member must hand the partition over, because the plan changed or the member stops.
         releasing: Whether this member is giving up the partition.
-        over: Set when the partition is handed over or lost.
+        over: Event that is set when the member has handed over or lost the partition.
     """
 
     def __init__(self, number: int, partition: Partition, done: Done) -> None:
@@ -76,9 +76,11 @@ class OwnedPartition(ABC):
         self.expected = 1
 
     def follows(self, delivery: int) -> bool:
-        """Return whether a delivery is the next delivery of its durable. If it is, expect the delivery after it.
+        """Return whether a delivery is the next delivery of its durable.
 
-        If it is not, an earlier delivery is missing. The server would repeat the missing delivery after newer
+        After the next delivery, the method expects the delivery that follows.
+
+        For any other delivery, an earlier delivery is missing. The server would repeat the missing delivery after newer
         messages of its key. The source therefore drops this and all later deliveries, and calls
         ``OwnedPartitions.take_over``.
 
@@ -131,7 +133,7 @@ class OwnedPartitions(Generic[T]):
             at most twice this number of messages. Fewer unsaved messages are stored at the pace of
             ``Membership.checkpoint_soon``. The member stores no such ledgers of a work queue.
         clock: Clock of the deadlines.
-        wake: Function that is called when the source should call ``step`` and ``next_events``; must not block.
+        wake: Function that the object calls when the source should call ``step`` and ``next_events``; must not block.
 
     Attributes:
         by_number: The owned partitions by number.
@@ -186,7 +188,7 @@ class OwnedPartitions(Generic[T]):
             partition: The assignment.
 
         Returns:
-            The ownership, or None when it is over.
+            The ownership; None = the ownership is over.
         """
         owned = self.by_number.get(partition.id.number)
         return owned if owned is not None and owned.partition is partition else None
@@ -200,7 +202,7 @@ class OwnedPartitions(Generic[T]):
             partition: The assignment.
 
         Returns:
-            The ownership, or None when it is over or its deadline has passed.
+            The ownership; None = the ownership is over, or its deadline has passed.
         """
         return self.of(partition) if self._clock() < partition.deadline else None
 
@@ -336,8 +338,8 @@ class OwnedPartitions(Generic[T]):
     def take_over(self, owned: T) -> None:
         """Request a new durable, because a delivery is missing or the connection is new.
 
-        The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent. Ignored
-        for an ownership that is over, because the member may own the partition again.
+        The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent. The
+        call has no effect for an ownership that is over, because the member may own the partition again.
 
         Args:
             owned: The partition.
@@ -349,7 +351,7 @@ class OwnedPartitions(Generic[T]):
     def lose(self, owned: T, reason: str) -> None:
         """Give up a partition after its durable or the clock has shown that this member no longer owns it. Idempotent.
 
-        The call is ignored for an ownership that is over, because the member may own the partition again.
+        The call has no effect for an ownership that is over, because the member may own the partition again.
 
         Args:
             owned: The partition.
