@@ -35,7 +35,7 @@ def named(messages: Sequence[Message]) -> str:
     """Return the partitions and positions of messages for a log line, such as ``orders/0: 3, 5; orders/1: 8``.
 
     Args:
-        messages: The messages. The text has at most 10 positions, and the number of further positions.
+        messages: The messages. The text lists at most 10 positions, and gives the number of further positions.
 
     Returns:
         The text.

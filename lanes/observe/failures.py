@@ -1,8 +1,8 @@
 """The log lines about failed attempts and given-up messages, limited in number for each type of exception.
 
 The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure of
-a message is an error line. At 10 s after a warning, one line has the number of further messages that failed with the
-same exception type. Every failed attempt after which the message runs again is also a debug line with its traceback.
+a message is an error line. Ten seconds after a warning, one line counts the further messages that failed with the same
+exception type. Every failed attempt after which the message runs again is also a debug line with its traceback.
 The first message that is given up is an error line with the traceback. The log counts further messages in the same way,
 and shows each as a debug line with its traceback.
 """
@@ -135,7 +135,7 @@ class FailedAttempts:
 def shown(error: BaseException) -> str:
     """Return the type of an exception for a line of the log, with the reason of a ``Nak`` or ``Term``.
 
-    The types of its members follow the type of an exception group.
+    For an exception group, the text also lists the types of the group's members.
     """
     kind = error_type(error)
     if isinstance(error, BaseExceptionGroup):

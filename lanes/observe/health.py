@@ -54,7 +54,7 @@ class Health:
         reasons: Reasons why the consumer is unhealthy, one line each; empty = the consumer is healthy. A reason names a
             key by its hash, and contains no part of a payload.
         no_broker: Whether no broker answers at present, also for less than 30 s. A lost broker may cause the other
-            reasons. A restart of the process does not bring the broker back. False for a source that does not notice an
+            reasons. A restart of the process does not end the outage. False for a source that does not notice an
             outage.
         rejoining: Whether the consumer waits for the group's first answer after it joined, or after an outage in which
             it lost its partitions. Such a consumer is healthy, and handles nothing. A restart of the process does not
@@ -91,7 +91,7 @@ def examine(
     rejoining: bool = False,
     findings: Sequence[str] = (),
 ) -> Health:
-    """Return the health at ``now``. Takes time in proportion to the messages in flight.
+    """Return the health at ``now``. The call takes time in proportion to the number of messages in flight.
 
     Args:
         engine: The engine of the consumer.
@@ -192,7 +192,10 @@ class Unsettled:
         )
 
     def settled(self, partition: Partition) -> None:
-        """Record that a settlement of the partition succeeded, or that the runtime stopped trying. Idempotent."""
+        """Record that a settlement of the partition succeeded, or that the runtime no longer repeats the settlement.
+
+        Idempotent.
+        """
         self.partitions.pop(partition, None)
 
     def error(self, partition: Partition) -> str:
@@ -226,7 +229,7 @@ class _Awaited(NamedTuple):
 class Stalls:
     """The partitions of one ``committer`` that ``max_ahead`` stops. The log reports a stall longer than a second once.
 
-    With quick handlers, slow commits stop a partition many times a second. A short stall is therefore not reported.
+    With quick handlers, slow commits stop a partition many times a second. The log therefore omits a shorter stall.
     """
 
     def __init__(self, committer: Committer) -> None:
@@ -243,7 +246,9 @@ class Stalls:
         self._waits[partition] = self._awaited(partition), now + STALLED_AFTER
 
     def moved(self, now: float) -> bool:
-        """Record that a message finished, or that the broker confirmed a position. Cheap when no partition stalls.
+        """Record that a message finished, or that the broker confirmed a position.
+
+        The call is cheap when no partition stalls.
 
         Return whether ``next_at`` changed, because a stall now waits for a different event.
         """

@@ -1,4 +1,4 @@
-"""The metric instruments of this process, and the readings behind its gauges.
+"""The metric instruments of this process, and the values of its gauges.
 
 Each meter provider has one set of instruments, which serves every consumer of the process. The SDK keeps only the
 callbacks of the first instrument of a name, so these callbacks iterate over the open consumers.

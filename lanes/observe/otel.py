@@ -148,7 +148,10 @@ class Telemetry:
         return cls(name, system, status, tracer, instruments, clock, queues)
 
     def close(self) -> None:
-        """Remove the consumer, and the reference to it, from the gauges. Counters still work. Idempotent."""
+        """Remove the consumer, and the reference to it, from the gauges.
+
+        Counters work after this call too. Idempotent.
+        """
         self._instruments.close(self._reading)
 
     # Counters

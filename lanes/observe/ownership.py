@@ -1,7 +1,7 @@
 """The log lines about the partitions of a run: joined, planned, assigned, revoked, drained.
 
-The lines are the same for every source. Partitions that change together share one line. When the last drain has
-ended, one line has the cost of all drains in messages.
+The lines are the same for every source. Partitions that change together share one line. When the last drain has ended,
+one line gives the number of messages that all drains have cost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The status of a consumer: counts and positions. The ``repr`` of a status has neither keys nor payloads."""
+"""The status of a consumer: counts and positions. The ``repr`` of a status contains neither keys nor payloads."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Tap:
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
         """Record settlements that are about to be sent.
 
-        The call flushes the rows before the runtime sends the settlements.
+        The call flushes the history rows before the runtime sends the settlements.
         """
         history = self.history
         if history is None:
