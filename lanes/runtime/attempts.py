@@ -11,8 +11,9 @@ no handler is called, and the poison policy decides.
 The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
 has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore
 has one extra attempt for each process that died during an attempt or its write. A hand-over whose writes ended in time
-adds no attempt. Writes for one message follow each other. One call drops up to 500 entries of settled messages, and no
-lane waits for the call. After a long freeze no call begins before the source has confirmed the partition, because
+adds no attempt. The keeper writes the entries of one message in sequence. One call drops up to 500 entries of settled
+messages. No lane
+waits for such a call. After a long freeze no call begins before the source has confirmed the partition, because
 another process may own the partition.
 
 The keeper repeats a failed call until the call succeeds or its partition is given up, unless the error is permanent.

@@ -43,7 +43,7 @@ async def stop_on_second_cancel(
 ) -> BaseException | None:
     """Wait for the end of a drain, and stop at once when the second ``Task.cancel`` of asyncio reaches the caller.
 
-    Cancelled scopes have no effect. Any other exception, such as ``KeyboardInterrupt``, stops at once too.
+    Cancelled scopes have no effect. Any other exception, such as ``KeyboardInterrupt``, also ends the drain at once.
 
     Args:
         ended: Event that is set at the end of the drain.

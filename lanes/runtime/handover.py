@@ -255,13 +255,13 @@ class Handover:
         drain.tell("late", anyio.current_time())
 
     async def hand_over(self, partition: Partition, parting: Parting) -> None:
-        """Settle a partition, and hand a part of it over to its next owner; the rest goes on.
+        """Settle a partition, and hand over one part to its next owner; this consumer keeps the other parts.
 
         A failed call is repeated, until the partition drains or is lost.
 
         Args:
             partition: The assignment.
-            parting: The part, of which no handler runs.
+            parting: The part to hand over, which has no running handler.
         """
         dividing: object = self._source
         assert isinstance(dividing, Dividing), "only a source that divides partitions revokes a part"

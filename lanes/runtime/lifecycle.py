@@ -46,7 +46,7 @@ class Lifecycle:
         name: Name of the source in logs and errors.
         state: State of the consumer. ``"running"`` = its source is open.
         thread: The thread that runs the consumer or waits for its start; None = unknown before the first such call.
-        run: The run; None until the source is open. The run stays after its end, for the status.
+        run: The run; None until the source is open. The run remains available for the status after its end.
         failure: The error that has ended the run; None = no error.
         opened: Event that is set when the source is open, or the consumer has stopped.
         ended: Event that is set when the consumer has stopped.

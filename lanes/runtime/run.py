@@ -527,7 +527,10 @@ class Run:
             self.tap.provisioned(plan.number, under=plan.under_provisioned)
 
     def provision(self) -> Provision:
-        """Return the target of this process, and whether the group exceeds its targets. Any thread may call this."""
+        """Return the target of this process, and whether the group exceeds its targets.
+
+        Any thread may call this method.
+        """
         target, plan = self._target, self._plan
         if plan is not None:
             honoured = None if target is None else plan.target_honoured

@@ -107,8 +107,8 @@ class Settler:
     async def settle_finished(self, partition: Partition) -> bool:
         """Settle the messages of a partition that have finished before the call.
 
-        The call does not wait for messages that finish meanwhile, so it also ends for a busy partition. It repeats
-        failed settlements until the partition drains or is lost, or the source fails for good.
+        The call does not wait for messages that finish meanwhile, so it also ends for a busy partition. The call
+        repeats failed settlements until the partition drains or is lost, or the source fails permanently.
 
         Args:
             partition: An assignment of a source that commits.
