@@ -7,8 +7,8 @@ call. After the call, the workers write the rows of the lane's other messages, e
 message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
 A plain handler runs in threads, unless ``inline`` is set. A thread makes one call at a time, and a task of the event
-loop waits for the end of each call. A call that has begun keeps its lanes and its thread until it ends, even after its
-partitions are given up.
+loop waits for the end of each call. A running call keeps its lanes and its thread until the call ends, even after the
+consumer has given up the partitions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class BatchWorkers:
     """The workers of one consumer whose handler takes up to ``size`` messages.
 
     The cancellation of a partition cancels every call with a message of the partition. Messages of other partitions in
-    a cancelled call return to their lanes. Calls in threads continue.
+    a cancelled call return to their lanes. A call in a thread continues after the cancellation.
 
     Args:
         context: The run.
@@ -290,7 +290,7 @@ class BatchWorkers:
         return sound, outcomes
 
     async def _watch(self, timeout: float) -> None:
-        """Cancel each call that continues after its cancellation by the timeout again, and report the call once."""
+        """Cancel again each call that continues after its cancellation by the timeout, and report the call once."""
         try:
             while True:
                 now = self._clock()

@@ -73,8 +73,8 @@ def send(connection: socket.socket, frame: bytes, until: float | None = None) ->
         until: Time of ``time.monotonic`` at which a ``TimeoutError`` is raised. ``None`` = never.
 
     Raises:
-        Closed: The other side has ended.
-        TimeoutError: The time has come.
+        Closed: The other process has ended.
+        TimeoutError: The deadline has passed.
     """
     try:
         connection.settimeout(_left(until))
@@ -96,8 +96,8 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
         The frame.
 
     Raises:
-        Closed: The other side has ended.
-        TimeoutError: The time has come.
+        Closed: The other process has ended.
+        TimeoutError: The deadline has passed.
     """
     size = int.from_bytes(_exactly(connection, _HEADER, until), "little")
     return _exactly(connection, size, until)

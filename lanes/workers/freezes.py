@@ -107,8 +107,10 @@ class FreezeWatch:
 class StartLooks:
     """Decides which starts of handlers check for a freeze, to avoid a read of the clock for each message.
 
-    A woken worker checks with the time of its wake-up. Other starts check too, because the process may have been frozen
-    since the last check. Up to 5,000 starts a second, each start checks; above this rate, one start in 16.
+    A woken worker checks with the time of its wake-up. Other starts also check for a freeze, because the process may
+    have been frozen since the last check. Up to 5,000 starts a second, each start checks for a freeze; above this rate,
+    one start in 16
+    checks.
 
     Args:
         watch: The watch.

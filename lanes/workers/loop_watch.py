@@ -9,9 +9,9 @@ handler in the stack of the loop's thread, and names the handler in the log.
 
 A C function that keeps the interpreter's lock stops the thread too. When the function returns, the thread runs again,
 finds the function's caller in the stack, and names the caller in the log. A freeze of the process also stops the
-thread. The loop's thread then has used no processor, so the thread reports no function. Many short calls can keep the
-lock from the thread too, because CPython does not hand the lock to the thread that waits longest. The workers then have
-reported turns of the loop, so the thread reports no function.
+thread. During a freeze the loop's thread uses no processor time, so the check reports no function. Many short calls can
+also deny the interpreter's lock to the thread, because CPython does not give the lock to the longest waiter. During
+such calls the workers report turns of the loop, so the check reports no function.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class LoopWatch:
         handler: Name of the handler.
         remedy: Remedy for a handler that holds the loop, for the log.
         clock: Clock of the run. In a simulation, without a real clock, no thread checks the loop.
-        lost: Called by the thread with the seconds of each hold.
-        pulse: Called by the thread with the time, at least every ``PULSE`` seconds; None = not called.
+        lost: Function that the thread calls with the seconds of each hold.
+        pulse: Function that the thread calls with the time, at least every ``PULSE`` seconds; None = no function.
 
     Attributes:
         seconds: Sum of the seconds since the start for which calls of at least 0.1 s held the loop.
@@ -198,7 +198,7 @@ class LoopWatch:
         return True
 
     def stop(self) -> None:
-        """End the thread, after its last lines. Idempotent."""
+        """End the thread after it has written its last log lines. Idempotent."""
         if self._since:
             # The loop has had a turn, whose answer may come too late.
             self._answer()
@@ -332,7 +332,7 @@ class LoopWatch:
             self._untold_seconds += seconds
 
     def _report_locked(self) -> None:
-        """Report a hold in which no thread could run once."""
+        """Report once a hold in which no thread could run."""
         holder, seconds = self._locked_by, self._locked
         if holder is None:
             return

@@ -4,8 +4,8 @@ The first of several results wakes the loop, which then reads all results. The p
 lock for a call.
 
 A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
-loop that takes the call back. A call that has begun keeps its thread until the call ends. Only the end of the whole run
-abandons a running call, after a grace.
+loop that takes the call back. A call that has begun keeps its thread until the call ends. The end of the run abandons
+each call that still runs after the grace.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Pool(Generic[Call, Result]):
     # --- on the event loop
 
     def open(self) -> None:
-        """Bind the pool to the running event loop. Starts no thread yet."""
+        """Bind the pool to the running event loop. The call starts no thread."""
         self._wake = anyio.Event()
         self._call_on_loop = entry_of_loop()
 

@@ -71,7 +71,7 @@ class Killed(BaseException):
 
 
 class _Process:
-    """One process, and the connection to it. ``ended`` is set when the system has reported its end.
+    """One process, and the connection to it. ``ended`` is set when the system has reported the end of the process.
 
     ``life`` is the end of a pipe. Each process has a separate pipe, because the kernel signals only one process for a
     pipe.
@@ -243,7 +243,7 @@ class ProcessPool:
     # --- on the event loop
 
     def start(self) -> None:
-        """Start the processes. The call does not block. Each process imports the handler in parallel."""
+        """Start the processes. The call does not block. The processes import the handler in parallel."""
         self._enter, self._ended = entry_of_loop(), anyio.Event()
         try:
             self._first_frame = _first_frame(*self._call)
@@ -263,7 +263,7 @@ class ProcessPool:
             self._keepers.append(thread)
 
     def cancel(self, partition: Partition) -> None:
-        """Kill the processes that handle messages of a partition, so their calls raise ``Killed``.
+        """Kill the processes that handle messages of a partition, whose calls then raise ``Killed``.
 
         The call does not block.
         """

@@ -6,8 +6,8 @@ task reports all results and takes the next messages. Only the loop calls the en
 A handler that has begun keeps its lane and its thread until it ends. The cancellation of a partition's handlers takes
 queued messages of the partition back.
 
-With a history, one ``write`` stores the ``started`` rows of all messages that a task queues together, before it queues
-them.
+With a history, one ``write`` stores the ``started`` rows of all messages that a task queues together, before the task
+queues the messages.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class ThreadWorkers:
     def cancel(self, partition: Partition) -> None:
         """Take back the queued messages of a partition.
 
-        Handlers in threads continue, and the call kills handler processes of the partition.
+        Handlers in threads continue. The call kills the handler processes of the partition.
         """
         if self._pool.ending:
             return
