@@ -1,8 +1,8 @@
 """Locks on checkpoints, and functions that read the files of a checkpoint.
 
 Two replays on one checkpoint would run the same batch concurrently, and Spark detects the conflict only at the end of
-the batch. On a local file system, a lock of the operating system refuses the second replay. The lock ends with the
-process that holds it. An object store has no locks.
+the batch. On a local file system, a lock of the operating system refuses the second replay. The lock ends with its
+process. An object store has no locks.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lock_checkpoint(spark: SparkSession, topic: str, checkpoint: str) -> Checkpo
         checkpoint: Folder of the checkpoint.
 
     Returns:
-        The lock; None if the folder is not on a file system of this machine, or if that file system has no locks.
+        The lock; None = the file system of the folder is remote, or has no locks.
 
     Raises:
         SourceError: Another replay uses the checkpoint.
@@ -113,7 +113,7 @@ def _holder(descriptor: int) -> str:
 
 
 def query_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """Read the permanent id of the checkpoint's query; None if the checkpoint has no query yet.
+    """Read the permanent id of the checkpoint's query; None = the checkpoint has no query yet.
 
     Blocks. Raises ``SourceError`` for a damaged file.
     """
@@ -122,7 +122,7 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
 
 
 def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> dict[str, str] | None:
-    """Read some fields of a JSON file of a checkpoint; None without a file. Blocks.
+    """Read some fields of a JSON file of a checkpoint; None = no file. Blocks.
 
     Args:
         spark: Session that reads the file.
@@ -150,12 +150,12 @@ def read_note(spark: SparkSession, path: str, *names: str, **defaults: str) -> d
 
 
 def literal(path: str) -> str:
-    """Escape a path for Spark's readers, which read a path as a pattern. Spark's writers need no escape."""
+    """Escape a path for Spark's readers, which interpret a path as a pattern. Spark's writers need no escape."""
     return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", path)
 
 
 def first_value(read: Callable[[str], DataFrame], path: str) -> str | None:
-    """Read the first value of the first row; None if the file is missing or empty. Blocks.
+    """Read the first value of the first row; None = the file is missing or empty. Blocks.
 
     Args:
         read: Function that opens a path, already escaped by ``literal``.

@@ -1,4 +1,4 @@
-"""Conversion between errors of ``lanes`` and Spark's errors, which contain errors of workers only as text."""
+"""Functions that convert errors between ``lanes`` and Spark, whose errors contain worker errors only as text."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _NOTE: Final = re.compile(
 )
 """Pattern of a note in a worker's error: the error's class, whether the error is retryable, and its quoted text.
 
-The text is quoted because Spark and py4j change line ends, quotes and backslashes. A letter of an escape sequence may
-precede the note, and the start of an escape sequence may follow the note."""
+The pattern expects quoted text, because Spark and py4j change line ends, quotes and backslashes. A letter of an escape
+sequence may precede the note, and the start of an escape sequence may follow the note."""
 
 _OURS: Final = re.compile(r"^(?:Caused by: |: )?(?:[\w.]+: )?lanes\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED: Final = re.compile(r"^(?:Caused by: |: )?([A-Za-z_][\w.]*(?:Error|Exit|Exception): .+)$", re.MULTILINE)

@@ -1,8 +1,8 @@
 """The plan of a replay: the route of rows to the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
-Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Rows of
-different keys must be mixed, so that handlers run concurrently. Spark therefore sorts rows by position and never by
-key. A shuffle keeps no order, so the sort follows the shuffle.
+Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Handlers run
+concurrently only if the rows of different keys are mixed. Spark therefore sorts rows by position and never by key. The
+sort follows the shuffle, because a shuffle keeps no order.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUCKETS: Final = 65_536
 """Number of values of the column by which a shuffle distributes rows."""
 
 TASKS_PER_CORE: Final = 4
-"""Shuffle tasks per core: while one task has a hot key, the other tasks keep the cores busy."""
+"""Number of shuffle tasks per core. While one task handles a hot key, the other tasks keep the cores busy."""
 
 Effects = Literal["none", "fenced", "unfenced"]
 """Effects of the handler outside its process.
@@ -45,7 +45,7 @@ Effects = Literal["none", "fenced", "unfenced"]
 
 Eras = Sequence[Mapping[int, int]]
 """Changes of the number of partitions, in order. A change maps each earlier partition to its first position in the new
-era. A partition that a change does not name was added by that change or by a later change."""
+era. If a change does not name a partition, that change or a later change added the partition."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -57,11 +57,11 @@ class Plan:
     """The plan by which rows reach the tasks of Spark.
 
     Attributes:
-        kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: no
-            order is promised.
-        tasks: Number of shuffle tasks; None without a shuffle.
-        bucket: SQL expression by which the shuffle distributes rows, modulo ``tasks``; None without a shuffle.
-        sort: Columns by which the rows of each task are sorted.
+        kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: the
+            plan promises no order.
+        tasks: Number of shuffle tasks; None = no shuffle.
+        bucket: SQL expression by which the shuffle distributes rows, modulo ``tasks``; None = no shuffle.
+        sort: Columns by which Spark sorts the rows of each task.
         why: Reasons for the decisions, one text each.
     """
 
@@ -107,7 +107,7 @@ def make_plan(
         The plan, with its reasons.
 
     Raises:
-        ConfigError: An argument is invalid, the arguments exclude each other, or the order cannot be kept.
+        ConfigError: An argument is invalid, the arguments exclude each other, or the source cannot provide the order.
     """
     if tasks is not None and (not isinstance(tasks, int) or isinstance(tasks, bool) or tasks < 1):
         raise ConfigError(
@@ -196,7 +196,7 @@ def check_eras(eras: Eras) -> None:
 
 
 def era_column(eras: Eras) -> str | None:
-    """Return the SQL expression for the era of a row, 0 for the first era; None without ``eras``."""
+    """Return the SQL expression for the era of a row, 0 for the first era; None = no ``eras``."""
     if not eras:
         return None
     begun = []
@@ -212,7 +212,7 @@ _REFUSED: Final[Mapping[str, str]] = {
     "spark.sql.parquet.binaryAsString": "Spark would read keys and values as text, and change bytes that are not text",
     "spark.sql.execution.arrow.useLargeVarTypes": "headers would have types that a message cannot have",
 }
-"""Settings of Spark that must not be true, with the reasons."""
+"""Settings of Spark that must not be true, each with the reason."""
 
 _ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -221,7 +221,7 @@ CHECKED: Final = ("spark.speculation", _ROWS, *_REFUSED)
 
 
 def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
-    """Raise ``ConfigError`` for unknown ``effects``, and for a setting of Spark with which a promise cannot be kept."""
+    """Raise ``ConfigError`` for unknown ``effects``, and for a setting of Spark that contradicts a promise."""
 
     def on(name: str) -> bool:
         return (conf.get(name) or "false").strip().lower() == "true"

@@ -1,9 +1,9 @@
 """Division of positions into batches. No function here calls Spark.
 
-A batch has one range of positions of every partition. Unless a journal selects positions, the range directly follows
-the range of the previous batch. A batch never has rows of two eras. The cap bounds the positions of a batch, and
-therefore its rows. With gaps between positions, a batch has fewer rows. If a journal selects positions, a batch has at
-most one island (range around selected positions) of each partition. The replay reads no positions between islands.
+A batch has one range of positions of every partition. Unless a journal selects positions, this range directly follows
+the range of the previous batch. All rows of a batch belong to one era. The cap bounds the number of positions of a
+batch. If positions have no message, the batch has fewer rows. If a journal selects positions, a batch contains at most
+one island of each partition, which is a range around selected positions. The replay reads no positions between islands.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ Span = tuple[int, int]
 """A range of positions: the first position, and the end, exclusive."""
 
 Islands = Mapping[int, Sequence[Span]]
-"""Rising, separate ranges to read, by partition. Except in ``narrowed``, a partition without an entry is read
-completely."""
+"""Rising, separate ranges to read, by partition. Except in ``narrowed``, a missing partition means all its positions.
+"""
 
 
 def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None:
@@ -51,9 +51,9 @@ def check_incarnation(topic: str, begun: str, now: str, *, read: bool = False) -
 
     Args:
         topic: Topic name.
-        begun: Id of the topic when the run began; "" if it is unknown.
-        now: Current id of the topic; "" if it is unknown.
-        read: Whether a batch was read between the begin of the run and this check.
+        begun: Id of the topic at the start of the run; "" = unknown.
+        now: Current id of the topic; "" = unknown.
+        read: Whether the run has read a batch before this check.
     """
     if begun and now and begun != now:
         also = ", and the last batch may have read messages of the new topic" if read else ""
@@ -69,7 +69,7 @@ def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only
     Args:
         topic: Topic name.
         wanted: First position to read, by partition.
-        spans: Ranges that the source has, by partition.
+        spans: Ranges of positions in the source, by partition.
         only: Whether a journal selected ``wanted``.
     """
     for partition, (first, _) in sorted(spans.items()):
@@ -102,7 +102,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return the positions ``at``. A position outside the islands becomes the begin of the next island, if any."""
+    """Return the positions ``at``. The begin of the next island replaces a position outside the islands."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -147,7 +147,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first island position from ``position`` on and the island's end; else ``position`` and None."""
+    """Return the first island position from ``position`` on, and the island's end; or ``position`` and None."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -162,12 +162,12 @@ def next_positions(
 ) -> dict[int, int]:
     """Return the end of the next batch, by partition.
 
-    Partitions share the cap by their remaining positions, so that all partitions end in about the same batch. If no
-    position remains, the batch has no rows.
+    Partitions share the cap in proportion to their remaining positions. All partitions therefore end in about the same
+    batch. Without remaining positions, the batch has no rows.
 
     Args:
         start: First position of the batch, by partition.
-        spans: Ranges that the source has, by partition.
+        spans: Ranges of positions in the source, by partition.
         cap: Maximum number of positions of the batch; None = no bound.
         eras: Changes of the number of partitions.
         islands: The only ranges to read, by partition; None = all positions.

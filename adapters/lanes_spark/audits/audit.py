@@ -24,15 +24,15 @@ class Audit:
         verdicts: One verdict for each checker.
         rows: Number of rows in complete files of the journal, without copied files.
         processes: Number of processes that wrote the journal; each run of a consumer counts as a process.
-        duplicates: Number of repeated messages by cause. ``held``: redelivered while in flight. ``settled``:
-            redelivered after its settlement. ``late``: delivered below the highest position, and not known to the
-            engine. ``retry``: a handler was started again in the same assignment. ``takeover``: a handler was started
-            again in another assignment, before the message was finished. ``repeat``: a handler was started again in
-            another assignment, after the message was finished.
+        duplicates: Number of repeated messages by cause. ``held``: a redelivery in flight. ``settled``: a redelivery
+            after the settlement. ``late``: a delivery below the highest position, of a message unknown to the engine.
+            ``retry``: another start of the handler in the same assignment. ``takeover``: another start in another
+            assignment, before the message was finished. ``repeat``: another start in another assignment, after the
+            message was finished.
         unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
             incomplete files, the number is 0.
-        findings: One row for each violation: checker, what, member, run, n, partition, assignment, position and key.
-            The rows are usable until the end of the session.
+        findings: One row for each violation, with the columns checker, what, member, run, n, partition, assignment,
+            position and key. The rows are usable until the end of the session.
     """
 
     verdicts: tuple[AuditVerdict, ...]
@@ -78,19 +78,19 @@ def audit(
     - If rows of a process are missing, the audit judges neither that process nor events across processes. A promise is
       then ``unproven``, unless the other processes violate the promise. With missing rows, AtLeastOnce has no
       violation, as in ``lanes check``.
-    - If one violation causes another, the number of violations may differ from ``lanes check``. If the committed floor
+    - The number of violations may differ from ``lanes check`` if one violation causes another violation. If the
+    committed floor
       of an assignment falls, the audit does not judge some commits of this assignment.
     - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
       as left at the broker.
-    - A task that was killed before it completed a file has no rows. ``Audit.unfinished`` counts its incomplete file.
+    - A task that was killed before the end of a file has no rows. ``Audit.unfinished`` counts such files.
 
     Args:
         spark: Spark session that runs the audit.
         journal: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
-        source: Messages that had to be handled: a table, a topic, or a DataFrame with the columns ``partition``, such
-            as ``orders/3``, and ``position``. With an empty source, AtLeastOnce is ``unproven``.
-        findings_to: New folder for the findings as Parquet; None = findings are not stored. Without a folder the call
-            is idempotent.
+        source: Messages that handlers had to handle: a table, a topic, or a DataFrame with the columns ``partition``,
+            such as ``orders/3``, and ``position``. With an empty source, AtLeastOnce is ``unproven``.
+        findings_to: New folder for the findings as Parquet; None = the call stores no findings and is idempotent.
 
     Returns:
         The verdicts.

@@ -45,7 +45,7 @@ class Judged:
     Attributes:
         findings: One row for each violation.
         tallies: Counts of checks and doubts, and the figures of each history.
-        sourced: Whether a source lists the messages that had to be handled.
+        sourced: Whether a source lists the messages that handlers had to handle.
     """
 
     findings: DataFrame
@@ -53,7 +53,7 @@ class Judged:
     sourced: bool
 
     def told(self) -> dict[str, tuple[tuple[AuditVerdict, ...], Counter[str]]]:
-        """Return verdicts and figures of each history. Blocks while Spark works."""
+        """Return verdicts and figures of each history. The call blocks while Spark works."""
         counts: dict[tuple[str, str], int] = {
             (row["history"], row["checker"]): row["count"]
             for row in self.findings.groupBy("history", "checker").count().collect()
@@ -105,7 +105,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
 
     Args:
         raw: The rows.
-        due: Columns ``history``, ``partition`` and ``position`` of each message that had to be handled, without
+        due: Columns ``history``, ``partition`` and ``position`` of each message that handlers had to handle, without
             repeats; None = unknown.
 
     Returns:
@@ -163,7 +163,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
 
 
 def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: DataFrame) -> DataFrame:
-    """Find due messages that were not handled and are not among the findings."""
+    """Find due messages that no handler handled and no finding names."""
     numbered = due.withColumn("partition_number", partition_number())
     handled = screened.messages.where("plain").select(*MESSAGE)
     if rows is not None:

@@ -29,8 +29,8 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
         rows: Rows of a journal.
         within: Columns that name a position.
         opens: Whether a row opens an unknown position.
-        mark: ``F`` for a finished position, ``N`` for a position that is handled again, ``R`` for a position that is
-            unknown again; null for other rows.
+        mark: Column with ``F`` at the finish of a position, ``N`` at a new start of its handling, and ``R`` where the
+            position becomes unknown again; null for other rows.
 
     Returns:
         The intervals.
@@ -66,7 +66,7 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
     Args:
         points: Rows with ``position``, ``ts`` and ``name``.
         unfinished: Intervals with ``position``, ``open`` and ``close``.
-        within: Columns in which a point and its interval must be equal.
+        within: Columns whose values a point and its interval must share.
 
     Returns:
         The pairs: ``history``, ``name`` of the point and ``unfinished``, the lower position.
@@ -93,10 +93,10 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 
 
 def _keyed(rows: DataFrame) -> DataFrame:
-    """Return the rows that matter for the order of a key.
+    """Return the rows that decide about the order of a key.
 
-    The column ``finished_at`` is the time at which the message was first finished in any assignment. ``repeats`` is
-    true if ``finished_at`` is before the row. ``mark`` is the row's effect in its assignment, see ``intervals``.
+    The column ``finished_at`` contains the time of the message's first finish in any assignment. ``repeats`` is true if
+    ``finished_at`` is before the row. ``mark`` contains the row's effect in its assignment, see ``intervals``.
     """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
@@ -130,10 +130,10 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
 
 
 def _queued_again(turns: DataFrame) -> DataFrame:
-    """Return the intervals in which a finished message is unfinished again, because the broker redelivered it.
+    """Return the intervals in which a finished message is unfinished again after a redelivery by the broker.
 
-    The lane is idle at the delivery, and the interval begins with the delivery. In a busy lane, earlier deliveries
-    start first, and ``_unfinished`` returns the interval from the start of the message.
+    In an idle lane, the interval begins with the delivery. In a busy lane, earlier deliveries start first, so
+    ``_unfinished`` returns the interval from the start of the message.
     """
     repeats = turns.where(F.col("mark") == "R").withColumn("open", F.col("begin"))
     known = _unfinished(turns, (*_LANE, "position"))
@@ -259,7 +259,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
 
 
 def behind_leases(known: Known) -> DataFrame:
-    """Return the findings about messages that were started or acknowledged after the end of their lease."""
+    """Return the findings about starts and acknowledgements of messages after the end of their lease."""
     event = F.col("event")
     whole = known.segments.where(F.col("gap").isNull()).select(*SEGMENT)
     leased = known.assignments.where(F.col("leased")).select(

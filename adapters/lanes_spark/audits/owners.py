@@ -26,7 +26,7 @@ def exclusive_owner(known: Known) -> DataFrame:
 
 
 def _events(known: Known) -> DataFrame:
-    """Return the ownership rows of the processes with all rows. The column ``ts`` orders all rows."""
+    """Return the ownership rows of the processes whose journal is complete. The column ``ts`` orders all rows."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )

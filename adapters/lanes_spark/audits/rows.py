@@ -27,7 +27,7 @@ _READ: Final = (
     "run member n event mono wall partition assignment position key cause result incarnation floor deadline detail"
 )
 COLUMNS: Final = {name: journal.TYPES[name] for name in _READ.split()}
-"""Columns of a journal that are read, with their types."""
+"""Columns of a journal that the audit reads, with their types."""
 
 MESSAGES: Final = (*journal.MESSAGES, "zombie")
 """Events of one message at a process."""
@@ -36,7 +36,7 @@ _COMMITS: Final = ("commit_sent", "commit_ok", "commit_failed")
 _OWNED: Final = ("assigned", "leased", "revoking", "hastened", *journal.FENCES, *_COMMITS)
 
 _STRETCH: Final = 64
-"""Number of rows of a process that are grouped together, which is the number of bits of a ``bigint``."""
+"""Number of rows of a process in one group, which is the number of bits of a ``bigint``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Known:
             of a process's clock, in seconds, or more. ``gap`` describes missing or unreadable rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
-        partitions: Partitions that cannot be judged across processes, with ``why`` and ``recreated``.
+        partitions: Partitions that the audit cannot judge across processes, with ``why`` and ``recreated``.
         produced: Whether a producer wrote any row.
         committing: Whether any assignment commits.
         leased: Whether any assignment has a lease.
@@ -72,7 +72,7 @@ def check_columns(table: DataFrame) -> None:
 
 
 def journal_rows(table: DataFrame) -> DataFrame:
-    """Return the columns that the audit needs, without the rows of copied files. Blocks: reads two columns."""
+    """Return the columns that the audit needs, without rows of copied files. Blocks while Spark reads two columns."""
     file = F.col("_metadata.file_path")
     files = table.groupBy("run", file.alias("file")).agg(F.min("n").alias("first"), F.count("*").alias("rows"))
     same = Window.partitionBy("run", "first", "rows").orderBy("file")
@@ -121,13 +121,13 @@ def partition_number() -> Column:
 def assignment_number() -> Column:
     """Return a number for the assignment of a row. The rows need the column ``process``.
 
-    Two assignments may get the same number. The audit then examines all messages of both assignments.
+    Two assignments may have the same number. The audit then examines all messages of both assignments.
     """
     return F.xxhash64("process", "partition_number", "assignment")
 
 
 def know(raw: DataFrame) -> Known:
-    """Collect facts about rows with ``COLUMNS`` and ``history``. Blocks: a few passes, without a shuffle of rows."""
+    """Collect facts about rows with ``COLUMNS`` and ``history``. Blocks for a few passes without a shuffle of rows."""
     rows = raw.select("history", *COLUMNS).withColumn("run", F.coalesce("run", F.lit("")))
     stretches = _stretches(rows)
     segments = computed(_ordered(_segments(rows, stretches)))

@@ -1,9 +1,9 @@
-"""The one pass over the messages of a journal, which finds the suspect messages. DataFrames only.
+"""The single pass over the messages of a journal, which finds suspect messages. DataFrames only.
 
-Nearly every message is delivered, started and ended once, after the end of its key's previous message. The numbers of a
-message's first and last rows prove this order. All other messages are suspects, and so is each message of a key with a
-start out of order. Apart from commits and leases, only suspects can break a promise about order, exclusion or
-settlement. Messages of two keys with the same hash may be suspects too.
+A regular message has one delivery, one start and one end, all after the end of its key's previous message. The numbers
+of the message's first and last rows prove this order. All other messages are suspects, and each message of a key with a
+start out of order is a suspect too. Apart from commits and leases, only suspects can break a promise about order,
+exclusion or settlement. Messages of two keys with the same hash may be suspects too.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Screened:
     """Result of the pass.
 
     Attributes:
-        messages: One row for each message and assignment. ``starts`` counts its starts, and ``in_order`` its starts to
-            which an order applies. ``first`` marks one row of each position, ``plain`` a message that was delivered,
-            started and ended once, and ``suspect`` a message to examine row by row.
+        messages: One row for each message and assignment. ``starts`` counts the starts, and ``in_order`` counts the
+            starts to which an order applies. ``first`` marks one row of each position. ``plain`` marks a message with
+            one delivery, one start and one end. ``suspect`` marks a message that the audit must examine row by row.
         assignments: Assignments in which a commit may have passed an unfinished message; None without commits.
     """
 
@@ -54,7 +54,7 @@ class Screened:
 
 
 def screen(known: Known) -> Screened:
-    """Screen all messages. Blocks: one pass, with a shuffle by key."""
+    """Screen all messages. Blocks for one pass, with a shuffle by key."""
     fences = (
         known.assignments.where(F.col("fence_n").isNotNull()).groupBy("number").agg(F.min("fence_n").alias("fence_n"))
     )
@@ -166,7 +166,7 @@ def _grouped(known: Known) -> DataFrame:
 
 
 def _passed(known: Known, messages: DataFrame) -> DataFrame:
-    """Find assignments in which a commit was sent before a message below the commit's floor had finished."""
+    """Find assignments with a commit before the end of a message below the commit's floor."""
     numbers = known.assignments.where(F.col("committing")).select(*ASSIGNMENT, "number")
     commits = known.owned.where(F.col("event") == "commit_sent").join(F.broadcast(numbers), list(ASSIGNMENT))
     both = (

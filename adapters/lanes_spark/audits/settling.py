@@ -118,7 +118,7 @@ def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> Data
 
 
 def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tuple[DataFrame, DataFrame]:
-    """Return the violations of AtLeastOnce among these rows, and the messages that are neither settled nor handled."""
+    """Return the violations of AtLeastOnce among these rows, and the messages without settlement and handling."""
     event = F.col("event")
     acked = (event == "ack") | (event == "redelivered") & (F.col("cause") == "settled") & F.col("committing")
     used = rows.where(event.isin("produced", "delivered", "started") | F.col("final") | acked)
@@ -144,7 +144,7 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Mark the unhandled messages that were settled, and name a row of the process that settled them.
+    """Mark the settled messages among the unhandled messages, and name a row of the settling process.
 
     A commit also settles messages that its assignment never received. The function ``passed`` finds no such message, so
     this function also compares the committed ranges.

@@ -30,7 +30,8 @@ class AuditVerdict:
 
     Attributes:
         name: Name of the checker.
-        status: ``"held"``, ``"violated"``, or ``"unproven"``: no violation was found, but violations are possible.
+        status: ``"held"``, ``"violated"``, or ``"unproven"``: the audit found no violation, but violations are
+            possible.
         checked: Number of checks.
         violations: Number of violations.
         witnesses: The first violations.

@@ -1,4 +1,4 @@
-"""The commands ``lanes spark …``. A command imports pyspark when its session begins.
+"""The commands ``lanes spark …``. A command imports pyspark at the start of its session.
 
 A command raises ``ConfigError`` for a wrong option, and ``Misuse`` for options that contradict each other; the command
 line prints the error.
@@ -215,7 +215,7 @@ def source_of_audit(
 
 
 def check_tasks(tasks: int | None, *, aligned: bool) -> None:
-    """Raise ``Misuse`` for a number of shuffle tasks, if the plan has no shuffle because the source is aligned."""
+    """Raise ``Misuse`` for a number of shuffle tasks with an aligned source, whose plan has no shuffle."""
     if tasks is not None and aligned:
         raise Misuse("takes no --tasks without --no-aligned, because one task reads each partition, without shuffle")
 
@@ -284,13 +284,13 @@ class Signals:
             signal.signal(number, before)
 
     def wait(self, running: Stream) -> bool:
-        """Wait for the end of the stream. The first signal stops the stream, and the second signal cancels it.
+        """Wait for the end of the stream. The first signal stops the stream, and the second cancels the stream.
 
         Args:
             running: The stream to wait for.
 
         Returns:
-            Whether the stream was cancelled.
+            Whether a second signal cancelled the stream.
 
         Raises:
             LanesError: The stream failed, see ``Stream.join``.

@@ -37,10 +37,10 @@ WORKER: Final = 200 * machine.MIB
 """Approximate memory of a Python worker with two Arrow batches, in bytes, without the handler's memory."""
 
 _BESIDE: Final = 384 * machine.MIB
-"""Least memory of a JVM outside its heap, in bytes, by Spark's own rule."""
+"""Minimum memory of a JVM outside its heap, in bytes, by Spark's own rule."""
 
 _INCUBATING: Final = "--add-modules=jdk.incubator.vector"
-"""Option of every JVM that Spark 4.3 starts. A reduced Java lacks that module."""
+"""Option of every JVM that Spark 4.3 starts. A reduced Java installation lacks the module of this option."""
 
 _PROBE: Final = """
 import importlib.metadata, importlib.util, json, sys

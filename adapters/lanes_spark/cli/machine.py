@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 SECONDS: Final = 20.0
-"""Maximum time in seconds that a program may take to print its version. A busy machine starts a JVM in two seconds."""
+"""Maximum seconds for a program to print its version. A busy machine starts a JVM in two seconds."""
 
 MIB: Final = 1024**2
 
@@ -46,7 +46,7 @@ class Java(NamedTuple):
     """The answer of ``java -version``.
 
     Attributes:
-        version: Major version; 1 before Java 9, None if unknown.
+        version: Major version. 1 = any version before Java 9; None = unknown.
         text: Line with the version or with the error.
     """
 
@@ -251,9 +251,9 @@ class Jars(NamedTuple):
 
     Attributes:
         found: Scala version, version and path of each jar, by name.
-        missing: Names of the jars that were not found.
-        package: Scala version and version of the connector that Spark fetches at the begin of a session; None if no
-            package is named.
+        missing: Names of the jars that the search did not find.
+        package: Scala version and version of the connector that Spark downloads at the start of a session; None = the
+            settings name no package.
         unseen: Jars that are not on this machine, or that this process cannot read.
     """
 

@@ -78,7 +78,7 @@ def lacking(report: Report) -> list[str]:
 
 
 def printable_lines(text: str) -> str:
-    """Escape characters that could steer a terminal, except line ends."""
+    """Escape terminal control characters, except line ends."""
     return "\n".join(printable(line) for line in text.splitlines())
 
 

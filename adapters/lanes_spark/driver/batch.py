@@ -43,9 +43,9 @@ class BatchRun:
         scope: Positions to handle, and their plan.
         job: Handler and its resources.
         payload: Pickled job, for the workers.
-        results_to: Folder for rows that handlers return; None if the job has no results.
+        results_to: Folder for rows that handlers return; None = the job has no results.
         tracker: Counter of the progress.
-        given_up: Event that a caller sets to end the run at once. After this event a run no longer waits for the
+        given_up: Event that a caller sets to end the run at once. After the event a run no longer waits for the
             brokers.
     """
 
@@ -57,7 +57,7 @@ class BatchRun:
     given_up: threading.Event = field(default_factory=threading.Event, repr=False)
 
     def run(self, spark: SparkSession, ranges: Mapping[int, Span], *, batch: int | None) -> None:
-        """Handle the rows of these positions. Blocks until all rows are handled.
+        """Handle the rows of these positions. Blocks until the tasks have handled all rows.
 
         Args:
             spark: Session whose executors run the handler.
@@ -102,8 +102,8 @@ class BatchRun:
     def _check_incarnation(self, spark: SparkSession) -> None:
         """Raise ``SourceError`` if the topic was recreated during the batch, which tasks cannot detect.
 
-        While the brokers do not answer, the check waits up to ``_PATIENCE``, because a failure repeats the whole batch.
-        The wait hides no recreation, because Kafka never reuses a topic id.
+        During an outage of the brokers, the check waits up to ``_PATIENCE`` seconds, because a failure repeats the
+        whole batch. The wait hides no recreation, because Kafka never reuses a topic id.
         """
         source = self.scope.source
         until = time.monotonic() + _PATIENCE

@@ -28,7 +28,7 @@ _PATIENCE: Final = 180.0
 """Maximum time in seconds for an answer. An answer needs several questions to the brokers."""
 
 _LOOK: Final = 0.1
-"""Seconds between two checks of the server whether ``close`` was called."""
+"""Seconds between two checks of the server for a call of ``close``."""
 
 
 class OffsetServer(socketserver.UnixStreamServer):
@@ -39,7 +39,7 @@ class OffsetServer(socketserver.UnixStreamServer):
 
     Attributes:
         path: Path of the socket.
-        stopped: Event that is set when the server answers with the end of the stream. After this answer no batch runs
+        stopped: Event that the server sets when it answers with the end of the stream. After this answer no batch runs
             or begins.
     """
 
@@ -83,7 +83,7 @@ class OffsetServer(socketserver.UnixStreamServer):
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def answer(self, at: Mapping[int, int]) -> dict[str, object]:
-        """Return the answer for a stream that has handled all messages before ``at``."""
+        """Return the answer for a stream that has handled all messages below the positions ``at``."""
         if self._stopping.is_set():
             self.stopped.set()
             return {"stop": True}
@@ -115,7 +115,7 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
 
     Args:
         path: Path of the server's socket.
-        at: Next position of the stream by partition. All messages below these positions are handled.
+        at: Next position of the stream by partition. The stream has handled all messages below these positions.
 
     Returns:
         The ranges by partition; None = the stream must stop.

@@ -34,14 +34,14 @@ _ENDS_WITHIN: Final = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class OldestMessage:
-    """The unfinished message with the longest time since its delivery.
+    """The unfinished message with the earliest delivery.
 
     Attributes:
         partition: Topic and number, as ``orders/3``.
         position: Position in the partition.
         attempt: Number of the handler's attempt, from 1.
-        age: Seconds since its delivery.
-        key: 16 hex digits of the key's hash, as in a journal; None without a key.
+        age: Seconds since the delivery of the message.
+        key: 16 hex digits of the key's hash, as in a journal; None = no key.
     """
 
     partition: str
@@ -60,11 +60,11 @@ class Progress:
     Attributes:
         batches: Number of finished batches.
         delivered: Number of delivered rows, as in ``Report``.
-        finished: Number of delivered rows that were handled or dead-lettered.
-        dead_lettered: Number of delivered rows that were dead-lettered.
-        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including those that earlier
-            runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between selected
-            positions counts too. For a stream, the end of the topic at the latest check counts.
+        finished: Number of delivered rows with a handled or dead-lettered message.
+        dead_lettered: Number of delivered rows with a dead-lettered message.
+        positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including positions that
+            earlier runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between
+            selected positions counts too. For a stream, the selection ends at the topic's end by the latest check.
         left: Number of selected positions that no run has handled. For a stream, this is the lag. Until the first batch
             of a continued replay begins, positions that earlier runs handled count too.
         seconds: Seconds since this run began.
@@ -125,7 +125,7 @@ class ProgressTracker:
     Attributes:
         started: Time at which the run began, in seconds of ``time.monotonic``.
         counts: Sums over the finished batches.
-        raised: The exception of ``tell`` that stopped the run; None without an exception.
+        raised: The exception of ``tell`` that stopped the run; None = no exception.
     """
 
     def __init__(self, spark: SparkSession, tell: Callable[[Progress], object] | None) -> None:
@@ -146,7 +146,7 @@ class ProgressTracker:
 
         Args:
             spans: Ranges to handle, by partition.
-            islands: Ranges to handle, for partitions of which only parts are handled.
+            islands: Ranges to handle, for partitions whose messages the run handles only in part.
         """
         self._spans, self._islands = spans, islands
         if self._pulse is not None:
@@ -168,14 +168,14 @@ class ProgressTracker:
 
         Args:
             spans: Ranges to handle, by partition.
-            at: Position by partition below which all messages are handled.
+            at: Position by partition below which the run has handled all messages.
         """
         with self._lock:
             self._spans = spans
             self._at = dict(at)
 
     def reach(self, at: Mapping[int, int]) -> None:
-        """Record that all messages below the positions ``at`` are handled, in this run or in an earlier run."""
+        """Record that this run or earlier runs have handled all messages below the positions ``at``."""
         with self._lock:
             self._at |= at
 
@@ -236,7 +236,7 @@ class ProgressTracker:
 
 
 class TaskReports:
-    """Receives the reports of tasks. The caller closes the receiver.
+    """Receives the reports of tasks. The caller closes the object.
 
     Each task sends a datagram about once a second. A lost datagram only delays the progress.
 
@@ -325,7 +325,7 @@ class Pulse:
         every: Seconds between two calls.
 
     Attributes:
-        error: The exception of ``tell``, which ends the calls; None without an exception.
+        error: The exception of ``tell``, which ends the calls; None = no exception.
     """
 
     def __init__(self, tell: Callable[[], object], every: float = EVERY) -> None:
@@ -369,7 +369,7 @@ class Pulse:
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:
-    """Open a socket that workers reach by the driver's host name; None if no name of the driver can be bound."""
+    """Open a socket that workers reach by the driver's host name; None = the driver can bind none of its names."""
     if getattr(spark, "_jvm", None) is None:
         # With Spark Connect, the driver is a process of another machine.
         return None

@@ -110,10 +110,10 @@ class RangeOptions:
         cap: Maximum number of positions of a batch.
         eras: Changes of the number of partitions.
         islands: The only ranges to read, by partition; empty = all positions.
-        fixed: Whether a partition that is added later is an error.
-        live: Path of an ``OffsetServer`` with the current ``spans``; "" if ``spans`` never change.
-        begin: Positions of ``from_``, by partition; empty if ``from_`` is None or a time.
-        unnamed: Identity of the same replay over a topic without an id; "" if the topic has no id.
+        fixed: Whether a later additional partition raises an error.
+        live: Path of an ``OffsetServer`` with the current ``spans``; "" = ``spans`` never change.
+        begin: Positions of ``from_``, by partition; empty = ``from_`` is None or a time.
+        unnamed: Identity of the same replay over a topic without an id; "" = the topic has no id.
     """
 
     topic: str
@@ -159,7 +159,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._spans = self._given.spans
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Do nothing, because the end of each partition was read before the query began."""
+        """Do nothing, because the replay has read the end of each partition before the query."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._given.cap)
@@ -222,7 +222,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
         """Return the positions that an offset of the query states.
 
-        All messages below ``done`` are handled; without ``done``, all messages below the returned positions.
+        The query has handled all messages below ``done``, or without ``done`` below the returned positions.
         """
         topic = self._given.topic
         # Spark may pass the offset of another query's checkpoint.

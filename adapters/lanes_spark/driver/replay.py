@@ -60,7 +60,7 @@ def replay(
     explain: bool = False,
     **options: Unpack[RunOptions],
 ) -> Report | Plan:
-    """Run ``handler`` over the messages of ``source``. Blocks until all messages are handled.
+    """Run ``handler`` over the messages of ``source``. Blocks until the end of the replay.
 
     A continued replay handles a failed batch again from its first message. Delivery is at least once, as in a live
     consumer.
@@ -71,8 +71,8 @@ def replay(
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         to: End of the replay, exclusive: a position for all partitions, positions by partition, or an aware time.
             Default: the current end.
-        only: The only positions to handle, named by a journal. The replay reads the journal once, when the replay or
-            its checkpoint begins.
+        only: The only positions to handle, named by a journal. The replay reads the journal once, at the start of the
+            replay or of its checkpoint.
         checkpoint: Folder in which Spark logs every batch. A stopped replay continues from this folder. Without a
             checkpoint the replay is one batch, and a failed replay begins again.
         explain: Whether to return the plan without running a handler.
@@ -82,8 +82,7 @@ def replay(
         The report, or with ``explain`` the plan.
 
     Raises:
-        ConfigError: An argument is invalid, a promise cannot be kept with these arguments, or a worker cannot load the
-            handler.
+        ConfigError: An argument is invalid, the arguments contradict a promise, or a worker cannot load the handler.
         TypeError: ``options`` has an unknown name.
         HandlerHalted: A message failed under the poison policy ``exit``.
         SourceError: Rows are gone, the topic was recreated, another replay uses the checkpoint, or Spark or the brokers

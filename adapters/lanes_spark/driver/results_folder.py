@@ -1,20 +1,22 @@
-"""Ownership of a folder of results: a checkpoint has one folder, and a folder has one checkpoint.
+"""The ownership of a folder of results. Each checkpoint has one folder, and each folder has one checkpoint.
 
 A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
 same numbers for other rows, and its batches would replace only some of the results. Two notes, which are files, let a
 replay refuse a second checkpoint:
 
-- The note in the results folder has the id of the checkpoint's query. A replay writes this note before its first
+- The note in the results folder contains the id of the checkpoint's query. A replay writes this note before its first
   results.
-- The note in the checkpoint has an id of the results folder, so that the folder may be moved. A different folder
+- The note in the checkpoint contains an id of the results folder, which stays the same if a user moves the folder. A
+different folder
   would lack the results of finished batches.
 
 A replay that was killed between the two notes has written no results, and may continue with the same folder or a new
 folder.
 
-Two replays may find the same folder empty at the same time. Except with Spark Connect, at most one replay takes the
-folder. Each replay first creates a file with the name of its query, and then lists these files. The later replay sees
-both files and stops. The file system needs no exclusive creation, but a listing must show all written files.
+Two replays may find the same folder empty at the same time. Except with Spark Connect, at most one of these replays
+takes the folder. Each replay first creates a file with the name of its query, and then lists these files. The later
+replay sees both files and stops. The file system needs no exclusive creation, but a listing must show all written
+files.
 """
 
 from __future__ import annotations
@@ -89,7 +91,7 @@ class ResultsFolder:
 
         Raises:
             ConfigError: See ``check``; or another replay claims the folder at the same time.
-            SourceError: The id of the checkpoint's query cannot be read.
+            SourceError: The checkpoint does not contain the readable id of its query.
         """
         self.check()
         if self._taken:
@@ -123,7 +125,7 @@ class ResultsFolder:
     def _claim(self, query: str) -> None:
         """Raise ``ConfigError`` if another query claims the folder too. Idempotent.
 
-        With Spark Connect, which cannot list files, the method checks nothing.
+        The method checks nothing with Spark Connect, which cannot list files.
         """
         jvm: Any = getattr(self._spark, "_jvm", None)
         if jvm is None:

@@ -55,7 +55,7 @@ class RunOptions(TypedDict, total=False):
             Default: 200,000.
         tasks: Number of shuffle tasks, 1 or more, see ``make_plan``. Default: 4 per core.
         effects: Kind of the handler's effects outside its process, see ``Effects``. Default: ``"unfenced"``.
-        progress: Function that is called after each batch and about once a second, in a thread of the driver. An
+        progress: Function that the run calls after each batch and about once a second, in a thread of the driver. An
             exception of the function stops the run after the current batch, and the run raises the exception unchanged.
             A continued run handles the current batch again.
         journal: Folder in which every attempt of a task writes its own journal, see ``TaskJob``.
@@ -84,16 +84,16 @@ class Report:
     """The outcome of a replay or a stream. Counts include only tasks that succeeded.
 
     Attributes:
-        delivered: Number of rows that were delivered to handlers.
-        finished: Number of delivered rows that were handled or dead-lettered.
-        dead_lettered: Number of delivered rows that were dead-lettered.
-        skipped: Number of rows that this run did not deliver, because they were not selected, or because an earlier
-            run on the same checkpoint delivered them. For a Kafka topic, positions without a message count too. For a
-            stream, only positions of its batches count.
+        delivered: Number of rows that the run delivered to handlers.
+        finished: Number of delivered rows with a handled or dead-lettered message.
+        dead_lettered: Number of delivered rows with a dead-lettered message.
+        skipped: Number of rows that this run did not deliver: rows outside the selection, and rows that an earlier run
+            on the same checkpoint delivered. For a Kafka topic, positions without a message count too. For a stream,
+            only positions of its batches count.
         batches: Number of finished batches.
         seconds: Duration of the run, in seconds.
         plan: Plan by which the rows reached the tasks.
-        journal: Facts about the positions that ``only=`` selects; None without ``only=``.
+        journal: Facts about the positions that ``only=`` selects; None = no ``only=``.
         missing: Number of selected journal positions that the source lacks. The value is None without ``only=``, or
             if keys, slots or times also select messages.
     """

@@ -27,7 +27,7 @@ _ENDLESS: Final = 1 << 62
 
 
 ReplaySource = ParquetTable | KafkaTopic
-"""A source of stored messages. Both classes have the same methods."""
+"""A source of stored messages: a Parquet table or a Kafka topic. Both classes have the same methods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,8 @@ class ReplayScope:
             lost partition.
         starts: First positions of a new checkpoint, for partitions whose first position may differ from ``places``.
         plan: Plan by which the rows reach the tasks.
-        fixed: Whether partitions that are added later would break the order.
-        chosen: Positions of a journal; None without ``only=``.
+        fixed: Whether later additional partitions would break the order.
+        chosen: Positions that a journal selects; None = no ``only=``.
         opened: Resources to close: the journal's positions and the lock on the checkpoint.
     """
 
@@ -61,17 +61,17 @@ class ReplayScope:
 
     @property
     def islands(self) -> Islands:
-        """Ranges around the positions that a journal selects; empty without a journal."""
+        """Ranges around the positions that a journal selects; empty = no journal."""
         return {} if self.chosen is None else self.chosen.islands
 
     @property
     def identity(self) -> str:
-        """Digest that a checkpoint stores, so that no other replay continues the checkpoint."""
+        """Digest that a checkpoint stores. A replay with another digest cannot continue the checkpoint."""
         return self._identity(self.spans.incarnation)
 
     @property
     def unnamed(self) -> str:
-        """Digest of the same replay over a topic without an id; "" if this topic has no id."""
+        """Digest of the same replay over a topic without an id; "" = this topic has no id."""
         return self._identity("") if self.spans.incarnation else ""
 
     def _identity(self, incarnation: str) -> str:
@@ -116,8 +116,8 @@ def open_scope(
         source: Source of the messages.
         settings: Settings of the handler.
         selection: Selected keys, slots, partitions and positions.
-        only: Selection by a journal; None without a journal.
-        checkpoint: Folder to lock, which also stores the positions of a journal; None without a checkpoint.
+        only: Selection by a journal; None = no journal.
+        checkpoint: Folder to lock, which also stores the positions of a journal; None = no checkpoint.
         cap: Maximum number of positions of a batch; None = one batch.
         tasks: Number of shuffle tasks; None = 4 per core.
         effects: Effects of the handler.
@@ -126,7 +126,7 @@ def open_scope(
         The scope, which the caller closes.
 
     Raises:
-        ConfigError: An argument is invalid, or a promise cannot be kept.
+        ConfigError: An argument is invalid, or the arguments contradict a promise.
         SourceError: The source has lost positions or does not answer, or another replay uses the checkpoint.
     """
     check_conf(settings_of(spark), effects)

@@ -50,7 +50,7 @@ class Selection:
         from_: Bound | None = None,
         to: Bound | None = None,
     ) -> Selection:
-        """Make the selection from the arguments of a replay. Raises ``ConfigError`` for a wrong argument."""
+        """Return the selection by the arguments of a replay. Raises ``ConfigError`` for a wrong argument."""
         if isinstance(keys, str | bytes):
             raise ConfigError(f"keys is a {type(keys).__name__}, and must be a sequence of keys: write keys=[key]")
         names = None if keys is None else tuple(sorted({_key(key) for key in keys}))
@@ -75,7 +75,7 @@ class Selection:
         )
 
     def place(self, partition: int, span: Span) -> Span | None:
-        """Return the part of a range that positions select, maybe empty; None if the partition is not selected."""
+        """Return the selected part of a range, possibly empty; None = the partition is not selected."""
         if self.partitions is not None and partition not in self.partitions:
             return None
         first, end = span
@@ -117,8 +117,7 @@ class Selection:
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
     """Yield the rows of Arrow batches whose keys are in one of these slots. A row without a key has no slot.
 
-    The function runs in ``mapInArrow``, because Spark has no BLAKE3. The function hashes each distinct key of a batch
-    once.
+    The function runs in ``mapInArrow``, because Spark provides no BLAKE3. It hashes each distinct key of a batch once.
     """
     for batch in batches:
         keys = pc.dictionary_encode(batch.column("key"))

@@ -40,9 +40,10 @@ def stream(
     interval: float = INTERVAL,
     **options: Unpack[RunOptions],
 ) -> Stream:
-    """Run ``handler`` over the existing and all new messages of a topic, batch by batch, until a call stops the stream.
+    """Run ``handler`` over all existing and new messages of a topic, batch by batch, until a call stops the stream.
 
-    Blocks until the query runs. A stream and a replay with the same selection may continue each other's checkpoint.
+    The call blocks until the query runs. A stream and a replay with the same selection may continue each other's
+    checkpoint.
 
     Args:
         spark: Session whose executors run the handler.
@@ -56,7 +57,7 @@ def stream(
         The running stream.
 
     Raises:
-        ConfigError: An argument is invalid, or a promise cannot be kept with these arguments.
+        ConfigError: An argument is invalid, or the arguments contradict a promise.
         TypeError: ``options`` has an unknown name.
         SourceError: Positions are gone, another replay uses the checkpoint, or Spark or the brokers failed.
             ``Stream.join`` raises later errors.
@@ -78,8 +79,8 @@ def stream(
 class Stream:
     """A running stream, returned by ``stream``.
 
-    As a context manager, the stream stops and joins at the end of the block. If the block raises, the stream is
-    cancelled. Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because
+    As a context manager, the stream stops and joins at the end of the block. If the block raises, the object cancels
+    the stream. Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because
     these methods wait for the callback.
     """
 
@@ -187,7 +188,7 @@ class Stream:
         self._run.tracker.done(ranges)
 
     def _watch(self) -> None:
-        """Stop the query when ``stop`` was called, and clean up after the end of the query."""
+        """Stop the query after a call of ``stop``, and clean up after the end of the query."""
         try:
             while self._query.isActive:
                 if self._offsets.stopped.wait(_LOOK):

@@ -1,6 +1,6 @@
 """Functions that read a journal with Spark: its files, its columns, and its selected positions.
 
-All steps are DataFrames: no Python code runs per row.
+All steps are DataFrames, so no Python code runs per row.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _TOPICS: Final = 5
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
     """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call this function before ``read_journal``. One of the two calls then counts a file that is completed between the
-    calls. With Spark Connect, which cannot list hidden files, the result is 0.
+    Call this function before ``read_journal``. One of the two calls then counts a file that a process completes between
+    the calls. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -138,7 +138,7 @@ def doubts_of(
         topic: Topic name in the journal.
         paths: Folders of the journal, for error texts.
         hidden: Number of incomplete files.
-        incarnation: Id of the topic in the source; "" accepts any id.
+        incarnation: Id of the topic in the source; "" = any id.
 
     Returns:
         The number of runs that read the topic, and the reasons.
@@ -192,7 +192,7 @@ def doubts_of(
 
 
 def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
-    """Return partition and offset of each selected position, without repeats. Reads no file yet."""
+    """Return partition and offset of each selected position, without repeats. The call reads no file yet."""
     event = F.col("event")
     number = F.substring_index("partition", "/", -1).cast("int").alias("partition")
     mine = table.where(_of_topic(topic))

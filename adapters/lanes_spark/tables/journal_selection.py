@@ -1,7 +1,7 @@
-"""Positions that a journal selects: messages that were dead-lettered, given up, or never finished.
+"""Positions that a journal selects: positions of dead-lettered, abandoned or unfinished messages.
 
-A journal has positions and no messages, so a replay joins the positions to the messages of the source. If two positions
-are far apart, a replay with a checkpoint does not read the messages between them.
+A journal contains positions and no messages. A replay therefore joins the positions to the messages of the source. A
+replay with a checkpoint does not read the messages between two distant positions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Of = Literal["dead_lettered", "abandoned", "unfinished"]
 """State of the selected messages, see ``JournalSelection``."""
 
 GAP: Final = 200_000
-"""Smallest gap between two ranges, in positions. Ranges with a smaller gap are merged into one range."""
+"""Smallest gap between two ranges, in positions. The selection merges ranges with a smaller gap into one range."""
 
 SMALL: Final = 1_000_000
 """Maximum number of selected positions of a batch that an executor keeps in memory."""
@@ -60,16 +60,16 @@ class JournalFacts:
 class JournalSelection:
     """A selection by a journal: ``replay(only=…)`` handles only its positions.
 
-    The selection counts all runs in the folders together, so the folders should belong to one consumer. A journal does
-    not contain messages that were never delivered.
+    The selection counts all runs in the folders together, so the folders should belong to one consumer. A journal
+    contains no undelivered messages.
 
     Args:
         path: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
-        of: State of the selected messages. ``"dead_lettered"``: the dead letter of the message was confirmed, in any
-            run. ``"unfinished"``: the message was delivered, but no run handled or acknowledged it, dead-lettered it
-            for good, or committed a higher position. Work after the end of an assignment does not count.
+        of: State of the selected messages. ``"dead_lettered"``: a run has confirmed the dead letter of the message.
+            ``"unfinished"``: a run has received the message, but no run has handled or acknowledged it, dead-lettered
+            it for good, or committed a higher position. Work after the end of an assignment does not count.
             ``"abandoned"``: the message is unfinished, and a run gave it up because its key was blocked, a drain ended,
-            or its partition was lost. A message that a killed process left is unfinished, but not abandoned.
+            or its partition was lost. A message of a killed process is unfinished, but not abandoned.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:
@@ -101,15 +101,15 @@ class JournalSelection:
             topic: Topic name of the source.
             checkpoint: Folder that stores the positions for a continued replay. Without a checkpoint, Spark
                 caches the positions until ``Chosen.close``.
-            incarnation: Id of the topic; "" if it is unknown.
+            incarnation: Id of the topic; "" = unknown.
 
         Returns:
             The selected positions.
 
         Raises:
             ConfigError: The folder has no journal, or the journal has no rows of this topic.
-            SourceError: The checkpoint has another selection or has lost its selection, or the topic was recreated
-                while the journal was written.
+            SourceError: The checkpoint has another selection or has lost its selection, or a user recreated the topic
+                during the runs of the journal.
         """
         # A caller that names the topic confirms that both topics have the same messages.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
@@ -168,7 +168,7 @@ class Chosen:
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         """Filter the rows by the islands inside these ranges, so that Spark skips other files.
 
-        Returns ``rows`` unchanged if the filter would be too long or select whole ranges. Reads no row yet.
+        Returns ``rows`` unchanged if the filter would be too long or select whole ranges. The call reads no row yet.
         """
         parts = [
             (partition, (max(first, one), min(end, other)))
@@ -181,7 +181,7 @@ class Chosen:
         return rows
 
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows at chosen positions. Reads no row yet.
+        """Return the rows at chosen positions. The call reads no row yet.
 
         The result keeps the order of ``rows`` only if the positions are ``small``; otherwise Spark may shuffle the
         rows.
@@ -212,14 +212,14 @@ class Chosen:
 
 
 class _Kept:
-    """The selection that a checkpoint stores when it begins, in two tables."""
+    """The selection that a new checkpoint stores, in two tables."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
         self._positions, self._facts = f"{folder}/positions", f"{folder}/facts"
 
     def facts(self, digest: str, topic: str) -> JournalFacts | None:
-        """Read the facts; None if they are missing or incomplete. Raises ``SourceError`` for another selection."""
+        """Read the facts; None = missing or incomplete facts. Raises ``SourceError`` for another selection."""
         from pyspark.errors import AnalysisException
 
         try:
@@ -241,7 +241,7 @@ class _Kept:
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
 
     def check_new(self, checkpoint: str, topic: str) -> None:
-        """Raise ``SourceError`` if the checkpoint was begun without a selection, or has lost its selection.
+        """Raise ``SourceError`` if the checkpoint began without a selection, or has lost its selection.
 
         The replay would continue in the middle of the new selection, and never handle its first messages.
         """

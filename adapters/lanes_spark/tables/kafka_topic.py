@@ -34,7 +34,7 @@ _SPLITTING: Final = ("minpartitions", "maxrecordsperpartition")
 _ISOLATION: Final = "kafka.isolation.level"
 
 _TIMEOUT: Final = 30
-"""Seconds that brokers have for each answer."""
+"""Seconds allowed for each answer of the brokers."""
 
 _LIMIT: Final = 300
 """Maximum number of characters of the client's error text."""
@@ -45,8 +45,7 @@ _CLASSES: Final[Mapping[str, str]] = {
     "kafka-clients": "org.apache.kafka.clients.admin.AdminClient",
     "commons-pool2": "org.apache.commons.pool2.PooledObject",
 }
-"""A class of each jar of the connector, by name of the jar. If one of these jars is missing, the tasks of a batch
-fail."""
+"""A class of each jar of the connector, by name of the jar. Without one of these jars, the tasks of a batch fail."""
 
 _UNKNOWN: Final = "UnknownTopicOrPartitionException"
 
@@ -63,8 +62,8 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 class KafkaTopic:
     """The messages of a Kafka topic.
 
-    Like a live consumer, a replay omits messages of aborted transactions and messages after the begin of an open
-    transaction. The option ``kafka.isolation.level`` can change this rule.
+    Like a live consumer, a replay omits messages of aborted transactions, and messages from the start of an open
+    transaction on. The option ``kafka.isolation.level`` can change this rule.
 
     Args:
         servers: Brokers as host:port, separated by commas.
@@ -120,11 +119,11 @@ class KafkaTopic:
             spark: Session with the Kafka connector.
 
         Returns:
-            The positions by partition. ``rows`` of the result counts positions, and a position may have no message.
+            The positions by partition. ``rows`` of the result counts positions, including positions without a message.
 
         Raises:
             ConfigError: The session has no JVM, or lacks jars of the connector.
-            SourceError: The brokers do not answer, or refuse the request; or the topic was recreated meanwhile.
+            SourceError: The brokers do not answer, or refuse the request; or the topic was recreated during the call.
         """
         spans, incarnation = read_offset_ranges(spark, self.topic, self._client())
         return Spans(
@@ -136,12 +135,12 @@ class KafkaTopic:
         )
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """Return the messages of these positions. Asks the brokers for positions, but reads no message yet.
+        """Return the messages of these positions. The call asks the brokers for positions, but reads no message yet.
 
         Args:
             spark: Session with the Kafka connector.
             ranges: Positions by partition, the end exclusive.
-            incarnation: Expected id of the topic; "" accepts any id.
+            incarnation: Expected id of the topic; "" = any id.
 
         Returns:
             The rows.
@@ -176,7 +175,7 @@ class KafkaTopic:
             spans: Positions by partition, the end exclusive.
 
         Returns:
-            The position by partition; the end of the span if all its messages are earlier.
+            The position by partition; the end of the span if all messages of the span are earlier.
 
         Raises:
             ConfigError: The session has no JVM, or lacks jars of the connector.
@@ -224,13 +223,13 @@ def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str
         client: Settings of the Java client.
 
     Returns:
-        The ranges by partition, and the id of the topic. The id changes when the topic is recreated, and is "" for
-        brokers without topic ids.
+        The ranges by partition, and the id of the topic. A recreated topic has another id. "" = the brokers have no
+        topic ids.
 
     Raises:
         ConfigError: The session has no JVM or no connector.
-        SourceError: The brokers failed, or the topic was recreated meanwhile. The error is retryable if the brokers
-            may answer later.
+        SourceError: The brokers failed, or the topic was recreated during the call. The error is retryable if the
+            brokers may answer later.
     """
     with _topic_admin(spark, topic, client) as admin:
         partitions, incarnation = admin.described()

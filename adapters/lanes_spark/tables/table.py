@@ -35,15 +35,15 @@ class ParquetTable:
     """The messages of a topic in Parquet files.
 
     The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary,
-    or strings, whose bytes are UTF-8. Headers have the type that Spark's Kafka connector writes. A key in two
-    partitions of one era has no order.
+    or strings, which become UTF-8 bytes. The type of headers equals the type that Spark's Kafka connector writes. A key
+    in two partitions of one era has no order.
 
     Args:
         path: Path of the table, or several paths.
         topic: Topic of the messages. If the table has a column ``topic``, a replay reads only rows of this topic.
         columns: Names of columns that differ in the table, by message column. Default: no differences.
-        aligned: Whether every partition is one file, written in the order of its positions and small enough for one
-            task. An aligned table needs no shuffle. A replay checks that one task reads each partition.
+        aligned: Whether every partition is one file, in the order of the positions and small enough for one task. An
+            aligned table needs no shuffle. A replay checks that one task reads each partition.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:
@@ -80,7 +80,7 @@ class ParquetTable:
         return spans_of(self._all(spark))
 
     def rows(self, spark: SparkSession, ranges: Mapping[int, Span], incarnation: str = "") -> DataFrame:
-        """Return the messages of these positions, with the columns of ``ParquetTable``. Reads no row yet.
+        """Return the messages of these positions, with the columns of ``ParquetTable``. The call reads no row yet.
 
         Args:
             spark: Session that reads the table.
@@ -193,10 +193,10 @@ class Spans:
 
     Attributes:
         by_partition: Positions by partition, the end exclusive.
-        rows: Number of rows; for a Kafka topic, of positions.
+        rows: Number of rows; for a Kafka topic, number of positions.
         timed: Whether rows have a timestamp.
         cut: Whether the source may have lost positions below its first position; False for a table.
-        incarnation: Id of the topic, which changes when the topic is recreated; "" if it is unknown.
+        incarnation: Id of the topic, which differs after a recreation of the topic; "" = unknown.
     """
 
     by_partition: Mapping[int, Span]

@@ -1,4 +1,4 @@
-"""The job of every task, and the handler's resources, which a reused worker process keeps between tasks."""
+"""The job of every task, with the handler's resources, which a reused worker process keeps between tasks."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ class TaskJob:
 
     ``setup`` and ``teardown`` open and close clients in variables of the handler's module. A plain ``setup`` runs once
     in a worker process, before the first task of the job. A plain ``teardown`` runs when the process exits or begins
-    another job, but not when Spark kills the process. Async functions run in every task, on its event loop: ``setup``
-    before the first message, and ``teardown`` after the last message or an error.
+    another job, but not when Spark kills the process. Async functions run in every task, on the event loop of the task.
+    ``setup`` runs before the first message, and ``teardown`` runs after the last message or an error.
 
     Args:
         topic: Topic of the rows.
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
         name: Name of the job. Jobs with the same name count as one job in a process.
-        settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits hold in each task.
+        settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits apply to each task
+            separately.
         results: pyarrow schema of the rows that the handler returns; None = the task ignores returned rows.
         decode: Function that converts a message to the handler's argument, see ``lanes.Consumer``.
         dead_letters: Function that creates the dead letter store of a task, on the task's event loop.
@@ -93,8 +94,8 @@ class _Begun:
     """The latest job of this process.
 
     Attributes:
-        job: The job; None before the first job, and if the latest job failed to begin.
-        hooked: Whether the exit of the process calls ``teardown``.
+        job: The job; None = no job has begun, or the latest job failed to begin.
+        hooked: Whether the process calls ``teardown`` at its exit.
     """
 
     job: TaskJob | None = None

@@ -1,7 +1,8 @@
 """Journals of tasks. Each attempt of a task writes its own journal, in a folder that all workers share.
 
-The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file, and complete earlier files
-if its journal was large. A repeated batch adds the journals of its new attempts to the journals of the old attempts.
+The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file. After a large journal, the
+attempt also leaves complete earlier files. A repeated batch adds the journals of its new attempts to the journals of
+the old attempts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from lanes.history.journal import Journal, buffer_of
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0
-"""Maximum time in seconds of one wait of a task for its journal."""
+"""Maximum seconds that a task waits once for its journal."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOST_LIMIT: Final = 24
@@ -33,7 +34,7 @@ _LOOK_SECONDS: Final = 0.005
 
 
 def checked_folder(journal: object) -> str | None:
-    """Return the folder as an absolute path; None without a journal.
+    """Return the folder as an absolute path; None = no journal.
 
     Raises ``ConfigError`` for an empty path, a path of a wrong type or an object store, and if pyarrow is missing.
     """
@@ -62,7 +63,7 @@ def shared(folder: str | None, name: str) -> Iterator[None]:
     """Create the folder. During the block the folder has a hidden file, by which workers recognize the folder. Blocks.
 
     Args:
-        folder: Folder of the journals; None without journals.
+        folder: Folder of the journals; None = no journals.
         name: Name of the replay.
 
     Yields:
@@ -99,7 +100,7 @@ def check_reached(folder: str | None, name: str) -> None:
 
 
 def task_journal(folder: str | None, member: str | None) -> Journal | None:
-    """Make the journal of an attempt; None without a folder. A journal without a ``member`` gets a random name."""
+    """Create the journal of an attempt; None = no folder. Without a ``member``, the journal has a random name."""
     if folder is None:
         return None
     # Many attempts write journals, so each attempt writes one file unless its journal grows large.

@@ -25,7 +25,7 @@ Tell = Callable[[Mapping[str, object]], None]
 
 @contextmanager
 def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iterator[Tell | None]:
-    """Yield a function that sends reports of an attempt; None if the driver receives no reports or cannot be found.
+    """Yield a function that sends reports of an attempt; None = the driver receives no reports or is unreachable.
 
     A failure drops the report.
     """

@@ -1,7 +1,7 @@
 """The rows that handlers return.
 
-A handler's return value becomes no row, one row or several rows when its message is settled. A new attempt of the
-message replaces the value. A message that was given up has no row.
+A handler's return value becomes no row, one row or several rows at the settlement of its message. A new attempt of the
+message replaces the value. A given-up message has no row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lanes.errors import ConfigError, LanesError
 from lanes.handlers import Handler, is_async, refuse_awaitable
 
 COUNTS: Final = ("delivered", "finished", "dead_lettered")
-"""Columns for the counts of a task. They are null in all rows except the task's last row."""
+"""Columns for the counts of a task. In all rows except the task's last row, these columns are null."""
 
 _UNFIT: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Exceptions of Arrow for values of a wrong type."""
@@ -47,7 +47,7 @@ def output_schema(results: Any) -> Any:
 
 
 class Returns:
-    """A store of the values that handlers return for messages that are not settled yet.
+    """A store of the values that handlers return, until the messages are settled.
 
     Handlers may run in threads. ``take`` removes the value of a message only after its handler has ended.
     """
@@ -56,7 +56,7 @@ class Returns:
         self._values: dict[Message, object] = {}
 
     def recording(self, handler: Handler, *, batch: bool) -> Handler:
-        """Wrap the handler. This object then stores its return values until their messages are settled."""
+        """Wrap the handler. The object stores the handler's return values until their messages are settled."""
         values = self._values
         if is_async(handler):
             awaited = cast(Callable[[Any], Awaitable[object]], handler)
@@ -125,7 +125,7 @@ class Returns:
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
-    """Return an Arrow batch of rows. Raises ``LanesError``, which names the message, for a row that does not fit."""
+    """Return an Arrow batch of rows. Raises a ``LanesError`` that names the message of an unfit row."""
     rows = [_fitting(schema, result) for result in results]
     kind = _row_type(schema)
     try:

@@ -21,7 +21,7 @@ NEEDED: Final = ("key", "partition", "offset", "value")
 """Required columns. A missing optional column is null in all rows."""
 
 _WINDOW: Final = 1_024
-"""Maximum number of rows that are converted to Python objects before the consumer has room for them."""
+"""Maximum number of rows that the task converts to Python objects before the consumer has room."""
 
 _CASTS: Final = {
     "key": "binary",
@@ -32,7 +32,7 @@ _CASTS: Final = {
     "headers": "array<struct<key:string,value:binary>>",
     "era": "int",
 }
-"""The type in SQL to which a column of another type can be cast."""
+"""SQL types to which a user can cast a column of another type."""
 
 _HEADER: Final = pa.struct([("key", pa.string()), ("value", pa.binary())])
 """Type of a header in the rows of the Kafka connector."""
@@ -44,7 +44,7 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows as Python objects, in groups by partition unless the rows have several eras; each group keeps its order.
+    """Rows as Python objects. If the rows have a single era, the object groups rows by partition, in order.
 
     Args:
         columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.
@@ -168,7 +168,7 @@ class RowReader:
         return self._topic
 
     def details(self, raw: Any) -> Details:
-        """Return the details of a row that its message lacks and its dead letter contains."""
+        """Return the details of a row for its dead letter, which the message does not contain."""
         headers = [header for header in raw[HEADERS] or () if header is not None]
         timestamp = raw[TIMESTAMP]
         return Details(

@@ -3,7 +3,7 @@
 The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
 partition is assigned at the first batch with its rows, and stays assigned until the end of the task.
 
-A wrong order of rows stops the task: a position that does not rise within its partition, or an earlier era after a
+Two kinds of wrong order stop the task: a position that does not rise within its partition, and an earlier era after a
 later era. Rows of the next era wait until all earlier rows are settled. A key may have another partition in the next
 era, and a lane has no order across partitions.
 """
@@ -55,12 +55,12 @@ class ArrowSource:
 
     Args:
         topic: Topic of the rows.
-        taken: Function that is called on the event loop when all rows of one more batch are delivered.
-        settled: Function that is called on the event loop with settled messages, once for each message.
+        taken: Function that the source calls on the event loop after the delivery of the last row of a batch.
+        settled: Function that receives settled messages on the event loop, once for each message.
 
     Attributes:
         delivered: Number of delivered rows.
-        pace: Async function that is awaited at the start of each ``receive``; None = no wait.
+        pace: Async function that each ``receive`` awaits at its start; None = no wait.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class ArrowSource:
 
     @property
     def left(self) -> bool:
-        """Whether rows are undelivered or unsettled, or the end of the rows is not reported yet."""
+        """Whether any row is undelivered or unsettled, or the source has not reported the end of the rows."""
         return bool(self._batches or self._unsettled) or not self._exhausted
 
     def offer(self, batch: Any) -> None:
-        """Add a batch after all earlier batches. Does not block."""
+        """Append a batch to the batches of the source. Does not block."""
         self._batches.append(batch)
         self._wake.set()
 
@@ -138,10 +138,10 @@ class ArrowSource:
             self._wake.set()
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Do nothing: rows need no lease, see ``lanes.source.Source.extend``."""
+        """Do nothing, because rows need no lease; see ``lanes.source.Source.extend``."""
 
     async def release(self, partition: Partition) -> None:
-        """Do nothing: no other task waits for a partition, see ``lanes.source.Source.release``."""
+        """Do nothing, because no other task waits for a partition; see ``lanes.source.Source.release``."""
 
     async def aclose(self) -> None:
         """See ``lanes.source.Source.aclose``."""
@@ -232,7 +232,7 @@ class ArrowSource:
         return [self._delivered(place) for place in begun]
 
     def _fitting(self, window: Window, first: int, last: int, room: int, *, alone: bool) -> tuple[int, int]:
-        """Return the end of the rows that fit into ``room`` bytes, and their bytes.
+        """Return the end of the rows that fit into ``room`` bytes, and the size of these rows.
 
         With ``alone`` the first row always fits.
         """

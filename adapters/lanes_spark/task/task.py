@@ -1,13 +1,13 @@
 """One task of Spark: a consumer of ``lanes`` that reads Arrow batches and returns Arrow batches.
 
-A task is a plain generator for ``mapInArrow``. The generator itself needs neither Spark nor a JVM. The consumer runs
-on an event loop in its own thread, so that timers and heartbeats continue while Spark makes the generator wait. One
-call passes a batch to the loop's thread, which returns rows in batches of a few thousand.
+A task is a plain generator for ``mapInArrow``. The generator itself needs neither Spark nor a JVM. The consumer runs on
+an event loop in a separate thread. Timers and heartbeats therefore continue while Spark makes the generator wait. One
+call passes a batch to this thread, which returns rows in batches of a few thousand.
 
 ``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
-undelivered rows. Before the generator ends, the task handles and settles all rows, unless the task fails or is closed
-early. If ``batches`` raises an exception, or if the generator is closed early, the task cancels its handlers. At its
-end the task closes its loop, thread and clients.
+undelivered rows. Before the generator ends, the task handles and settles all rows, except after a failure or an early
+close. After an exception of ``batches``, or an early close of the generator, the task cancels its handlers. At its end
+the task closes its loop, thread and clients.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _ROWS_AT_ONCE: Final = 4_096
 """Number of returned rows at which the loop passes the rows to the generator."""
 
 _HOOK_TIMEOUT: Final = 30.0
-"""Seconds that an async ``teardown`` may take."""
+"""Seconds allowed for an async ``teardown``."""
 
 _JOIN_TIMEOUT: Final = 60.0
 """Seconds that an ending task waits for its event loop, in addition to the limits of the drain and of ``teardown``."""
 
 STANDS_AFTER: Final = 10.0
-"""Seconds without an event before the loop is asked to answer, and then again before a warning is logged."""
+"""Seconds without an event before the task asks the loop for an answer, and again before a warning."""
 
 _FRAMES: Final = 3
 
@@ -62,11 +62,11 @@ class _Ready:
 
 
 class _Taken:
-    """Event: all rows of one more batch are delivered."""
+    """Event: the source has delivered all rows of one more batch."""
 
 
 class _Ended:
-    """Event: the loop is closed. ``error`` is the cause; None after the last row or a cancellation."""
+    """Event: the loop is closed. ``error`` is the cause; None = the last row or a cancellation."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -89,8 +89,8 @@ def run_task(
         tell: Function that receives a report of the task about once a second, on the event loop.
 
     Returns:
-        An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order in
-        which their messages were settled, and at the end one row with the counts.
+        An iterator over batches of ``output_schema(job.results)``: rows that handlers returned, in the order of the
+        settlements, and at the end one row with the counts.
 
     Raises:
         LanesError: The consumer failed, or a returned row does not fit ``job.results``.
@@ -150,7 +150,7 @@ class _Task:
             self._close()
 
     def _next(self, *, block: bool) -> Iterator[Any]:
-        """Process the events from the loop; with ``block``, wait for at least one.
+        """Process the events from the loop. With ``block``, wait for at least one event.
 
         Raises the error that ended the loop.
         """
