@@ -56,7 +56,7 @@ def names_unknown_options(
         caller: Name by which users call the constructor.
         refusal: Function that makes the error from its text.
         hints: Sentences about the values of required arguments, by argument name. The error about a missing argument
-            shows them.
+            shows these sentences.
         homes: Remedies for options that belong elsewhere, by the names of the options.
 
     Returns:
@@ -294,7 +294,7 @@ def unknown_name(caller: str, name: str, known: Iterable[str]) -> ConfigError:
     """Return the error for an unknown option, with the known names that are similar.
 
     Args:
-        caller: Name of the function or class that got the option.
+        caller: Name of the function or class that received the option.
         name: Name of the option.
         known: Names of the options that exist.
 

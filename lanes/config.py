@@ -87,7 +87,8 @@ class Settings:
             either bound per partition, partitions take turns to start messages. All partitions of a physical queue of a
             ``PartitionedQueue`` share both bounds, as if they were one partition.
         max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
-            repeats at most this number of messages of each partition. Only for sources that commit positions.
+            repeats at most this number of messages of each partition. The bound applies only to sources that commit
+            positions.
         order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
             ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
         keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.

@@ -289,7 +289,9 @@ class Consumer:
             raise run.fatal
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Drain: stop receiving messages, wait for running handlers, settle, and release. Then ``run`` returns.
+        """Drain: stop receiving messages, wait for running handlers, settle, and release.
+
+        After the release, ``run`` returns.
 
         The call does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler,
         may call this method. After this call no further handler starts, unless the source cannot hand over the
@@ -341,7 +343,8 @@ class Consumer:
         """Wait until ``run`` has ended, for example because another task has called ``stop``.
 
         Await this method while another task calls ``run``, or in the block of the context manager, whose end drains the
-        consumer. Does not stop the consumer. The call returns at once if ``run`` has ended. Idempotent and cancel-safe.
+        consumer. The call does not stop the consumer. The call returns at once if ``run`` has ended. Idempotent and
+        cancel-safe.
         Any number of tasks may wait. Only the thread of the event loop may call this method.
 
         Raises:
@@ -422,7 +425,7 @@ class Consumer:
     def ready(self) -> bool:
         """Whether the source is open, its group has answered, and a source that reports plans has a plan.
 
-        A hot standby is ready, and so is a member to which its group assigns nothing.
+        A hot standby is ready; a member without partitions is ready too.
 
         Any thread may read this property.
         """
@@ -439,7 +442,9 @@ class Consumer:
         return self.health().ok
 
     def health(self) -> Health:
-        """Check whether the consumer makes progress. The call does not block; O(in flight).
+        """Check whether the consumer makes progress.
+
+        The call does not block, and takes time in proportion to the messages in flight.
 
         Any thread may call this method.
 
@@ -464,7 +469,9 @@ class Consumer:
         return self._life.health()
 
     def status(self) -> Status:
-        """Take a snapshot of the consumer. The call does not block; O(in flight).
+        """Take a snapshot of the consumer.
+
+        The call does not block, and takes time in proportion to the messages in flight.
 
         Any thread may call this method. On another thread, two values of one snapshot may differ by the messages that
         finish during the call.

@@ -27,7 +27,7 @@ class _Window(Generic[T]):
     Attributes:
         since: Time of the last logged line, in seconds.
         count: Number of counted lines after the last logged line.
-        latest: The newest of these lines, in a list; empty = none.
+        latest: The newest of the counted lines, in a list; empty = no line is counted.
     """
 
     since: float
@@ -67,7 +67,7 @@ class LineLimit(Generic[T]):
         return len(self._windows)
 
     def logs(self, kind: str, line: T, now: float) -> bool:
-        """Return whether to log a line now. A line that must not be logged now is counted."""
+        """Return whether to log a line now. The object counts each line that must not be logged now."""
         window = self._windows.get(kind)
         if window is None and len(self._windows) >= _KINDS_LIMIT:
             self._forget(now)
@@ -131,7 +131,7 @@ class FoldedLog:
         self._limit: LineLimit[tuple[int, str]] = LineLimit("other lines")
 
     def write(self, level: int, kind: str, text: str) -> None:
-        """Log or count a line. A line at DEBUG is always logged.
+        """Log or count a line. The object always logs a line at DEBUG.
 
         Args:
             level: Level of the line.

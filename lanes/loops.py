@@ -81,9 +81,10 @@ def runs_a_loop() -> bool:
 class ThreadSafeCall:
     """A callable that calls a function on the event loop on which the object was made. The call does not block.
 
-    In a task of that loop, the function is called at once. From a callback of the loop, such as a signal handler, or
+    In a task of that loop, the object calls the function at once. From a callback of the loop, such as a signal
+    handler, or
     from another thread, ``wake`` is called in the next turn of the loop. The task that ``wake`` wakes then calls
-    ``serve``. After the loop is closed, no function is called.
+    ``serve``. After the loop is closed, the object calls no function.
 
     Args:
         function: Function to call.
@@ -130,7 +131,9 @@ class ThreadSafeCall:
 
 
 class Doorbell:
-    """Wakes the one task that waits. Used on one event loop, asyncio or trio; a ring while no task waits has no effect.
+    """Wakes the one task that waits.
+
+    The object belongs to one event loop, asyncio or trio. A ring while no task waits has no effect.
 
     With asyncio a wait costs about a third of ``anyio.Event`` within ``anyio.move_on_after``, because a timer stays for
     later waits. A timer that ends too early starts again for the rest of the time.

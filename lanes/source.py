@@ -84,8 +84,8 @@ class SourceTraits:
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
         revoke_limit_from: The broker's or client's setting that makes ``revoke_limit``, for errors. Empty = unnamed.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
-        plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first one when
-            it knows its assignment.
+        plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first of these
+            events when the source knows its assignment.
         ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
         exclusive: False if several processes own one partition at once, each for separate keys.
         consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
@@ -178,15 +178,16 @@ class Revoking:
 
 @dataclass(frozen=True, slots=True)
 class RevokingPart:
-    """A part of the partition must be handed over, while its other messages go on.
+    """The process must hand over a part of the partition, and keeps the other messages.
 
-    The runtime abandons the waiting messages of the part, and lets its running handlers end. Then the runtime settles
-    the partition, and calls ``Dividing.hand_over``. The source delivers no further message of the part.
+    The runtime abandons the waiting messages of the part, and lets its running handlers end. After the part's last
+    handler, the runtime settles the partition and calls ``Dividing.hand_over``. The source delivers no further message
+    of the part.
 
     Attributes:
-        partition: The assignment, which goes on.
-        part: Function that tells which messages belong to the part. Messages of one key are all in the part, or all
-            outside of it.
+        partition: The assignment, which keeps its other messages.
+        part: Function that tells which messages belong to the part. A part contains all messages of a key, or none of
+            them.
     """
 
     partition: Partition
@@ -338,7 +339,9 @@ class Lagging(Protocol):
     """An optional part of a source that can report its lag."""
 
     def lag(self, partition: Partition) -> int | None:
-        """Return the lag of a partition. Called from any thread; sends nothing, raises nothing and does not block.
+        """Return the lag of a partition.
+
+        Any thread may call the method, which sends nothing, raises nothing and does not block.
 
         Args:
             partition: An assignment of this source.
@@ -410,7 +413,9 @@ class Connected(Protocol):
     """
 
     def outage(self) -> Outage | None:
-        """Return the present outage. Called from any thread; sends nothing, raises nothing and does not block.
+        """Return the present outage.
+
+        Any thread may call the method, which sends nothing, raises nothing and does not block.
 
         The source sends its broker a request at least every 10 s. Neither a single request without an answer nor the
         end of an idle connection is an outage.
@@ -430,7 +435,7 @@ class Rejoining(Protocol):
     def rejoining(self) -> bool:
         """Return whether the source waits for its group's first answer after the start, or after an outage.
 
-        Called from any thread; sends nothing, raises nothing and does not block.
+        Any thread may call the method, which sends nothing, raises nothing and does not block.
 
         Returns:
             Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
@@ -446,7 +451,9 @@ class Stranding(Protocol):
     """
 
     def stranded(self) -> Sequence[Stranded]:
-        """Return the physical queues with such messages. Called from any thread; sends and raises nothing.
+        """Return the physical queues with such messages.
+
+        Any thread may call the method, which sends and raises nothing.
 
         Returns:
             The physical queues at the last check, which is at most 10 s old. Empty = no such physical queue is known.
@@ -458,7 +465,9 @@ class Reporting(Protocol):
     """An optional part of a source that reports findings that need an operator instead of a restart."""
 
     def findings(self) -> Sequence[str]:
-        """Return the findings for ``Health.findings``. Called from any thread; sends nothing and does not block.
+        """Return the findings for ``Health.findings``.
+
+        Any thread may call the method, which sends nothing and does not block.
 
         Returns:
             A text for each finding, with the remedy and without secrets.
@@ -490,7 +499,7 @@ class Keeping(Protocol):
     def kept_log(self) -> KeptLog | None:
         """Return the messages that the log keeps for its slowest subscription, this source's or another.
 
-        Called from any thread; sends nothing, raises nothing and does not block.
+        Any thread may call the method, which sends nothing, raises nothing and does not block.
 
         Returns:
             The result of the last check, which is at most 15 s old while the broker answers. ``None`` = unknown.
@@ -502,9 +511,11 @@ class Ranged(Protocol):
     """An optional part of a source whose processes own ranges of keys, so that some keys may have no owner."""
 
     def unowned(self) -> int | None:
-        """Return the number of messages that wait for an owner of their keys. No process handles them until then.
+        """Return the number of messages that wait for an owner of their keys.
 
-        Called from any thread; sends nothing, raises nothing and does not block.
+        No process handles a message whose key has no owner.
+
+        Any thread may call the method, which sends nothing, raises nothing and does not block.
 
         Returns:
             The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =
@@ -633,7 +644,8 @@ class Checkpointing(Protocol):
     def checkpoint_within(self, seconds: float) -> None:
         """Set the time within which the source stores a finished message. The call does not block.
 
-        Called at most once, before ``open``. While writes are few, the source stores the message sooner.
+        The consumer calls the method at most once, before ``open``. While writes are few, the source stores the message
+        sooner.
 
         Args:
             seconds: ``Settings.commit_interval``, 0 or more.
@@ -653,7 +665,7 @@ class Confirming(Protocol):
     def freeze_limit(self) -> float:
         """Return the seconds of silence after which the broker may take partitions away.
 
-        Called after ``open``, from any thread. The call sends nothing and does not block.
+        The runtime calls the method after ``open``, from any thread. The call sends nothing and does not block.
 
         Returns:
             The seconds. A value below 1 counts as 1. Infinity = the broker takes no partition away. If the first call
@@ -686,12 +698,13 @@ class Dividing(Protocol):
     async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
         """Let the next owners of the parts begin with the settled position of the partition. Idempotent. Cancel-safe.
 
-        ``settle`` has stored a position that is true for the parts too: every message of the parts that is not finished
-        is above it, and is not among the completed ones. The runtime repeats the call after a retryable error, unless
+        ``settle`` has stored a position that is true for the parts too. Every unfinished message of the parts is above
+        this position, and is not one of the completed messages. The runtime repeats the call after a retryable error,
+        unless
         the partition drains or is lost meanwhile. The release of a drained partition hands its parts over too.
 
         Args:
-            partition: The assignment, which goes on.
+            partition: The assignment, which keeps its other messages.
             parts: The parts, as ``RevokingPart`` named them.
 
         Raises:
@@ -730,7 +743,7 @@ class Reading(Protocol):
             destination: Topic or stream, possibly of another broker.
 
         Returns:
-            True if the source reads messages of the destination. False if the source does not read them, or if the
+            True if the source reads messages of the destination. False if the source reads no such message, or if the
             answer is unknown.
         """
 
@@ -740,7 +753,9 @@ class Addressed(Protocol):
     """An optional part of ``DeadLetters`` that names its topic or stream."""
 
     def destination(self) -> Destination:
-        """Return the topic or stream of the dead letters. Called after ``open``; does not block.
+        """Return the topic or stream of the dead letters.
+
+        The consumer calls the method after ``open``. The call does not block.
 
         Returns:
             The topic or stream.
