@@ -26,7 +26,7 @@ PhysicalNames = Annotated[
 def queue_of(
     name: str, partitions: int | None, option: str, physical_names: Sequence[str] = (), *, part: bool = False
 ) -> PartitionedQueue:
-    """Make the queue of a command. A number or a name that is refused ends the process.
+    """Make the queue of a command. An invalid number or name ends the process.
 
     Args:
         name: Name of the logical queue.
