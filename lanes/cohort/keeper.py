@@ -101,14 +101,15 @@ class LeaseKeeper:
         store: Store of the leases.
         consumers: The durables of the cohort.
         named: Function that returns the names of cohort and member, for logs.
-        happened: Called with the number of the partition and each event of the machine.
-        changed: Called after new events, and after the deadline has moved.
+        happened: Function that the keeper calls with the number of the partition and each event of the machine.
+        changed: Function that the keeper calls after new events, and after the deadline has moved.
         clock: Clock of the deadlines.
         nonce: Function that returns a value that was never used before.
         patience: Maximum number of seconds to wait for the answer to a request for consumers. After this time the
             result is unknown.
         drain_within: Seconds within which a revoked partition should be drained.
-        overdue: Called once with the number of a partition that is not drained in time. This member still owns the
+        overdue: Function that the keeper calls once with the number of a partition that is not drained in time. This
+            member still owns the
             partition, because only the consumer can report the finished messages by ``drained``.
         pace: Pace of the checkpoints, which all keepers of the member share.
     """
@@ -170,7 +171,10 @@ class LeaseKeeper:
         self._tell()
 
     def drained(self, done: Done, *, ended: bool = True) -> None:
-        """See ``LeaseMachine.drained``. May precede the ``LeaseRevoked`` event; ignored after its answer."""
+        """See ``LeaseMachine.drained``.
+
+        The call may precede the ``LeaseRevoked`` event, and has no effect after the answer to the event.
+        """
         if self._revoked == "no":
             self._drained = done, ended
         elif self._revoked == "asked":
@@ -188,7 +192,8 @@ class LeaseKeeper:
 
         Args:
             outstanding: Number of outstanding messages of the ledger.
-            ledger: Called when the checkpoint is due. The function returns the whole ledger, or None if every finished
+            ledger: Function that the keeper calls when the checkpoint is due. The function returns the whole ledger, or
+                None if every finished
                 message is below the floor or stored by then.
         """
         if self._ledger is None:
@@ -219,7 +224,7 @@ class LeaseKeeper:
     def hint(self) -> None:
         """Schedule an early read of the lease, because the lease may have changed.
 
-        The call is ignored while this member owns the partition.
+        The call has no effect while this member owns the partition.
         """
         if self.machine.deadline == -math.inf:
             self.alarm.hint()
@@ -299,7 +304,10 @@ class LeaseKeeper:
         return None
 
     def _checkpoint_due(self) -> bool:
-        """Give the machine the ledger whose checkpoint is due. The machine writes it after the action under way."""
+        """Give the machine the ledger whose checkpoint is due.
+
+        The machine writes the ledger after the current action.
+        """
         now = self._clock()
         if self._ledger is not None and now >= self._checkpoint_at:
             done = self._ledger()

@@ -206,7 +206,7 @@ class Membership:
 
     @property
     def _name(self) -> str:
-        """The name in logs. A member that was given no name for the cohort reads the name during the set-up."""
+        """The name in logs. A member without a configured name of the cohort reads the name during the set-up."""
         return f"cohort {self._roster.cohort}, member {self.member}"
 
     # --- running
@@ -242,7 +242,7 @@ class Membership:
         return self._joined
 
     def stop(self) -> None:
-        """Leave: drain and release the partitions, then ``run`` returns. Idempotent."""
+        """Drain and release the partitions; then ``run`` returns. Idempotent."""
         if not self._stopping:
             self._stopping = True
             for keeper in self._keepers:
@@ -330,7 +330,7 @@ class Membership:
     def checkpoint_soon(self, partition: int, outstanding: int, ledger: Callable[[], Done | None]) -> None:
         """Write the ledger of an owned partition at the pace of ``checkpoint_within``.
 
-        The call is ignored while a write waits.
+        The call has no effect while a write waits.
 
         Args:
             partition: Number of the cohort partition.

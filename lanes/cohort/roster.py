@@ -269,7 +269,8 @@ class Roster:
     async def join(self) -> None:
         """Become a member. Raises ``ConfigError`` when another live process has this member id.
 
-        Waits until the heartbeat of a dead process has expired, for at most its time to live and a margin.
+        The call waits until the heartbeat of a dead process has expired, for at most the heartbeat's time to live and a
+        margin.
         """
         entry = await self._store.read(self._key)
         began, revision = self._clock(), entry.revision
