@@ -127,7 +127,8 @@ class Committer:
         effects: The effects of the engine.
 
     The next commit is due at ``_next_at`` or later. The exact time depends on all partitions. A member with ranges has
-    hundreds of them, and asks after each handler, so the time is computed only when it may have passed.
+    hundreds of partitions, and asks for the time after each handler. The object therefore computes the time only when
+    the time may have passed.
 
     Attributes:
         partitions: The ledger of each partition whose source commits.
@@ -202,7 +203,10 @@ class Committer:
         return len(finished), sum(m.size for m in finished)
 
     def progressed(self, partition: Partition, position: int, now: float) -> None:
-        """Record that the source has read up to ``position``. The call is ignored for a partition without commits."""
+        """Record that the source has read up to ``position``.
+
+        The call has no effect for a partition without commits.
+        """
         ledger = self.partitions.get(partition)
         if ledger is not None:
             before = ledger.floor()
@@ -287,7 +291,7 @@ class Committer:
         )
 
     def _urgent(self, partition: Partition, ledger: OffsetLedger) -> bool:
-        """Return whether messages wait for a commit of the floor, so that it is committed at once."""
+        """Return whether messages wait for a commit of the floor, which is then due at once."""
         return partition in self.ahead and ledger.floor() > _commits(partition).confirmed
 
     def pace(self, pending: list[_Pending]) -> float:
@@ -300,7 +304,7 @@ class Committer:
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
         """Record a confirmed commit, and admit messages that waited for the commit.
 
-        The call is ignored for a partition that was given up before the confirmation.
+        The call has no effect for a partition that was given up before the confirmation.
 
         Args:
             settlement: The commit.

@@ -132,7 +132,10 @@ class PartitionDrain:
             self.engine.effects.append(fx.Drained(self.partition))
 
     def hasten(self, now: float, timeout: float) -> None:
-        """Wait at most ``timeout`` seconds from ``now`` for running handlers. Ignored in every phase but ``ENDING``."""
+        """Wait at most ``timeout`` seconds from ``now`` for running handlers.
+
+        The call has an effect only in the phase ``ENDING``.
+        """
         if self.phase == ENDING:
             self.until = min(self.until, now + timeout)
 

@@ -46,7 +46,7 @@ class Held(Failed):
 
 
 class DeadLetterDue(Failed):
-    """Write the message to the dead letters, repeat until the write is confirmed, then call ``Engine.dead_lettered``.
+    """Write the message to the dead letters until the broker confirms it; then call ``Engine.dead_lettered``.
 
     The message is then finished (``dead_letter``), or its lane blocks (``dead_letter_and_block``).
     """
@@ -112,7 +112,7 @@ class Parted(Effect):
     """No handler of a given up part of a partition runs: store the finished messages, and hand the part over.
 
     Attributes:
-        partition: The assignment, which goes on without the part.
+        partition: The assignment, which keeps its other messages.
         parting: The part.
     """
 

@@ -125,7 +125,7 @@ class Engine(Ownership):
     def progressed(self, partition: Partition, position: int, now: float) -> None:
         """Record that the source has read up to ``position``, and delivers no further message below ``position``.
 
-        The call is ignored for a partition that drains or is fenced, and for a source that does not commit.
+        The call has no effect for a partition that drains or is fenced, and for a source that does not commit.
         """
         if partition.live and not partition.draining:
             self.committer.progressed(partition, position, now)
@@ -306,14 +306,14 @@ class Engine(Ownership):
     def kept(self, message: Message) -> None:
         """Record that the store of attempts has saved a failed attempt, so that the message may be retried.
 
-        Idempotent; ignored for a message that is not held.
+        Idempotent; has no effect for a message that is not held.
         """
         self.stopped.kept(message)
 
     def dead_lettered(self, message: Message) -> None:
         """Record that the broker confirmed the dead letter of a message.
 
-        The call is ignored for an abandoned message.
+        The call has no effect for an abandoned message.
         """
         if message.state == ABANDONED:
             return

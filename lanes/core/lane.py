@@ -144,7 +144,7 @@ class StoppedLanes:
             self._push(until, message)
 
     def kept(self, message: Message) -> None:
-        """Allow the hold of a message to end at its time. Idempotent; ignored for a message that is not held."""
+        """Allow the hold of a message to end at its time. Idempotent; has no effect for a message that is not held."""
         lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True

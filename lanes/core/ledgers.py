@@ -145,7 +145,10 @@ class AckLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first, or None. Slow: reads every unsettled message."""
+        """Return the unfinished message that was delivered first, or None.
+
+        The call is slow, because the ledger reads every unsettled message.
+        """
         return next((message for message in self.in_flight() if message.state != FINISHED), None)
 
     def holes(self) -> int:
@@ -153,7 +156,10 @@ class AckLedger:
         return len(self.unsettled)
 
     def floor(self) -> int:
-        """Return the position below which every delivered message is settled. Slow: only for the status."""
+        """Return the position below which every delivered message is settled.
+
+        The call is slow; use the call only for the status.
+        """
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
@@ -265,7 +271,9 @@ class OffsetLedger:
         return self._seed(run) if self._seeded else []
 
     def pass_over(self, messages: Collection[Message]) -> None:
-        """Let the floor pass dropped messages, which another process handles. Waiting ones are removed.
+        """Let the floor pass dropped messages, which another process handles.
+
+        The ledger removes dropped messages that wait for admission.
 
         The floor stays below abandoned messages of another part, which may wait too.
         """
@@ -381,23 +389,29 @@ class OffsetLedger:
         return runs
 
     def in_flight(self) -> list[Message]:
-        """Return the admitted, unsettled messages in order of delivery. O(delivered above the floor)."""
+        """Return the admitted, unsettled messages in order of delivery.
+
+        The call is O(messages delivered above the floor).
+        """
         return [message for message in self._messages[self._first :] if message is not None]
 
     def unfinished(self) -> list[Message]:
-        """Return the messages in flight that are not finished. O(delivered above the floor)."""
+        """Return the messages in flight that are not finished. The call is O(messages delivered above the floor)."""
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
         """Return the unfinished message that was delivered first, or None.
 
-        O(messages that finished after the last call of ``floor``), even far above the floor.
+        The call is O(messages that finished after the last call of ``floor``), even far above the floor.
         """
         above = islice(self._messages, self._first, None)
         return next((message for message in above if message is not None and message.state != FINISHED), None)
 
     def holes(self) -> int:
-        """Return the number of unfinished deliveries above the floor. O(delivered above the floor)."""
+        """Return the number of unfinished deliveries above the floor.
+
+        The call is O(messages delivered above the floor).
+        """
         return self._open.count(1, self._first)
 
     def last_finished(self) -> int:

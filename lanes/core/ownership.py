@@ -1,6 +1,7 @@
 """The partitions of an engine, and the calls that assign, drain, fence, release or lose a partition.
 
-This module has the state of the engine and every call that changes a whole partition. ``lanes.core.engine`` adds the
+This module contains the state of the engine and every call that changes a whole partition. ``lanes.core.engine`` adds
+the
 calls for single messages.
 """
 
@@ -64,7 +65,7 @@ class Ownership:
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
         """Stop starting messages of a partition, except messages that ``close_prefix`` allows.
 
-        Idempotent; ignored for a fenced partition.
+        Idempotent; has no effect for a fenced partition.
 
         Args:
             partition: The assignment.
@@ -82,16 +83,19 @@ class Ownership:
         return abandoned
 
     def part(self, partition: Partition, part: Part) -> list[Message]:
-        """Give up a part of a partition, while its other messages go on.
+        """Give up a part of a partition, and keep the other messages.
 
-        Queued and stopped messages of the part are abandoned at once. Running handlers may end: a success counts, and a
-        failed message is abandoned. Then the engine emits ``Parted``, which waits for no other part. Until ``parted``,
+        The engine abandons queued and stopped messages of the part at once. Running handlers may end: a success counts,
+        and a
+        failed message is abandoned. After the part's last handler, the engine emits ``Parted`` without a wait for other
+        parts. Until ``parted``,
         the floor stays below each message of the part that is not finished, so that a commit is true for the part too.
-        A drain of the partition supersedes the parting. Ignored for a partition that drains or is fenced.
+        A drain of the partition replaces the hand-over of the part. The call has no effect for a partition that drains
+        or is fenced.
 
         Args:
             partition: The assignment of a source that commits. The source delivers no further message of the part.
-            part: The part. Messages of one lane are all in the part, or all outside of it. Parts do not overlap.
+            part: The part. A part contains all messages of a lane, or none of them. Parts do not overlap.
 
         Returns:
             The abandoned messages.
@@ -121,7 +125,7 @@ class Ownership:
     def _give_up_part(
         self, partition: Partition, parting: Parting, admitted: list[Message], waiting: list[Message]
     ) -> list[Message]:
-        """Abandon messages of a part that do not run, and return them. Other messages of the partition go on."""
+        """Abandon messages of a part that do not run, and return them. Other messages of the partition continue."""
         for message in admitted:
             self.stopped.by_head.pop(message, None)
             partition.ledger.drop(message)
@@ -150,7 +154,7 @@ class Ownership:
     def stop_closing(self, partition: Partition) -> list[Message]:
         """Stop closing the prefix of a draining partition, and return the messages that it abandons.
 
-        Idempotent; ignored for a partition that does not drain, or is fenced.
+        Idempotent; has no effect for a partition that does not drain, or is fenced.
         """
         if not (partition.live and partition.unended):
             return []

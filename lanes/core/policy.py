@@ -22,7 +22,7 @@ class RetryPolicy(NamedTuple):
 
     Attributes:
         attempts: Maximum number of attempts, 1 or more.
-        backoff: Maximum number of seconds before the second attempt; doubles with every attempt.
+        backoff: Maximum number of seconds before the second attempt; the maximum doubles with every attempt.
         max_backoff: Bound of the backoff in seconds.
     """
 

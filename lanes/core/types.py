@@ -111,10 +111,10 @@ class PartitionId(NamedTuple):
 
 
 class PieceId(PartitionId):
-    """The name of a piece of a partition: of the messages of some keys, which one process owns.
+    """The name of a piece of a partition: the messages of some keys, which one process owns.
 
     A store of positions, attempts or dead letters names the partition by ``source`` and ``number``, because a key may
-    move from one piece to another. Two pieces of one partition differ, and differ from the partition.
+    move from one piece to another. A piece equals neither another piece nor the whole partition.
 
     Args:
         source: Topic or stream.
@@ -266,7 +266,7 @@ class CommitProgress(Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class Parting:
-    """A part that an assignment gives up, while the rest of the partition goes on.
+    """A part that an assignment gives up, while the assignment keeps its other messages.
 
     Attributes:
         part: The part.
