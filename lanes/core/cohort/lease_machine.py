@@ -191,7 +191,7 @@ class LeaseMachine:
         """Create another consumer for the same epoch, after a missing delivery or a lost connection.
 
         Delivered messages stay in flight, and queued messages may start until the deadline. After this call, the driver
-        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. The call is ignored unless the
+        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. The call has no effect unless the
         partition is owned.
 
         Args:
@@ -210,7 +210,7 @@ class LeaseMachine:
         """Write the whole ledger now, so that a crash repeats only messages that finish later.
 
         The machine repeats the write until the write succeeds, a newer checkpoint replaces it, or the ownership ends.
-        The call is ignored for a partition that is not owned.
+        The call has no effect for a partition that is not owned.
         """
         self.expire(now)
         if self._announced and self.phase not in (phases.SAVING, phases.RELEASING):
@@ -240,7 +240,7 @@ class LeaseMachine:
     def gone(self, reason: str, now: float) -> None:
         """Give up the partition, for example because its durable is gone.
 
-        The call is ignored if ``consumer`` is ``None``.
+        The call has no effect if ``consumer`` is ``None``.
         """
         self.expire(now)
         if self.consumer is not None:
@@ -249,7 +249,7 @@ class LeaseMachine:
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
         """Answer the event ``LeaseRevoked``. After this call no result of the partition counts.
 
-        The call is ignored after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
+        The call has no effect after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
 
         Args:
             done: The whole ledger.

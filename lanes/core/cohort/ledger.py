@@ -1,6 +1,7 @@
 """The ledger of a cohort partition: the messages that the next owner must handle.
 
-The ledger stores the sequences that are not done, so it stays small even if a stuck key lags far. The source
+The ledger stores the sequences that are not done. The ledger therefore stays small even if one stuck key lags far. The
+source
 keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
 
 A new owner reads a ``Done`` of the former owner. Deliveries that the former owner did not finish are outstanding, at
