@@ -62,7 +62,7 @@ class DeadLetterBox(Protocol):
         """
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """List the dead letters that are not disposed of. Takes time in proportion to the number of messages.
+        """List the dead letters that are not disposed of. The call takes time in proportion to the number of messages.
 
         Args:
             limit: Maximum number of ids; None = no limit.
@@ -122,7 +122,10 @@ class DeadLetterBox(Protocol):
 
 @runtime_checkable
 class Explaining(Protocol):
-    """A box that can name other locations of dead letters if its own topic or subject has none. Optional for a box."""
+    """A box that can name other locations of dead letters if its own topic or subject has none.
+
+    A box need not implement this Protocol.
+    """
 
     async def why_empty(self) -> str:
         """Name other locations of dead letters, for a topic or subject without dead letters.
