@@ -1,4 +1,4 @@
-"""The state of one acquisition of a lock: deadline, loss and release. Your own locks can use it too."""
+"""The state of one acquisition of a lock: deadline, loss and release. Your own locks can use this class too."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class HeldLock:
         """Record a confirmed renewal.
 
         If the service confirms a renewal after the deadline, the lock is lost, because its consumer may have given the
-        partition up. The call is ignored for a lock that is not active.
+        partition up. The call has no effect for a lock that is not active.
 
         Args:
             deadline: The new deadline, counted from the time at which the renewal was sent.
@@ -99,7 +99,7 @@ class HeldLock:
         return passed
 
     def lose(self, reason: str) -> None:
-        """Record that the lock is lost. The call is ignored for a lock that is not active.
+        """Record that the lock is lost. The call has no effect for a lock that is not active.
 
         Args:
             reason: Reason of the loss, for logs.

@@ -80,8 +80,8 @@ class Locks(Protocol):
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that is called on the event loop when ``deadline`` has risen or ``lost`` is set. Must not
-                block or raise. Not called after ``release`` has begun.
+            changed: Function that is called on the event loop when ``deadline`` has risen or ``lost`` is set. The
+                function must not block or raise. The locks do not call the function after ``release`` has begun.
 
         Returns:
             The lock; None = this or another process holds it.

@@ -98,7 +98,9 @@ class StateStore(Protocol):
         """
 
     async def claim(self, key: StateKey, start: int) -> State:
-        """Raise the epoch of a state in one atomic step, and return the state. Durable when the call returns.
+        """Raise the epoch of a state in one atomic step, and return the state.
+
+        The write is durable when the call returns.
 
         After the call, the store refuses every change of a former owner. Call this method only while this process holds
         the lock of the partition. A repeated call raises the epoch again. Epochs of a key never repeat, even after an
@@ -107,7 +109,7 @@ class StateStore(Protocol):
 
         Args:
             key: Name of the state.
-            start: Floor of a state that does not exist yet. The call is ignored if the state exists.
+            start: Floor of a state that does not exist yet. The call has no effect if the state exists.
 
         Returns:
             The state with its new epoch, and with the last floor and completed positions of the former owner.
@@ -117,7 +119,7 @@ class StateStore(Protocol):
         """
 
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
-        """Write states if their epochs are unchanged. Durable when the call returns. Idempotent.
+        """Write states if their epochs are unchanged. The write is durable when the call returns. Idempotent.
 
         The store compares the epoch of each change with the stored epoch, and never replaces the stored epoch. The
         positions of a state never fall. A change with a lower floor than the stored floor changes nothing and is no
@@ -139,7 +141,8 @@ class StoresInTransaction(Protocol):
     def store_in(self, connection: Any, change: StateChange) -> Awaitable[None] | None:
         """Write a state as ``StateStore.store`` does, in the open transaction of the caller.
 
-        The row of the state stays locked until the transaction ends. Until then each ``claim`` raises ``StateLocked``.
+        The row of the state stays locked until the transaction ends. While the row is locked, each ``claim`` raises
+        ``StateLocked``.
         The transaction of a former owner therefore ends before the next ``claim`` returns, or is refused.
 
         Args:
