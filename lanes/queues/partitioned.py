@@ -98,7 +98,8 @@ class PartitionedQueue:
         """Make a queue over physical queues with explicit names.
 
         Args:
-            logical: Name of the logical queue, not empty. No message goes to this name unless it is a physical name.
+            logical: Name of the logical queue, not empty. No route leads to this name unless a physical queue also has
+                this name.
             physical_names: Names of the physical queues in the order of their partitions, 1 … 32767 different names.
 
         Returns:
@@ -178,7 +179,7 @@ class PartitionedQueue:
 def is_partition_name(queue: str, name: str) -> bool:
     """Whether a physical queue has a default name of a partition above 0 of the queue, such as ``orders__p1``.
 
-    A queue of the user may have such a name too, so the answer only affects texts for the operator.
+    A queue of the user may also have such a name. The answer therefore affects only texts for the operator.
     """
     return name.startswith(queue + _INFIX) and _NUMBER.fullmatch(name, len(queue) + len(_INFIX)) is not None
 

@@ -149,7 +149,7 @@ class Look(NamedTuple):
 
 
 class StrandedWatch:
-    """Decides about the findings of repeated checks of partitioned queues. Does no I/O.
+    """Decides about the findings of repeated checks of partitioned queues. The object does no I/O.
 
     Args:
         queues: The queues that a source reads.
