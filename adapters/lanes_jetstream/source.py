@@ -74,7 +74,7 @@ class JetStreamSource:
         durable: Name of the durable consumer. Pass either ``durable`` or ``cohort``.
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
-            the client's message; None = no keys, so no order. If the function raises or returns an invalid key, the
+            the client's message; None = no keys and no order. If the function raises or returns an invalid key, the
             engine does not call the handler, and the poison policy decides about the message. Unless ``shared`` is
             True, the source refuses a ``subject_token`` that is the same literal in all subjects, or the partition
             number of a transform.
@@ -105,8 +105,8 @@ class JetStreamSource:
         out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
             stops the source, and ``"earliest"`` continues with the remaining messages. The source does not
             check streams that drop single messages by design (one message a subject, rollups, per-message TTL). For a
-            filtered consumer and for a cohort, the source detects only drops during the run. A cohort warns if messages
-            between remaining messages were deleted, and continues.
+            filtered consumer and for a cohort, the source detects only drops during the run. If messages between
+            remaining messages are missing, a cohort warns and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
             processes cannot keep an order. A shared durable has no takeover. With False, a start waits 2 s for another
             process to stop, and raises an error if that process continues. The start waits up to 31 s if that process

@@ -37,7 +37,7 @@ class Bridge:
     def is_alive(self) -> bool:
         """Whether the loop still runs. Any thread may call this method. The call does not block.
 
-        The call wakes the loop for the check, so a running loop also performs all posted calls.
+        The call wakes the loop for the check. A running loop therefore also performs all posted calls.
         """
         self._waking = True
         try:

@@ -63,7 +63,7 @@ def wait_for(
         give_up: Function that returns True to end the wait at once.
 
     Returns:
-        Whether all futures are done.
+        Whether all futures have a result.
     """
     while not all(future.done() for future in futures):
         left = deadline - time.monotonic()

@@ -206,7 +206,7 @@ class ErrorLog:
             self.user(error)
 
     def on_message(self, error: KafkaError) -> None:
-        """Log an error, unless the same code was logged within ``LOG_EVERY`` seconds."""
+        """Log an error, unless the log has a line about the same code from the last ``LOG_EVERY`` seconds."""
         code, now = error.code(), self.clock()
         self._last = error, now
         last = self._logged_at.get(code)

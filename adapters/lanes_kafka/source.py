@@ -54,8 +54,8 @@ class KafkaSource:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
             automatic commits off, sets ``auto.offset.reset`` to ``error``, and changes the defaults of unset fetch
             settings. All other settings keep their values.
-        topics: Names of the topics, or partitioned queues, each of whose partitions is a topic. Patterns are not
-            supported.
+        topics: Names of the topics, or partitioned queues, each of whose partitions is a topic. The source accepts no
+            patterns.
         key: A function from the client's message to its partition key. Default: the key of the record.
         start: Position at which a group starts in a topic for which the group has committed no position:
             ``"beginning"``, ``"next"`` or an aware ``datetime``. Default: as ``auto.offset.reset``, or ``"beginning"``.
@@ -68,7 +68,7 @@ class KafkaSource:
             helps, for example, when another member has taken the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
         consumer_target: Largest number of partitions that this process prefers to own, 1 or more; None = no target. The
-            broker assigns the partitions and knows no targets, so ``Status.target_honoured`` is False.
+            broker assigns the partitions without knowledge of targets. ``Status.target_honoured`` is therefore False.
             ``Status.under_provisioned`` shows an autoscaler whether this process exceeds its target.
         on_growth: Reaction to a growing number of partitions of a topic during the run. Keys then move to other
             partitions and may lose their order. ``"alarm"`` logs a warning. ``"stop"`` ends the source with an error,

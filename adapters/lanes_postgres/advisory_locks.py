@@ -77,7 +77,7 @@ class AdvisoryLocks:
     whose host is gone, after one lease. ``open`` refuses a transaction-pooling proxy. Such a proxy shares sessions
     between clients and cannot hold locks. With any proxy, a start briefly needs a second session.
 
-    If the connection ends, all locks of the object are lost, and ``run`` connects again.
+    If the connection ends, the object loses all locks, and ``run`` connects again.
 
     Args:
         dsn: Connection string of the primary server, as a URL or as ``key=value`` words.

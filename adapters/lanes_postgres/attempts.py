@@ -111,7 +111,7 @@ class PostgresAttempts:
         await self._perform(self._keeping(message, attempt))
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Delete the attempts of messages that were handled or whose dead letter was confirmed.
+        """Delete the attempts of handled messages, and of messages with a confirmed dead letter.
 
         Args:
             partition: The partition of the messages.

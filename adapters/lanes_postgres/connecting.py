@@ -29,7 +29,7 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
 
     Each host must answer within 10 s, unless the address, ``options`` or ``PGCONNECT_TIMEOUT`` sets another time.
 
-    Raises ``SourceError`` with a remedy if the server cannot be reached or refuses the connection.
+    Raises ``SourceError`` with a remedy if the server is unreachable or refuses the connection.
     """
     warning = asyncio.get_running_loop().call_later(_WARN_AFTER, _warn, where)
     try:

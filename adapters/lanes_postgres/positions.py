@@ -45,9 +45,9 @@ class Positions:
     """Records in the database of the effects which messages of one subscription have already had their effect.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
-    in the transaction of that connection. An instance has no state between calls, so threads and tasks may share an
-    instance. Instances can be pickled. If an asynchronous call is cancelled, the transaction block around the call
-    rolls back.
+    in the transaction of that connection. Threads and tasks may share an instance, because an instance has no state
+    between calls. ``pickle`` can copy an instance. After the cancellation of an asynchronous call, the transaction
+    block around the call rolls back.
 
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
     drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
@@ -97,7 +97,7 @@ class Positions:
 
         ``async with positions.once(connection, message) as fresh:`` sets ``fresh`` to True if the message must have its
         effect in this block, and to False if the effect happened before. The end of the block commits position and
-        effect. An exception rolls back position and effect, and is raised again. If the result of the COMMIT is
+        effect. An exception rolls back position and effect, and leaves the block. If the result of the COMMIT is
         unknown, the next attempt reads the stored position.
 
         Args:

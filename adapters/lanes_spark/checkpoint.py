@@ -206,7 +206,7 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 def without_takeover(spark: SparkSession) -> Iterator[None]:
     """Within the block, a query fails to start if another query of this application uses the checkpoint.
 
-    By default Spark would stop the earlier query, which would look like its regular end.
+    By default Spark would stop the earlier query, whose stop would resemble a regular end.
     """
     before = spark.conf.get(_TAKEOVER, None)
     spark.conf.set(_TAKEOVER, "false")

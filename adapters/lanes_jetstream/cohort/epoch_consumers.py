@@ -368,7 +368,7 @@ def _lease_of(info: Mapping[str, Any]) -> int:
 
 
 def floor_of(info: Mapping[str, Any]) -> int:
-    """Return the sequence up to which all messages of a durable are acknowledged."""
+    """Return the sequence up to which a durable has no unacknowledged message."""
     floor = int((info.get("ack_floor") or {}).get("stream_seq", 0))
     # With nats-server 2.11, a durable without deliveries reports 0 for any start.
     return max(floor, int((info.get("config") or {}).get("opt_start_seq") or 1) - 1)

@@ -118,7 +118,8 @@ class JetStreamLeaseStore:
     async def watch(self, patterns: Sequence[str], changed: Callable[[str], None]) -> None:
         """Call ``changed`` with each key of these patterns when a client writes the key.
 
-        A call is a hint, and may be lost. The subscription ends with the connection, or with ``aclose``.
+        A call is only a hint, and the store may miss changes. The subscription ends with the connection, or with
+        ``aclose``.
         """
 
         async def receive(message: Msg) -> None:

@@ -90,8 +90,8 @@ class ConsumerPulls(PullRequests):
 
     Attributes:
         last_delivery: Delivery number in the server's last report about the idle consumer; 0 = no report yet.
-        confirmation: Subject for the confirmations of acknowledgements. At the same subject, the server reports that
-            nobody reads the acknowledgements.
+        confirmation: Subject for the confirmations of acknowledgements. At the same subject, the server reports that no
+            server reads the acknowledgements.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:

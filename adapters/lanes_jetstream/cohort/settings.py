@@ -125,8 +125,8 @@ class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
-        name: Name of the cohort, equal at all members. None = the existing cohort of the stream and the namespace,
-            whatever its name, or a new cohort ``"default"``.
+        name: Name of the cohort, equal at all members. None = the existing cohort of the stream and the namespace under
+            any name, or a new cohort ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Cohorts in different namespaces
@@ -143,8 +143,8 @@ class Cohort:
         active_members: Number of members that share the partitions, 1 or more; None = all members. Further members
             are standbys.
         consumer_target: Largest number of partitions that this member prefers to own, 1 or more; None =
-            ``default_consumer_target``. The target is advice: every partition has an owner, so a member owns more
-            partitions if the other members cannot take them.
+            ``default_consumer_target``. The target is advice: every partition has an owner. A member owns more
+            partitions than its target if the other members cannot take them.
         default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
             The value of the member that joined last applies.
         drain_within: Seconds after which the drain of a moving partition is overdue, more than 0.

@@ -391,7 +391,7 @@ class CohortSource:
     # --- messages
 
     def _check(self, owned: PulledPartition) -> None:
-        """Take a partition over after an interruption. Give the partition up if its durable was deleted."""
+        """Take a partition over after an interruption. Give the partition up after a deletion of its durable."""
         pulls = owned.pulls
         if pulls is None:
             return

@@ -51,7 +51,7 @@ class DurableView:
         sub: Number of the durable within the epoch, from 0.
         pending: Number of undelivered messages.
         unacknowledged: Number of delivered and unacknowledged messages.
-        floor: Sequence up to which all messages are acknowledged.
+        floor: Sequence up to which the durable has no unacknowledged message.
         subject: First filter subject.
     """
 
@@ -319,7 +319,7 @@ class CohortView:
         return await self._wish(_key_of(member, drain_key), GONE, ttl=GONE_TTL)
 
     async def forget_partitions(self) -> bool:
-        """Delete the settings and the plan of the cohort, so that its next member may have another queue.
+        """Delete the settings and the plan of the cohort. The next member may then have another queue.
 
         The call keeps durables, leases and positions. The call changes nothing while a member is live.
 

@@ -127,7 +127,7 @@ class JetStreamDeadLetterBox:
         return list(self._places)[:limit]
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
-        """Find dead letters that were not disposed of; see ``lanes.dead_letters.box.DeadLetterBox.find``."""
+        """Find the dead letters that still exist; see ``lanes.dead_letters.box.DeadLetterBox.find``."""
         if any(one not in self._places for one in ids):
             await self.ids()
         found: dict[str, StoredDeadLetter] = {}

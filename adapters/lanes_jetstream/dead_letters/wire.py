@@ -36,7 +36,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
     - Control characters in values of original headers become blanks, and bytes outside UTF-8 become U+FFFD.
     - Only the last of several original headers with one name remains.
-    - A record above the server's limit has no original headers, and its body may be truncated. The header
+    - A record above the server's limit has no original headers, and may have a truncated body. The header
       ``Lanes-Truncated`` holds the original length of a truncated body in bytes.
 
     Args:

@@ -1,7 +1,7 @@
 """The durable consumer of a source: creates a missing consumer, checks an existing consumer, and modifies timers.
 
-The module keeps a configuration as the JSON that the server sent. The client's own types drop unknown fields, so an
-update with these types would erase the fields on the server.
+The module keeps a configuration as the JSON that the server sent. The client's own types drop unknown fields. An update
+with these types would therefore erase the fields on the server.
 """
 
 from __future__ import annotations

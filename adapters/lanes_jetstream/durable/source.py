@@ -180,8 +180,8 @@ class DurableSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages; see ``lanes.source.Source.settle``.
 
-        If an acknowledgement is lost, the server redelivers the message. The engine then settles the message again
-        without a call of the handler.
+        After the loss of an acknowledgement, the server redelivers the message. The engine then settles the message
+        again without a call of the handler.
         """
         with ack_errors(self._name):
             for settlement in settlements:

@@ -105,8 +105,8 @@ async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
 class OwnAcks:
     """Warns once if the handler of a source has settled a message itself.
 
-    The check reads one message of each settlement, so its cost does not depend on the number of messages. The check
-    finds a handler that settles every message at the first settlement.
+    The check reads only one message of each settlement. The number of messages therefore does not affect the cost. The
+    check finds a handler that settles every message at the first settlement.
 
     Args:
         name: Name of the source, for the log.

@@ -45,7 +45,7 @@ class Intake:
         return cls(patterns, sorted(stored), transforms, any(origin.external for origin in origins))
 
     def stores(self, stream: str, subject: str) -> bool:
-        """Return whether the stream stores messages that are published to a subject of a stream."""
+        """Return whether this stream stores the messages that clients publish to a subject of the stream ``stream``."""
         return any(matches(each, subject) for each in self.patterns.get(stream, ()))
 
     def may_store(self, pattern: str) -> bool:

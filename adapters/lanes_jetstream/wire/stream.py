@@ -45,8 +45,8 @@ class StreamState:
         first: Sequence of the first message.
         last: Sequence of the last message.
         retention: Retention of the stream.
-        drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to
-            live for each message, rollups), so that a missing message is no fault.
+        drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to live
+            for each message, rollups). A missing message is then no fault.
         loses_last_acks: Whether a killed server loses the last acknowledgements, because the only copy is on disk.
         intake: Subjects that the stream stores.
         limits: Limits and size of the stream.

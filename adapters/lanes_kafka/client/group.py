@@ -453,8 +453,8 @@ class Group:
     def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
         """Commit new start positions, so that a later run starts from the same positions.
 
-        The call also repeats the failed commit of an earlier start. It skips a partition that has a committed position
-        now.
+        The call also repeats the failed commit of an earlier start. The call skips a partition that has a committed
+        position now.
 
         Args:
             client: The client.

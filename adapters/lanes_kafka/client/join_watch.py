@@ -60,7 +60,7 @@ class JoinWatch:
     def rebalances(self) -> None:
         """Record that the member has released all its partitions, and waits for the group's answer. Idempotent.
 
-        Under KIP-848 the group may send no answer, so the call has no effect.
+        The call has no effect under KIP-848, where the group may send no answer.
         """
         if not (self.waits or self._rebalances or self._tells_nothing):
             self._rebalances = True

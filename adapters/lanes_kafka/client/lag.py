@@ -57,7 +57,7 @@ class EndOffsets:
     """Tracks the end of each partition, and the end of the readable messages.
 
     A client that reads only committed messages stops at the beginning of an open transaction. The fetches of such a
-    client still report the end of the log, so only a broker's answer shows the number of waiting messages.
+    client still report the end of the log. Only a broker's answer shows the number of waiting messages.
 
     Only the thread that owns the client uses the object, except for ``of`` and ``unread``.
 

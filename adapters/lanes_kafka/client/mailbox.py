@@ -45,7 +45,7 @@ class Release:
     Attributes:
         partition: The assignment.
         answer: The answer of the thread.
-        committed: The committed position; None if the position is unknown, or a message above it is completed.
+        committed: The committed position; None = an unknown position, or a completed message above the position.
     """
 
     partition: Partition

@@ -208,7 +208,8 @@ class Membership:
     def ask(self, command: Confirm) -> None:
         """Queue a command. A running question does not answer the command, because the question may be older.
 
-        The command follows a freeze, so the call also doubts the partitions that were presumed lost earlier.
+        The command follows a freeze. The call therefore also doubts the partitions that the thread presumed lost
+        earlier.
         """
         self._waiting.append(command)
         self.group.doubt()

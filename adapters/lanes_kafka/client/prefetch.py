@@ -163,7 +163,7 @@ class Prefetched:
         )
 
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
-        """Drop the messages of partitions that stay paused, and choose the partitions for which the client is paused.
+        """Drop the messages of partitions that stay paused, and choose the partitions for which to pause the client.
 
         A partition counts as staying paused after ``REWIND_AFTER`` seconds, or when the messages of paused partitions
         fill half of the read-ahead.

@@ -120,7 +120,7 @@ class QueueWatch:
     def advance(self, *, ask: bool) -> None:
         """Start a due check, or continue a check after the answers to its questions.
 
-        The question for positions blocks for at most 1 s, and so does, once a minute, the question for the list of
+        The call blocks for at most 1 s for each of two questions: for positions, and once a minute for the list of
         topics.
 
         Args:

@@ -126,7 +126,7 @@ class _Log:
 class LogRetention:
     """The retention of the partitions of one client.
 
-    ``of`` is called on the event loop, and ``refresh`` in the thread that owns the client.
+    The event loop calls ``of``, and the thread that owns the client calls ``refresh``.
 
     Attributes:
         admin: Returns the client to ask; None = do not ask.

@@ -1,4 +1,4 @@
-"""The ids of the source's topics. A topic that was deleted and created again has other messages at its offsets."""
+"""The ids of the source's topics. After a deletion and a new creation, a topic has other messages at its offsets."""
 
 from __future__ import annotations
 

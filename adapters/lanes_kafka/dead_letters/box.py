@@ -1,8 +1,9 @@
 """The dead letters of a topic, for the operator, who lists, finds, republishes and disposes of them.
 
-A topic cannot delete a single record. The box therefore disposes of a dead letter by another record, a *disposition*,
-in the same partition, so that the dead letter expires first. The key of every disposition is the id of its dead letter.
-In a compacted topic the id is also the key of the dead letter, so the disposition replaces the dead letter.
+A topic cannot delete a single record. The box therefore disposes of a dead letter by another record, a *disposition*.
+Both records are in the same partition, where the dead letter expires first. The key of every disposition is the id of
+its dead letter. In a compacted topic the id is also the key of the dead letter. The disposition therefore replaces the
+dead letter.
 """
 
 from __future__ import annotations

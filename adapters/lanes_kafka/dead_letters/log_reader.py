@@ -51,7 +51,7 @@ class Range(NamedTuple):
 
 
 class LogReader:
-    """Reads offset ranges of one topic. All calls must be made in one thread.
+    """Reads offset ranges of one topic. Make all calls in one thread.
 
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.

@@ -63,8 +63,8 @@ _T = TypeVar("_T")
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Derive the settings of a safe producer from the dictionary of a consumer. Pure.
 
-    The function omits settings that only consumers have. Raises ``ConfigError`` if a setting makes writes unsafe, if no
-    broker is named, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
+    The function omits settings that only consumers have. Raises ``ConfigError`` if a setting makes writes unsafe, if
+    the settings name no broker, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
     """
     whole = UserSettings(config)
     check_addresses(whole)
@@ -134,7 +134,8 @@ class ConfirmedProducer:
         """Call a blocking function in the thread. A cancelled call drops the result.
 
         Args:
-            function: Blocking function. Its argument is a function that returns False after a cancellation of the call.
+            function: Blocking function. The argument of ``function`` is a function that returns False after a
+                cancellation of the call.
 
         Returns:
             The result of the function.

@@ -61,8 +61,8 @@ async def trim(
     """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
 
     Each transaction deletes at most 5,000 batches, the oldest first. A cancelled call keeps the deletions of its
-    committed transactions. With ``force``, the call also deletes unfinished messages. The last batch of each partition
-    stays. The subscriptions ``without`` may lose unfinished messages.
+    committed transactions. With ``force``, the call also deletes unfinished messages. The call keeps the last batch of
+    each partition. The subscriptions ``without`` may lose unfinished messages.
 
     Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
     Without ``force``, the call also raises ``ConfigError`` if the log has no subscription outside ``without``, or if

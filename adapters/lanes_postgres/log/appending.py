@@ -260,9 +260,9 @@ class Log:
     def notify(self, connection: AsyncConnection[Any] | Connection[Any]) -> Awaitable[None] | None:
         """Wake the consumers of all logs of the schema. The call is optional, because consumers also poll for messages.
 
-        Call this method after the COMMIT of an append. A notification inside a transaction would take a lock of the
-        whole server at its COMMIT, so the call refuses a connection in a transaction. One call is enough for many
-        appends. A lost notification delays messages only until the next poll.
+        Call this method after the COMMIT of an append. The call refuses a connection in a transaction, because a
+        notification at a COMMIT takes a lock of the whole server. One call is enough for many appends. A lost
+        notification delays messages only until the next poll.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.

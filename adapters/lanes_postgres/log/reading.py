@@ -163,7 +163,7 @@ class LogTables:
 
     @property
     def own(self) -> bool:
-        """Whether the log has its own messages. Rows of a user's table may be deleted at any time."""
+        """Whether the log has its own messages. The user may delete rows of a user's table at any time."""
         return self.messages == "lanes_log_messages"
 
     async def fetch(

@@ -120,7 +120,7 @@ class RangeMap:
 
         Raises:
             ConfigError: An argument is invalid, the range has slots of several owners, the log does not exist, or a
-                table or permission is missing. The map is then unchanged.
+                table or permission is missing. The error leaves the map unchanged.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         check_name("consumer", consumer, "name the process, such as 'b'")
@@ -148,7 +148,7 @@ class RangeMap:
 
         Raises:
             ConfigError: An argument is invalid, no consumer owns the slot, the slot is the first slot of its range, or
-                the log, a table or a permission is missing. The map is then unchanged.
+                the log, a table or a permission is missing. The error leaves the map unchanged.
             SourceError: The database did not answer or refused a statement; retryable if a later call may succeed.
         """
         check_name("consumer", consumer, "name the process, such as 'b'")

@@ -63,8 +63,8 @@ class PostgresSource:
         log: The log.
         subscription: Name of the subscription, 1 to 200 characters.
         start: First message of a new subscription, decided once for all partitions. ``"beginning"`` = the first message
-            of the log. ``"next"`` = the first message that is committed later. A ``datetime`` = the first message of
-            each partition with this time or a later time.
+            of the log. ``"next"`` = the first message of a later commit. A ``datetime`` = the first message of each
+            partition with this time or a later time.
         visit: Order in which a member visits partitions with messages: by the time of the oldest unread message, by
             ``"backlog"``, or by ``"name"``. The messages of a partition keep their order.
         time_budget: Seconds for which a member keeps a partition although another member waits. Running handlers always

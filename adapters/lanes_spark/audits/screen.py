@@ -188,8 +188,8 @@ def _passed(known: Known, messages: DataFrame) -> DataFrame:
 def suspects(known: Known, screened: Screened) -> DataFrame:
     """Return the rows of suspect messages, with facts about their processes and assignments. Blocks.
 
-    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. A row ``ended`` or
-    ``dlq_confirmed`` after a fence gets the event ``zombie``.
+    ``ts`` orders the rows of a key, and ``gone`` is the ``ts`` of the end of the process. The function replaces the
+    event ``ended`` or ``dlq_confirmed`` after a fence by ``zombie``.
     """
     wanted = screened.messages.where(F.col("suspect")).select(*MESSAGE).distinct()
     rows = known.rows.where(F.col("event").isin(*MESSAGES, "produced")).withColumn(

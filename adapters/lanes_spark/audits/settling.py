@@ -146,8 +146,8 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
     """Mark the settled messages among the unhandled messages, and name a row of the settling process.
 
-    A commit also settles messages that its assignment never received. The function ``passed`` finds no such message, so
-    this function also compares the committed ranges.
+    A commit also settles messages that its assignment never received. The function ``passed`` finds no such message.
+    This function therefore also compares the committed ranges.
     """
     if passes is None:
         marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))

@@ -94,7 +94,7 @@ def examine(
         master: Spark master; "" for the setting of Spark, else local.
         conf: Settings of the session.
         effects: Effects of the replay's handler, see ``lanes_spark.plan.Effects``.
-        kafka: Whether the Kafka connector is required.
+        kafka: Whether the replay needs the Kafka connector.
         checkpoint: Folder of the replay; "" without a checkpoint.
         env: Environment of the session. Default: the environment of this process.
 

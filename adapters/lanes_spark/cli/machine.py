@@ -74,7 +74,7 @@ def spark_conf(home: Path, env: Mapping[str, str], given: Mapping[str, str]) -> 
         The settings by name.
 
     Raises:
-        OSError: ``spark-defaults.conf`` cannot be read.
+        OSError: ``spark-defaults.conf`` is unreadable.
         ValueError: ``spark-defaults.conf`` is not UTF-8, or ``PYSPARK_SUBMIT_ARGS`` is malformed.
     """
     found: dict[str, str] = {}
@@ -118,7 +118,7 @@ def worker_environment(master: str, env: Mapping[str, str], folder: str) -> dict
         folder: Folder from which local workers import modules.
 
     Returns:
-        The Python and the module path of local workers. An existing ``PYSPARK_PYTHON`` stays.
+        The Python and the module path of local workers. The function keeps an existing ``PYSPARK_PYTHON``.
     """
     if not is_local(master):
         return {}

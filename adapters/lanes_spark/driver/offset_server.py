@@ -75,7 +75,7 @@ class OffsetServer(socketserver.UnixStreamServer):
         self._stopping.set()
 
     def close(self) -> None:
-        """Stop serving. Blocks until the current answer is sent. Idempotent."""
+        """Stop serving. Blocks until the server has sent the current answer. Idempotent."""
         if self._thread.is_alive():
             self.shutdown()
             self._thread.join()

@@ -117,7 +117,8 @@ class Selection:
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
     """Yield the rows of Arrow batches whose keys are in one of these slots. A row without a key has no slot.
 
-    The function runs in ``mapInArrow``, because Spark provides no BLAKE3. It hashes each distinct key of a batch once.
+    The function runs in ``mapInArrow``, because Spark provides no BLAKE3. The function hashes each distinct key of a
+    batch once.
     """
     for batch in batches:
         keys = pc.dictionary_encode(batch.column("key"))

@@ -60,16 +60,17 @@ class JournalFacts:
 class JournalSelection:
     """A selection by a journal: ``replay(only=…)`` handles only its positions.
 
-    The selection counts all runs in the folders together, so the folders should belong to one consumer. A journal
-    contains no undelivered messages.
+    The selection counts all runs in the folders together. The folders should therefore belong to one consumer. A
+    journal contains no undelivered messages.
 
     Args:
         path: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
         of: State of the selected messages. ``"dead_lettered"``: a run has confirmed the dead letter of the message.
             ``"unfinished"``: a run has received the message, but no run has handled or acknowledged it, dead-lettered
             it for good, or committed a higher position. Work after the end of an assignment does not count.
-            ``"abandoned"``: the message is unfinished, and a run gave it up because its key was blocked, a drain ended,
-            or its partition was lost. A message of a killed process is unfinished, but not abandoned.
+            ``"abandoned"``: the message is unfinished, and a run gave the message up. The cause is a blocked key, the
+            end of a drain, or the loss of the partition. A message of a killed process is unfinished, but not
+            abandoned.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:

@@ -1,6 +1,6 @@
 """A Kafka topic as a source of a replay, read by the connector in Spark's JVM.
 
-The connector's Java client asks the brokers for offset ranges before each batch, so that a replay stops if the topic
+The connector's Java client asks the brokers for offset ranges before each batch. A replay therefore stops if the topic
 has lost positions. A replay joins no consumer group, and commits no offset.
 """
 
@@ -70,7 +70,7 @@ class KafkaTopic:
         topic: Topic name.
         options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
             ``kafka.security.protocol``, is a setting of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle, so that at most one task works on each
+        aligned: Whether one task reads a whole partition, without a shuffle. At most one task then works on each
             partition. False = a shuffle by key distributes few partitions over many cores. ``minPartitions`` and
             ``maxRecordsPerPartition`` need False. ``eras`` need False unless the order is ``"none"``.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.

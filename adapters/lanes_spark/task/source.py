@@ -1,11 +1,11 @@
 """The source of one task of Spark: a finite number of rows of Arrow batches.
 
-The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. A
-partition is assigned at the first batch with its rows, and stays assigned until the end of the task.
+The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. The
+source assigns a partition at the first batch with its rows, and revokes no partition before the end of the task.
 
 Two kinds of wrong order stop the task: a position that does not rise within its partition, and an earlier era after a
-later era. Rows of the next era wait until all earlier rows are settled. A key may have another partition in the next
-era, and a lane has no order across partitions.
+later era. Rows of the next era wait until the consumer has settled all earlier rows. A key may have another partition
+in the next era, and a lane has no order across partitions.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class _Taken:
 
 
 class _Ended:
-    """Event: the loop is closed. ``error`` is the cause; None = the last row or a cancellation."""
+    """Event: the loop has ended. ``error`` is the cause; None = the last row or a cancellation."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
