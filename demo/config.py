@@ -67,35 +67,35 @@ class DemoConfig:
     Attributes:
         server: URLs of NATS servers with JetStream, addresses of Kafka brokers, or the URL of a PostgreSQL server.
             Commas separate several servers.
-        data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
-        events: Maximum number of events of the log; None takes all.
+        data: Path of a log (see ``demo.events``); None = a log that the demo generates from ``seed``.
+        events: Maximum number of events of the log; None = all events.
         seed: Seed of the generated log.
         latency: Mean time of an approval in seconds. Each approval takes 0.5 to 1.5 times the mean.
         concurrency: Maximum number of running handlers, as in ``lanes.Settings``.
         max_in_flight: Bound on delivered, unsettled messages, as in ``lanes.Settings``.
         kill_at: Rising fractions between 0 and 1. The demo kills the worker when the ledger has stored such a fraction
             of the events. A run with a group or a cohort ignores ``kill_at``.
-        serial_seconds: Length of the one-at-a-time sample in seconds; 0 skips it.
+        serial_seconds: Length of the one-at-a-time sample in seconds; 0 = no sample.
         stall_timeout: Seconds without progress, with a server that answers, after which the run fails.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
-        keep: Folder for ledger, history and log; None removes them.
-        name: Name of the streams or topics; None draws a random name.
+        keep: Folder for ledger, history and log; None = the demo removes these files.
+        name: Name of the streams or topics; None = a random name.
         faults: Shares of the events that fail.
         worker_command: Command that starts a worker. The worker reads its configuration from the environment.
         on_progress: Callback that may disturb the run, for example by a kill of the server or a freeze of the worker.
         broker: Kind of broker.
-        members: Number of processes; None is 1 on JetStream and 3 otherwise.
-        partitions: Number of partitions that the processes share; None is 8 on Kafka and 64 otherwise. With a
+        members: Number of processes; None = 1 on JetStream, otherwise 3.
+        partitions: Number of partitions that the processes share; None = 8 on Kafka, otherwise 64. With a
             ``width`` above 1, the topics of Kafka share this number, and have at least one each. A JetStream cohort
             then has one partition for each physical queue.
         width: Number of physical queues that hold the events, by their cases; 1 is the plain stream, topic or log. A
             log of PostgreSQL is one queue.
         protocol: Protocol of the Kafka group.
-        ranges: Whether the members own ranges of keys, which move during the run. Only on PostgreSQL.
+        ranges: Whether the members own ranges of keys, which move during the run. Ranges exist only on PostgreSQL.
         lease: Lease of the JetStream cohort, or of the advisory locks on PostgreSQL, in seconds.
         retention: Retention of the cohort's stream. ``"interest"`` loses events published before a member joins.
-        route: Function from the name of a member to its server address; None gives all members ``server``.
-        script: Scenario of the group; None kills one member, adds one, freezes one and stops one.
+        route: Function from the name of a member to its server address; None = all members use ``server``.
+        script: Scenario of the group; None = the scenario that kills, adds, freezes and stops one member each.
     """
 
     server: str = field(repr=False)
@@ -132,7 +132,7 @@ class DemoConfig:
 
     @property
     def shared(self) -> int:
-        """Number of partitions that the members share. Each physical queue has the same number of them."""
+        """Number of partitions that the members share. Each physical queue has the same number of partitions."""
         wanted = self.partitions or _PARTITIONS[self.broker]
         if self.width == 1:
             return wanted

@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         name: Name of the checker.
-        status: passed, violated or unproven; on Spark held, violated or unproven.
+        status: One of passed, violated and unproven; on Spark, one of held, violated and unproven.
         detail: Reason for the status, in one line.
     """
 

@@ -20,8 +20,9 @@ Assignment = tuple[str, str, int]
 class Member(NamedTuple):
     """A member in a report of the broker.
 
-    A classic member of Kafka has a new ``id`` when it joins again, and a member on PostgreSQL when it connects again.
-    With ranges, ``partitions`` has pieces such as ``"3#17"``.
+    A classic member of Kafka receives a new ``id`` at each join. A member on PostgreSQL receives a new ``id`` at each
+    connection.
+    With ranges, ``partitions`` contains pieces such as ``"3#17"``.
     """
 
     id: str

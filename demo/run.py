@@ -46,7 +46,9 @@ _Answer = TypeVar("_Answer")
 
 
 async def run(config: DemoConfig, view: View | None = None) -> Report:
-    """Run the demo once. The run then removes its processes and temporary files, and its streams or topics if it can.
+    """Run the demo once.
+
+    At the end, the run removes its processes and temporary files, and if possible its streams or topics.
 
     Runs on asyncio only, until every event of the log is handled or the run fails. To stop the run, cancel an
     ``anyio.CancelScope`` around the call. A failure of a worker is part of the report.

@@ -63,20 +63,20 @@ class Child:
         self._listener = asyncio.create_task(self._listen(self._process))
 
     def kill(self) -> None:
-        """Kill the process group with SIGKILL. Does not block. Idempotent."""
+        """Kill the process group with SIGKILL. The call does not block. Idempotent."""
         self.killed = True
         self._signal(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """Freeze the process group with SIGSTOP. Does not block. Idempotent."""
+        """Freeze the process group with SIGSTOP. The call does not block. Idempotent."""
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Resume the frozen process group. Does not block. Idempotent."""
+        """Resume the frozen process group. The call does not block. Idempotent."""
         self._signal(signal.SIGCONT)
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process group. Does not block. Idempotent."""
+        """Send SIGTERM to the process group. The call does not block. Idempotent."""
         self._signal(signal.SIGTERM)
 
     async def wait(self, timeout: float | None = None) -> int | None:
@@ -95,7 +95,7 @@ class Child:
         return self._process.returncode
 
     def say(self, line: str) -> None:
-        """Write a line to the child's stdin. Does not block. Drops the line unless the child runs."""
+        """Write a line to the child's stdin. The call does not block. The call drops the line unless the child runs."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.write(f"{line}\n".encode())
 

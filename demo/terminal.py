@@ -35,7 +35,9 @@ def main(config: DemoConfig, view: View | None = None) -> int:
 
 
 def show(job: Callable[[View], Awaitable[Outcome]], view: View | None = None) -> int:
-    """Run a job, show its progress and report, and return an exit status. Blocks. Works on the main thread only.
+    """Run a job, show its progress and report, and return an exit status.
+
+    Blocks. The function works only on the main thread.
 
     The report is a table and one JSON object. The JSON object is the last line on stdout, except on a terminal,
     where the table follows the object. A first signal kills the workers, and removes the streams or topics of the run
