@@ -62,7 +62,8 @@ class Broker(Protocol):
     async def publish(self, events: Sequence[Event], history: Recorder, published: Published) -> None:
         """Publish the events in order after the events of earlier calls, each exactly once, and record them.
 
-        Waits for an unreachable server, on Kafka at most 5 minutes. Raises ``DemoError`` after that time, or if the
+        The call waits for an unreachable server, on Kafka for at most 5 minutes. Raises ``DemoError`` after that time,
+        or if the
         server refuses an event.
         """
 

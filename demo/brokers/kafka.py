@@ -142,7 +142,10 @@ class KafkaBroker:
         history.flush()
 
     def _produce(self, events: Sequence[Event]) -> list[tuple[PartitionId, int]]:
-        """Publish the events, and return partition and offset of each. Blocks until all are confirmed or one fails."""
+        """Publish the events, and return partition and offset of each.
+
+        The call blocks until the broker has confirmed all events, or one event fails.
+        """
         places: list[tuple[PartitionId, int]] = [(PartitionId(self.stream, -1), -1)] * len(events)
         failures: list[tuple[Event, KafkaError]] = []
 

@@ -148,7 +148,7 @@ class PostgresBroker:
         history.flush()
 
     async def _publish(self, events: Sequence[Event]) -> dict[int, list[StoredMessage]]:
-        """Publish events in one transaction, and return them by partition. Waits for an unreachable server."""
+        """Publish events in one transaction, and return them by partition. The call waits for an unreachable server."""
         self._transactions += 1
         deadline = monotonic() + _PATIENCE
         while True:

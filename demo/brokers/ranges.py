@@ -75,13 +75,13 @@ class RangedBroker(PostgresBroker):
             raise NoAnswer(str(error)) from None
 
     async def give_away(self, member: str, others: Sequence[str]) -> None:
-        """Give the ranges of a member to others in turn. Raises ``NoAnswer`` while the server is unreachable."""
+        """Give the ranges of a member to other members in turn. Raises ``NoAnswer`` while the server is unreachable."""
         mine = [each.range for each in await self.owned() if each.consumer == member]
         for number, each in enumerate(mine):
             await self.assign(each, others[number % len(others)])
 
     async def give_part(self, member: str, other: str) -> None:
-        """Give the upper half of a member's widest range to another. Raises ``NoAnswer`` like ``give_away``."""
+        """Give the upper half of a member's widest range to another member. Raises ``NoAnswer`` like ``give_away``."""
         mine = [each.range for each in await self.owned() if each.consumer == member]
         widest = max(mine, key=len)
         if len(widest) > 1:
@@ -98,7 +98,7 @@ class RangedBroker(PostgresBroker):
     async def group(self) -> Snapshot:
         """Return the sessions of the members and their locked pieces; see ``GroupBroker.group``.
 
-        The group is stable if each piece is locked by the member that the map names, and no piece drains.
+        The group is stable if the owner in the map has locked each piece, and no piece drains.
         """
         asked = monotonic()
         prefix = application_name(self.stream, "")
