@@ -14,7 +14,7 @@ from lanes.history.recorder import Recorder
 
 
 class Feed:
-    """A publisher of the log in parts. Runs on asyncio. One task at a time may call ``publish``."""
+    """A publisher of the log in parts. The publisher runs on asyncio. One task at a time may call ``publish``."""
 
     def __init__(
         self, config: DemoConfig, events: Sequence[Event], broker: Broker, where: Places, progress: Progress

@@ -199,7 +199,7 @@ class Members:
     async def feed(self, share: float) -> int:
         """Publish events until ``share`` of all events is published. Return the total number of published events.
 
-        Waits until the broker has confirmed the events.
+        The call waits until the broker has confirmed the events.
         """
         count = await self._feed.publish(share)
         self._pace.moved()
@@ -283,7 +283,7 @@ class Members:
         await self._end(process)
 
     def note(self, kind: FaultKind, member: str = "", begun: float | None = None) -> None:
-        """Record a fault that lasted from ``begun`` until now. Default of ``begun``: now."""
+        """Record a fault that lasted from ``begun`` until now. The default of ``begun`` is the current time."""
         now = monotonic()
         self.faults.append(Fault(kind, member, now if begun is None else begun, now))
 

@@ -69,9 +69,9 @@ async def _stopped(group: Members) -> None:
 
 
 async def ranged_scenario(group: Members) -> None:
-    """Move and split ranges, and let the owners of ranges be killed, frozen and stopped. A new member gets parts.
+    """Move and split ranges, and kill, freeze and stop the owners of ranges. A new member receives parts of ranges.
 
-    The ranges of a member that has gone, or is frozen, wait until the scenario gives them to other members.
+    The ranges of an ended or frozen member wait until the scenario assigns these ranges to other members.
     """
     await _begin(group, "settling", 0.0)
     await group.until(group.settled)
@@ -142,7 +142,7 @@ async def _give_away(group: Members, owner: Process) -> None:
 
 
 async def _operate(group: Members, action: Callable[[RangedBroker], Awaitable[None]]) -> None:
-    """Change the map, as an operator does who tries again while the server does not answer."""
+    """Change the map like an operator, who repeats the change while the server does not answer."""
     ranges: RangedBroker = group.broker  # type: ignore[assignment]
     while True:
         with suppress(NoAnswer):
