@@ -36,8 +36,8 @@ class SparkConfig:
         kafka: Addresses of Kafka brokers.
         postgres: URL of a PostgreSQL server whose user may create a schema.
         jars: Paths of the jars of Spark's Kafka connector; empty = Spark's own folder or settings provide them.
-        data: Path of a log (see ``demo.events``); None generates a log from ``seed``.
-        events: Maximum number of events of the log; None takes all.
+        data: Path of a log (see ``demo.events``); None = a log that the demo generates from ``seed``.
+        events: Maximum number of events of the log; None = all events.
         seed: Seed of the generated log.
         latency: Mean time of an approval in seconds.
         concurrency: Maximum number of running handlers in a task.
@@ -49,8 +49,8 @@ class SparkConfig:
         kill_worker_at: Fraction of the events after which a worker is killed with -9; None = no kill.
         kill_driver_at: Fraction of the events after which the driver is killed with -9; None = no kill.
         stall_timeout: Seconds without progress after which the run fails. The start of a JVM needs part of this time.
-        keep: Folder for journal and log; None removes them.
-        name: Name of the topics and the schema; None draws a random name.
+        keep: Folder for journal and log; None = the demo removes these files.
+        name: Name of the topics and the schema; None = random names.
         faults: Shares of the events that fail.
         driver_command: Command that starts a driver.
     """

@@ -37,7 +37,9 @@ _JOURNAL_WITHIN: Final = 30.0
 
 
 async def run(config: SparkConfig, view: View | None = None) -> SparkReport:
-    """Run the demo once. The run then removes its processes and temporary files, and its topics and schema if it can.
+    """Run the demo once.
+
+    At the end, the run removes its processes and temporary files, and if possible its topics and schema.
 
     Runs on asyncio only, for a minute or more. To stop the run, cancel an ``anyio.CancelScope`` around the call. A
     failure on Spark is part of the report.
