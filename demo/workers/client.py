@@ -22,7 +22,7 @@ class ServiceGone(ConnectionError):
 
 
 class Client:
-    """A client of ``demo.workers.service``. Runs on asyncio only. All calls must be made on one event loop.
+    """A client of ``demo.workers.service``. Runs on asyncio only. One event loop must make all calls.
 
     One write sends all requests of a turn of the loop. If the connection breaks, its open requests fail, and the client
     connects again.
@@ -56,7 +56,7 @@ class Client:
         return await self._request("w", f"{case} {step} {epoch}")
 
     def say(self, status: Mapping[str, object]) -> None:
-        """Send a status, or drop the status if no connection is open. Does not block."""
+        """Send a status, or drop the status if no connection is open. The call does not block."""
         if self._connected.is_set():
             self._write(f"s {json.dumps(status)}\n".encode())
 

@@ -92,7 +92,7 @@ class Service:
         self.address = f"tcp:{host}:{port}"
 
     def break_connections(self) -> None:
-        """Cut every connection, like a crashing service. Does not block."""
+        """Cut every connection, like a crashing service. The call does not block."""
         for connection in list(self._connections):
             connection.transport.abort()
 
