@@ -190,8 +190,8 @@ def print_table(*printed: Table | str, width: int | None = None) -> None:
     """Print tables and texts. In a pipe or a file, no line ends with the blanks that fill the last column.
 
     Args:
-        *printed: What to print, in this order. Cells and texts are printed as they are.
-        width: Number of characters in a line; None = those of the terminal.
+        *printed: Tables and texts to print, in this order. The function prints cells and texts unchanged.
+        width: Number of characters in a line; None = the width of the terminal.
     """
     import typer
     from rich.console import Console

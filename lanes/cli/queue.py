@@ -52,7 +52,7 @@ class QueueBroker(Protocol):
         """Return all names at the broker that may be names of physical queues."""
 
     def survey(self, names: Sequence[str], named: Sequence[str] = ()) -> Survey:
-        """Read the facts of physical queues, that of partition 0 first.
+        """Read the facts of physical queues, those of partition 0 first.
 
         Each physical queue lists the groups in ``named``, even a group without a position. If ``named`` is empty, the
         groups of partition 0 replace it.
@@ -62,10 +62,10 @@ class QueueBroker(Protocol):
         """Return the number of messages that arrived between two surveys, by physical queue."""
 
     def create(self, names: Mapping[str, int], like: str) -> list[str]:
-        """Create physical queues like an existing one. Returns a line for each of them."""
+        """Create physical queues like an existing queue. Returns a line for each created queue."""
 
     def remove(self, names: Sequence[str]) -> list[str]:
-        """Remove physical queues. Returns a line for each of them."""
+        """Remove physical queues. Returns a line for each removed queue."""
 
     def forget(self, groups: Sequence[str], partitions: int) -> list[str]:
         """Remove the stored number of partitions of each group without members, if it differs from the new number.

@@ -30,7 +30,7 @@ def queue_of(
 
     Args:
         name: Name of the logical queue.
-        partitions: Number of partitions; None = that of the physical names.
+        partitions: Number of partitions; None = the number of the physical names.
         option: Name of the option that has the number of partitions.
         physical_names: Names of the physical queues; empty = the default names.
         part: Whether the names may outnumber the partitions, because they belong to a larger number.
