@@ -162,7 +162,7 @@ class Part(Protocol):
     """A part of a partition that a source gives up: it knows which messages belong to it."""
 
     def __call__(self, message: Message) -> bool:
-        """Return whether a message of the partition belongs to the part. Does not block.
+        """Return whether a message of the partition belongs to the part. The call does not block.
 
         Args:
             message: The message.
