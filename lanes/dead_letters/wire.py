@@ -177,7 +177,8 @@ def cut_to_fit(
 ) -> tuple[DeadLetter, int | None]:
     """Cut a dead letter to ``limit`` bytes if possible. Also return the size of the original value; None = not cut.
 
-    All original headers are removed first, then the end of the value. ``size`` returns the bytes of a dead letter with
+    The cut removes all original headers first, and then the end of the value. ``size`` returns the bytes of a dead
+    letter with
     the headers that ``Wire.fields`` adds to a cut dead letter.
     """
     if limit is None or size(dead_letter, None) <= limit:
