@@ -37,13 +37,13 @@ BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 
 @names_unknown_options("lanes.Journal")
 class Journal:
-    """The journal of one run, for one consumer: Parquet files in ``directory``. Needs the extra ``journal``.
+    """The journal of one run, for one consumer: Parquet files in ``directory``. The class needs the extra ``journal``.
 
     The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
     unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves a hidden
     file.
 
-    After the start of the consumer, a disk fault raises no error. Handlers run on without the disk. The journal drops
+    After the start of the consumer, a disk fault raises no error. Handlers continue without the disk. The journal drops
     rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
 
     Args:
@@ -224,7 +224,10 @@ class _JournalRecorder(Recorder):
         return _NoFile(path, self._into)
 
     def flush(self) -> None:
-        """Report the appended rows to the buffer, which drops the rows that do not fit. Never raises or waits."""
+        """Report the appended rows to the buffer, which drops the rows that do not fit.
+
+        The call never raises or waits.
+        """
         if self._file is None:
             self._rows.clear()
             self._size = self._kept = 0
