@@ -188,7 +188,7 @@ class Status:
             False for a source whose broker assigns the partitions, and while a member of a cohort runs a version of
             ``lanes`` that knows no targets.
         under_provisioned: Whether a process of the group owns more partitions than its target under the plan. Without a
-            plan of the group: whether this process does.
+            plan of the group, whether this process owns more partitions than its target.
         loop_held: Sum of the seconds since the start for which calls of at least 0.1 s blocked the event loop.
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
