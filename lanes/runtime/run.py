@@ -706,7 +706,7 @@ class Run:
             self.room_changed()
 
     def room_changed(self) -> None:
-        """Call ``Source.receive`` again with the new room. The call does not block."""
+        """Call ``Source.receive`` again with the new bounds of messages and bytes. The call does not block."""
         # receive() is cancel-safe, and ``_pump`` calls it again.
         self._receiving.cancel()
 
