@@ -70,7 +70,7 @@ class RunContext(Protocol):
         """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
 
     def room_changed(self) -> None:
-        """Call ``Source.receive`` again with the new room."""
+        """Call ``Source.receive`` again with the new bounds of messages and bytes."""
 
     def look_for_due(self) -> None:
         """Compute the next deadline again, because a hold may end sooner."""
