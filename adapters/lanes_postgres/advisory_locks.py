@@ -73,9 +73,9 @@ def key_of(name: str) -> int:
 class AdvisoryLocks:
     """Advisory locks of PostgreSQL 14 or newer; see ``lanes.ownership.Locks``. Needs asyncio.
 
-    One separate connection holds all locks of the object. The server ends the session of a process that is frozen, or
-    whose host is gone, after one lease. ``open`` refuses a transaction-pooling proxy. Such a proxy shares sessions
-    between clients and cannot hold locks. With any proxy, a start briefly needs a second session.
+    One separate connection holds all locks of the object. The server ends the session of a frozen process, or of a lost
+    host, after one lease. ``open`` refuses a transaction-pooling proxy. Such a proxy shares sessions between clients
+    and cannot hold locks. With any proxy, a start briefly needs a second session.
 
     If the connection ends, the object loses all locks, and ``run`` connects again.
 
@@ -116,8 +116,8 @@ class AdvisoryLocks:
         """Connect, and check that the server can hold locks; see ``lanes.ownership.Locks.open``.
 
         Raises:
-            ConfigError: The server is older than version 14, is a standby, or is reached through a transaction-pooling
-                proxy.
+            ConfigError: The server is older than version 14, is a standby, or is accessible only through a
+                transaction-pooling proxy.
             SourceError: The server does not answer, or refuses the login.
         """
         self._session = await self._maker.connect()

@@ -109,7 +109,7 @@ class PostgresDeadLetters:
         """Write one dead letter, unless the table already has it; see ``lanes.source.DeadLetters.put``.
 
         Args:
-            dead_letter: The dead letter.
+            dead_letter: The dead letter to write.
         """
         row = {
             "box": self.name,

@@ -23,7 +23,7 @@ def check_subscription(name: object) -> None:
 
 
 def check_name(argument: str, name: object, remedy: str) -> None:
-    """Raise ``ConfigError`` for an invalid name that users choose for a part of a subscription."""
+    """Raise ``ConfigError`` for an invalid name of a group, a consumer, or another part of a subscription."""
     refuse_address(argument, name, remedy)
     if not _is_text(name) or not 0 < len(name) <= _NAME_LIMIT:
         raise ConfigError(

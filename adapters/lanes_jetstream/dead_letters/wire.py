@@ -37,7 +37,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
     - Control characters in values of original headers become blanks, and bytes outside UTF-8 become U+FFFD.
     - Only the last of several original headers with one name remains.
     - A record above the server's limit has no original headers, and may have a truncated body. The header
-      ``Lanes-Truncated`` holds the original length of a truncated body in bytes.
+      ``Lanes-Truncated`` contains the original length of a truncated body in bytes.
 
     Args:
         message: Message of the stream that captures the dead-letter subject.

@@ -252,7 +252,7 @@ def queue_facts(
         positions: Committed positions of the group; a negative offset = none.
 
     Returns:
-        The facts by the name of the topic.
+        The facts of each topic, by the name of the topic.
     """
     committed = {(each.topic, each.partition): each.offset for each in positions}
     owned = [

@@ -79,7 +79,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
 
     Use the function as ``decode=read_dead_letter`` of a consumer whose source reads the dead-letter topic. The function
     neither blocks nor changes the message. A dead letter that was too large for the topic has no original headers, and
-    may have a shortened value. The header ``Lanes-Truncated`` of the message then holds the original length of the
+    may have a shortened value. The header ``Lanes-Truncated`` of the message then contains the original length of the
     value in bytes. Any other dead letter equals the written dead letter.
 
     Args:

@@ -51,7 +51,7 @@ class KafkaDeadLetters:
       client cannot send.
 
     A dead letter that is too large for the topic loses its original headers first, and then the end of its value. The
-    header ``Lanes-Truncated`` holds the original length of the value in bytes. In a compacted topic the key of the
+    header ``Lanes-Truncated`` contains the original length of the value in bytes. In a compacted topic the key of the
     record is the id of the dead letter, because dead letters of one key would replace each other.
 
     Args:
@@ -109,7 +109,7 @@ class KafkaDeadLetters:
         A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
 
         Args:
-            dead_letter: The dead letter.
+            dead_letter: The dead letter to write.
 
         Raises:
             SourceError: The broker does not confirm the write (retryable) or refuses it, or the source also reads this

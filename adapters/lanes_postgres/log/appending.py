@@ -63,7 +63,7 @@ class Record(NamedTuple):
     """A message to append.
 
     Attributes:
-        value: The payload; a ``str`` means its UTF-8.
+        value: The payload; a ``str`` becomes UTF-8 bytes.
         key: The key: bytes, a ``str``, or an unsigned 128-bit ``int``. ``None`` = the message has no order.
         subject: The subject. "" = the name of the log.
         headers: Pairs of a name and a value.

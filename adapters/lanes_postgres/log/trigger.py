@@ -105,7 +105,7 @@ def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
 def upkeep(schema: str, facts: LogFacts) -> Steps[Fault | None]:
     """Return the work that an upgrade or a change of an owner requires; None = no work.
 
-    Sources can read the messages before this work is done. A log with its own messages needs no upkeep.
+    Sources can read the messages before this work. A log with its own messages needs no upkeep.
     """
     if facts.relation is None:
         return None

@@ -164,7 +164,7 @@ class ProgressTracker:
         return self._reports.address
 
     def look(self, spans: Mapping[int, Span], at: Mapping[int, int]) -> None:
-        """Replace the ranges to handle and the handled positions.
+        """Set new ranges to handle and new handled positions.
 
         Args:
             spans: Ranges to handle, by partition.

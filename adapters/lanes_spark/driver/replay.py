@@ -85,9 +85,9 @@ def replay(
         ConfigError: An argument is invalid, the arguments contradict a promise, or a worker cannot load the handler.
         TypeError: ``options`` has an unknown name.
         HandlerHalted: A message failed under the poison policy ``exit``.
-        SourceError: Rows are gone, the topic was recreated, another replay uses the checkpoint, or Spark or the brokers
-            failed. An error of ``lanes`` in a task keeps its class, its text in one line and its ``retryable``. The
-            ``__cause__`` of the error is Spark's exception with the task's traceback.
+        SourceError: The source has lost rows, the topic was recreated, another replay uses the checkpoint, or Spark or
+            the brokers failed. An error of ``lanes`` in a task keeps its class, its text in one line and its
+            ``retryable``. The ``__cause__`` of the error is Spark's exception with the task's traceback.
         Exception: The exception of ``progress``, unchanged.
     """
     run = open_run(spark, source, handler, options, to=to, only=only, checkpoint=checkpoint, explain=explain)

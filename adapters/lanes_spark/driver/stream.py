@@ -59,7 +59,7 @@ def stream(
     Raises:
         ConfigError: An argument is invalid, or the arguments contradict a promise.
         TypeError: ``options`` has an unknown name.
-        SourceError: Positions are gone, another replay uses the checkpoint, or Spark or the brokers failed.
+        SourceError: The topic has lost positions, another replay uses the checkpoint, or Spark or the brokers failed.
             ``Stream.join`` raises later errors.
     """
     if not isinstance(source, KafkaTopic):
@@ -154,7 +154,7 @@ class Stream:
             Whether the stream has ended.
 
         Raises:
-            SourceError: Positions are gone, the topic was recreated, or Spark or the brokers failed.
+            SourceError: The topic has lost positions or was recreated, or Spark or the brokers failed.
             HandlerHalted: A message failed under the poison policy ``exit``.
             LanesError: A task failed with another error of ``lanes``.
             Exception: The exception of ``progress``, unchanged.

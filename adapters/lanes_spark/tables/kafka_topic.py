@@ -147,7 +147,7 @@ class KafkaTopic:
 
         Raises:
             ConfigError: The session has no JVM, or lacks jars of the connector.
-            SourceError: Positions are gone, the topic was recreated, or the brokers do not answer.
+            SourceError: The topic has lost positions or was recreated, or the brokers do not answer.
         """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
         # Compare the ids first, because positions of another topic cannot be compared.
