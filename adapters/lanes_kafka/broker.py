@@ -198,7 +198,8 @@ def describe_topic(
 
     Raises:
         ConfigError: The client refuses its settings.
-        SourceError: No broker answers (retryable), the login is refused, or this user may not describe the topic.
+        SourceError: No broker answers (retryable), the broker refuses the login, or this user may not describe the
+            topic.
     """
     reported: list[KafkaError] = []
     try:

@@ -150,7 +150,7 @@ class KafkaSource:
 
         Raises:
             ConfigError: A topic does not exist, or the client refuses its settings.
-            SourceError: No broker answers (retryable), or the login or a permission is refused.
+            SourceError: No broker answers (retryable), or the broker refuses the login or the operation.
         """
         self._warn_about_range()
         self._bridge = Bridge()

@@ -57,7 +57,7 @@ class LockSession:
     async def ask(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
         """Return the one row of a query. The caller holds ``turn``.
 
-        An answer after the end of the session is an error, because the locks of the session are lost.
+        An answer after the end of the session is an error, because the session has lost its locks.
         """
         self.check()
         self.asked_at = monotonic()

@@ -217,7 +217,7 @@ class Membership:
     def advance(self, client: Consumer, poll: Callable[[], None]) -> None:
         """Ask the broker, or answer the commands after the broker's answer. A callback must not call this method.
 
-        The call also asks the broker while a partition is doubted. The call does not block.
+        The call also asks the broker while ``group`` doubts a partition. The call does not block.
 
         Args:
             client: The client.

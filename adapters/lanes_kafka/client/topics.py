@@ -147,7 +147,7 @@ class Topics:
 
         Raises:
             ConfigError: A topic does not exist or is not visible to this user, or the client refuses its settings.
-            SourceError: No broker answers, the login is refused, or a permission is missing.
+            SourceError: No broker answers, the broker refuses the login, or a permission is missing.
         """
         deadline = time.monotonic() + timeout
 

@@ -87,7 +87,7 @@ class KafkaDeadLetterBox:
 
         Raises:
             ConfigError: The topic does not exist, or the client refuses its settings.
-            SourceError: No broker answers (retryable), or the login or a permission is refused.
+            SourceError: No broker answers (retryable), or the broker refuses the login or the operation.
         """
         self._producer.open()
         try:

@@ -79,8 +79,8 @@ class KafkaDeadLetters:
 
         Raises:
             ConfigError: The topic does not exist, or the client refuses its settings.
-            SourceError: No broker answers (retryable), the login is refused, or this user may not describe or write to
-                the topic.
+            SourceError: No broker answers (retryable), the broker refuses the login, or this user may not describe or
+                write to the topic.
         """
         self._producer.open()
         try:

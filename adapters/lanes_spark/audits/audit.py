@@ -27,8 +27,8 @@ class Audit:
         duplicates: Number of repeated messages by cause. ``held``: a redelivery in flight. ``settled``: a redelivery
             after the settlement. ``late``: a delivery below the highest position, of a message unknown to the engine.
             ``retry``: another start of the handler in the same assignment. ``takeover``: another start in another
-            assignment, before the message was finished. ``repeat``: another start in another assignment, after the
-            message was finished.
+            assignment, before the finish of the message. ``repeat``: another start in another assignment, after the
+            finish of the message.
         unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
             incomplete files, the number is 0.
         findings: One row for each violation, with the columns checker, what, member, run, n, partition, assignment,

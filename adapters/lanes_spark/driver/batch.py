@@ -171,7 +171,7 @@ def _in_task(
 
 
 def pickled(job: TaskJob) -> bytes:
-    """Pickle a job for the workers. Raises ``ConfigError`` if the job cannot be pickled."""
+    """Pickle a job for the workers. Raises ``ConfigError`` if ``pickle`` refuses the job."""
     from pyspark import cloudpickle
 
     try:

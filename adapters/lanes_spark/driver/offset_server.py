@@ -55,7 +55,7 @@ class OffsetServer(socketserver.UnixStreamServer):
         super().__init__(self.path, _Question, bind_and_activate=False)
 
     def start(self) -> None:
-        """Begin to answer requests. Raises ``ConfigError`` if the socket cannot be created."""
+        """Begin to answer requests. Raises ``ConfigError`` if the system refuses the socket."""
         try:
             self.server_bind()
             self.server_activate()
