@@ -97,9 +97,10 @@ class Settings:
         batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
             a call.
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Requires ``batch``.
-        timeout: Seconds that a handler may take, above 0. A handler that takes longer is cancelled, and its attempt
-            fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and the
-            log reports the handler. A process whose handler takes longer is killed. ``None`` = no limit.
+        timeout: Seconds that a handler may take, above 0. The consumer cancels a handler that takes longer, and the
+            attempt fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and
+            the
+            log reports the handler. The consumer kills a process whose handler takes longer. ``None`` = no limit.
         sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``.
             ``"inline"`` = the event loop, which waits for the handler. ``"processes"`` = ``processes`` long-lived
             processes, for handlers that use the CPU.

@@ -84,7 +84,7 @@ class Consumer:
 
     Either call ``run``, or use the consumer as an async context manager. A context manager runs the consumer
     concurrently with the block, and drains the consumer at the end of the block. An error that stops the consumer
-    cancels the block and is raised at the end of the block.
+    cancels the block. The end of the block raises this error.
 
     An instance runs once, and a process may run several consumers. Any thread may call ``stop``, ``pause``, ``resume``,
     ``status`` and ``health``, and read ``ready``, ``active`` and ``healthy``. Every other method raises ``LanesError``
@@ -317,8 +317,8 @@ class Consumer:
         the method logs a warning and continues to wait. Only the thread of the event loop may call this method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
-                ``run`` is raised too.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
+                other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` ended before the source was open, or another thread runs the consumer.
         """
@@ -332,8 +332,8 @@ class Consumer:
         ``run`` has ended since without an error. Only the thread of the event loop may call this method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
-                ``run`` is raised too.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
+                other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` ended before the consumer was ready, or another thread runs the consumer.
         """
@@ -348,8 +348,8 @@ class Consumer:
         Any number of tasks may wait. Only the thread of the event loop may call this method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. Any other exception of
-                ``run`` is raised too.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
+                other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` was cancelled before the source was open, or another thread runs the consumer, or a
                 handler of the consumer makes the call.

@@ -67,7 +67,7 @@ the version unchanged.
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTraits:
-    """The properties of a source, known once it is open.
+    """The properties of an open source.
 
     Attributes:
         name: Name of the source in logs and errors.
