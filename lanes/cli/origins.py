@@ -21,7 +21,7 @@ _NAMED: Final = 4
 
 
 class Origins:
-    """The physical queues of the options. Without the options, the object is false, and every dead letter is selected.
+    """The physical queues of the options. Without the options, the object is false and selects every dead letter.
 
     Args:
         queues: Values of ``--queue``.
