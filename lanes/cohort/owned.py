@@ -130,7 +130,7 @@ class OwnedPartitions(Generic[T]):
             ``failure``.
         in_flight: Number of messages that can be in flight, which the source may raise. The member stores a ledger
             at once when more finished messages than this number are unsaved above its floor. A crash therefore repeats
-            at most twice this number of messages. Fewer unsaved messages are stored at the pace of
+            at most twice this number of messages. The member stores fewer unsaved messages at the pace of
             ``Membership.checkpoint_soon``. The member stores no such ledgers of a work queue.
         clock: Clock of the deadlines.
         wake: Function that the object calls when the source should call ``step`` and ``next_events``; must not block.
