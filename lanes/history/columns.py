@@ -95,7 +95,8 @@ class RowTables:
     def table(self, lines: Sequence[str], run: str, *, checked: bool = False) -> Any:
         """Make the ``pyarrow.Table`` of lines that end in newlines. The call raises no error, even for broken lines.
 
-        With ``checked`` each row is converted back, and a line that differs from the original is stored in ``detail``.
+        With ``checked`` the call converts each row back, and stores a line that differs from the original in
+        ``detail``.
         Lines from other programs than ``lanes.history.recorder`` need ``checked``.
         """
         parts = [self._completed(part, at, run) for at, part in self._parts(lines)]

@@ -47,12 +47,12 @@ class Journal:
     rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
 
     Args:
-        directory: Folder of the files; created when it does not exist.
+        directory: Folder of the files; the journal creates a missing folder.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Maximum age of an open file in seconds, from its first row, more than 0. None = a file is closed
-            only by its size or at the end of the run.
-        rotate_bytes: Size at which a file is closed, in bytes, 1 or more.
+        rotate_after: Maximum age of an open file in seconds, from its first row, more than 0. None = the journal closes
+            a file only at its maximum size or at the end of the run.
+        rotate_bytes: Size at which the journal closes a file, in bytes, 1 or more.
 
     Raises:
         ConfigError: A name or number is invalid, the directory cannot be created, or pyarrow is missing.

@@ -103,7 +103,7 @@ class JournalWriter:
         tables: Converter of the rows.
         buffer: Buffer of the rows.
         rotate_after: Maximum age of an open file in seconds, from its first row; None = no limit.
-        rotate_bytes: Size at which a file is closed, in bytes.
+        rotate_bytes: Size at which the thread closes a file, in bytes.
 
     Attributes:
         files: Number of complete files.

@@ -52,7 +52,7 @@ class History:
     gives up and counts rows that it cannot write.
 
     Args:
-        directory: Folder of the file; created when it does not exist.
+        directory: Folder of the file; the history creates a missing folder.
         member: Name of this process in every row and in the file's name; None = ``m-`` and 8 random hex digits. A name
             has 1 to 64 of ``A-Z a-z 0-9 . _ -`` and begins with a letter or digit.
 
@@ -258,7 +258,7 @@ class Recorder(RowWriter):
     # Ownership and flow
 
     def _leased(self, partition: Partition, now: float) -> tuple[int, str, float]:
-        """Write the deadline of the lease, if there is one."""
+        """Write the deadline of the lease, if the partition has a lease."""
         if partition.deadline != NEVER:
             self._row("leased", f"{self._owned(partition)}{_deadline(partition)}", now)
         return self._origin(partition, partition.deadline)
@@ -350,7 +350,7 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 def _deadline(partition: Partition) -> str:
     """Render a deadline as the first microsecond that no row before the deadline can have.
 
-    The times of rows are rounded to the nearest microsecond, so a time just before the deadline may round up past it.
+    Rows round times to the nearest microsecond, so a time just before the deadline may round up past the deadline.
     """
     deadline = partition.deadline
     if deadline == NEVER:
