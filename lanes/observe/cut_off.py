@@ -1,6 +1,6 @@
 """The log lines about handlers that a drain's limit has cut off, and whose messages run again.
 
-Handlers that end within the grace after their cancellation, and handlers that still run then, are counted separately.
+The lines count separately the handlers that end within the grace after their cancellation, and those that still run.
 Partitions that drain together share one line of each kind. ``named`` lists positions for these and other lines.
 """
 

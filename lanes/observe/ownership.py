@@ -26,7 +26,7 @@ UNRELEASED: Final = "the source did not confirm its release"
 
 
 class DrainCost:
-    """The cost of one drain in messages. The object is made before the drain begins.
+    """The cost of one drain in messages. The runtime makes the object before the drain begins.
 
     Args:
         partition: The assignment.
