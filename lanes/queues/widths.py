@@ -28,8 +28,8 @@ class Survey(NamedTuple):
         facts: Facts by the name of the physical queue. A missing physical queue has the size 0.
         groups: Groups with a member or a position in the queue, in alphabetical order.
         ends: Position after the last message of each physical queue, or the sum of its partitions' positions.
-        stored: Stored number of partitions of each group, by the name of the group. A group that is missing here uses
-            the number that its members are configured with.
+        stored: Stored number of partitions of each group, by the name of the group. A group without an entry uses the
+            number in the configuration of its members.
     """
 
     facts: Mapping[str, QueueFacts]
