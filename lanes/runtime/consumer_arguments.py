@@ -65,7 +65,9 @@ def check_source(source: object) -> None:
 
 
 def use_source(source: object) -> None:
-    """Mark a source as used. Raises ``ConfigError`` if another consumer has used it, because a source is opened once.
+    """Mark a source as used.
+
+    Raises ``ConfigError`` if another consumer has used the source, because a source opens only once.
 
     A source without weak references is not marked, and opens as often as its own code allows.
     """

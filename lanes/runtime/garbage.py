@@ -33,7 +33,8 @@ def tune_gc() -> None:
     """Collect garbage less often in this process, and exempt all existing objects from collections.
 
     The function is for programs that use ``lanes.run`` or ``Consumer``. ``lanes.main`` and ``lanes.serve`` have the
-    same effect while they run. Call the function once, after the imports. The call collects all garbage, which takes
+    same effect during their calls. Call the function once, after the imports. The call collects all garbage, which
+    takes
     longer the more objects the process has. Idempotent. Any thread may call this function.
 
     The thresholds of the collector become 100,000, 20 and 100 (``gc.set_threshold``), and ``gc.freeze`` exempts all

@@ -257,7 +257,7 @@ class Handover:
     async def hand_over(self, partition: Partition, parting: Parting) -> None:
         """Settle a partition, and hand over one part to its next owner; this consumer keeps the other parts.
 
-        A failed call is repeated, until the partition drains or is lost.
+        The task repeats a failed call until the partition drains or is lost.
 
         Args:
             partition: The assignment.

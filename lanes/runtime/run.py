@@ -371,7 +371,7 @@ class Run:
 
         Args:
             error: The error.
-            message: Message whose handler raised the error; None = another function raised it.
+            message: Message whose handler raised the error; None = another function raised the error.
             function: The consumer's argument whose function raised the error; "" = other code raised the error.
         """
         if self.fatal is None:

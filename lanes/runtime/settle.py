@@ -23,13 +23,13 @@ class Settler:
     """The settlements of one consumer. At most one settlement of a partition is under way.
 
     For a source that settles each message individually, the settler makes the next call only after the previous call
-    has ended. For a source that commits, finished messages enter the ledger at once, and due commits are sent
+    has ended. For a source that commits, finished messages enter the ledger at once, and the settler sends due commits
     concurrently.
 
     Args:
         context: The run.
         source: Source that settles.
-        attempts: Attempts in the store, which are dropped for settled messages.
+        attempts: Attempts in the store; the settler drops the attempts of settled messages.
         commits: Whether the source commits positions.
 
     Attributes:
@@ -107,7 +107,7 @@ class Settler:
     async def settle_finished(self, partition: Partition) -> bool:
         """Settle the messages of a partition that have finished before the call.
 
-        The call does not wait for messages that finish meanwhile, so it also ends for a busy partition. The call
+        The call does not wait for messages that finish meanwhile, so the call also ends for a busy partition. The call
         repeats failed settlements until the partition drains or is lost, or the source fails permanently.
 
         Args:
