@@ -412,7 +412,7 @@ class _BatchThreads:
         handle: Function that calls the handler with a batch and returns one outcome for each message. The
             function runs in the threads.
         context: The run.
-        timeout: Seconds after which a running call is reported once in the log. ``None`` = never.
+        timeout: Seconds after which the log reports a running call once. ``None`` = never.
         grace: Seconds for running calls to end when the task group is cancelled.
         processes: The processes in which ``handle`` calls the handler, each through its second argument.
     """

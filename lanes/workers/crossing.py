@@ -70,7 +70,7 @@ def send(connection: socket.socket, frame: bytes, until: float | None = None) ->
     Args:
         connection: The connection.
         frame: The frame.
-        until: Time of ``time.monotonic`` at which a ``TimeoutError`` is raised. ``None`` = never.
+        until: Time of ``time.monotonic`` at which the call raises ``TimeoutError``. ``None`` = never.
 
     Raises:
         Closed: The other process has ended.
@@ -90,7 +90,7 @@ def receive(connection: socket.socket, until: float | None = None) -> bytes:
 
     Args:
         connection: The connection.
-        until: Time of ``time.monotonic`` at which a ``TimeoutError`` is raised. ``None`` = never.
+        until: Time of ``time.monotonic`` at which the call raises ``TimeoutError``. ``None`` = never.
 
     Returns:
         The frame.

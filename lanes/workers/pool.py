@@ -168,7 +168,7 @@ class Pool(Generic[Call, Result]):
         """Call ``turn`` after calls have ended, and after ``wake``, until cancelled.
 
         After the cancellation no call begins. The method waits a grace for running calls whose results count. After the
-        grace, the remaining calls are abandoned.
+        grace, the method abandons the remaining calls.
 
         Args:
             turn: Function that reads the results.

@@ -44,7 +44,7 @@ class ThreadWorkers:
     Args:
         context: The run.
         handler: Plain function of one message.
-        timeout: Seconds after which a running handler is reported once in the log. ``None`` = never.
+        timeout: Seconds after which the log reports a running handler once. ``None`` = never.
         grace: Seconds for running handlers to end when the task group is cancelled.
         processes: The processes that call the handler, for ``handler=None``. ``None`` = the threads call the handler.
     """
