@@ -101,7 +101,7 @@ class ReferenceLog:
         self._pending.update(zip(transaction.tickets, transaction.batches, strict=True))
 
     def roll_back(self, transaction: Transaction) -> None:
-        """End a transaction without its messages. No message gets the transaction's tickets."""
+        """End a transaction and discard its messages. The transaction's tickets stay unused."""
         self.running.remove(transaction)
 
     def append(self, partition: int, rows: Iterable[StoredRow]) -> None:

@@ -27,13 +27,13 @@ class PieceRow(NamedTuple):
         log: Number of the log.
         group: Name of the group.
         partition: Number of the partition.
-        slots: The slots. ``None`` = the messages without a key.
-        consumer: The consumer that the map names; ``None`` = nobody, or any for messages without a key.
+        slots: Slots of the piece; ``None`` = the messages without a key.
+        consumer: Consumer that the map names; ``None`` = no consumer, or any consumer if ``slots`` is ``None``.
         floor: Lowest position that is not finished.
         epoch: Epoch of the owner; 0 = the piece never had an owner.
         completed: Finished positions above ``floor``.
-        parent: The piece whose owner may still handle messages of this one; ``None`` = no drain.
-        parent_epoch: Epoch of that owner.
+        parent: Number of the piece whose owner may still handle messages of this piece; ``None`` = no drain.
+        parent_epoch: Epoch of the owner that may still handle messages of this piece; ``None`` = no drain.
     """
 
     log: int
@@ -59,7 +59,7 @@ class PieceRow(NamedTuple):
 
 
 class StoredPiece(NamedTuple):
-    """A position to store.
+    """The finished positions of a piece, as an owner stores them.
 
     Attributes:
         piece: Number of the piece.
@@ -160,7 +160,7 @@ def _without(slots: Runs | None, lo: int, hi: int) -> Runs:
 
 
 def look(session: Session, log: int, group: str, consumer: str, owned: Collection[int]) -> list[tuple[int, PieceRow]]:
-    """Return the pieces that the map names a consumer for, those without a key, ``owned`` ones, and their parts.
+    """Return the consumer's pieces in the map, the pieces without a key, the ``owned`` pieces and their parts.
 
     A returned row has a parent only if the owner of the parent may still handle messages of the piece.
     """
@@ -229,13 +229,13 @@ def store(session: Session, changes: Sequence[StoredPiece]) -> list[int]:
 
 
 class Unowned(NamedTuple):
-    """The messages of a piece that nobody owns, in a look.
+    """The messages that one look finds in a piece without an owner.
 
     Attributes:
         piece: Number of the piece.
-        floor: Its position.
-        until: Position after the last one that the look has read.
-        first: Position of the first message; ``None`` = none was found.
+        floor: Lowest position of the piece that is not finished.
+        until: Position after the last position that the look has read.
+        first: Position of the first message; ``None`` = the look found no message.
         messages: Number of messages.
     """
 
@@ -254,7 +254,7 @@ def unowned(
     look: int | None = None,
     ends: Sequence[int] | None = None,
 ) -> list[Unowned]:
-    """Return the messages in slots that nobody owns.
+    """Return the messages in slots without an owner.
 
     Args:
         session: The session that asks.

@@ -27,15 +27,15 @@ class Session:
 
     Args:
         server: The server.
-        pid: Number of its process.
+        pid: Number of the session's process on the server.
         owner: Name of the client.
-        now: The time, in seconds.
+        now: Present time, in seconds.
 
     Attributes:
         server: The server.
-        pid: Number of its process.
+        pid: Number of the session's process on the server.
         owner: Name of the client.
-        open: Whether the session has not ended.
+        open: Whether the session is open.
         timeout: Seconds without a statement after which the session ends; 0 = never.
         asked_at: Time of the last statement.
         in_transaction: Whether the session is in a transaction block.
