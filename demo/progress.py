@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass
 class Kill:
-    """A process that was killed with -9.
+    """A process that the demo killed with -9.
 
     Attributes:
         who: Name of the process.
@@ -55,7 +55,7 @@ class Progress:
         worker_pid: Process id of the running worker; None without a running worker, in a group and on Spark.
         starts: Number of started workers or drivers.
         stream: Name of the stream or topic of the events.
-        kills: Processes that were killed with -9.
+        kills: Processes that the demo killed with -9.
         status: Latest report of the worker by field; in a group, the sums and the oldest key of all members' reports.
     """
 
