@@ -46,8 +46,8 @@ class SparkConfig:
         batches: Approximate number of batches of the log.
         cores: Number of cores of Spark. Each core runs one worker.
         connections: Number of PostgreSQL connections of each task.
-        kill_worker_at: Fraction of the events after which a worker is killed with -9; None = no kill.
-        kill_driver_at: Fraction of the events after which the driver is killed with -9; None = no kill.
+        kill_worker_at: Fraction of the events after which the demo kills a worker with -9; None = no kill.
+        kill_driver_at: Fraction of the events after which the demo kills the driver with -9; None = no kill.
         stall_timeout: Seconds without progress after which the run fails. The start of a JVM needs part of this time.
         keep: Folder for journal and log; None = the demo removes these files.
         name: Name of the topics and the schema; None = random names.
