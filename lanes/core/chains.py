@@ -91,8 +91,8 @@ class Chains:
     def insert(self, message: Message) -> None:
         """Put a late message into the chain of its lane by position.
 
-        The late message goes before queued messages of higher positions, and after every started message. The call is
-        O(in flight), and is made only for a late message.
+        The late message stands before queued messages of higher positions, and after every started message. The call is
+        O(messages in flight), and the engine makes the call only for a late message.
         """
         if message.lane is None:
             self.ready.append(message)

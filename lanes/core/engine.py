@@ -11,10 +11,11 @@ Rules
 3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its lane: messages of
    that lane in a new assignment wait for the handler.
 4. A redelivered position never runs twice at the same time. If the position is in flight, its message receives the new
-   token. If the position is settled, the engine settles it again. An unknown position is inserted into its lane by
-   position, and counts as late. The positions of a source that commits always rise.
+   token. If the position is settled, the engine settles it again. The engine inserts an unknown position into its lane
+   by position, and counts the position as late. The positions of a source that commits always rise.
 5. A draining partition starts no message, except to close the prefix. The engine abandons queued and stopped messages
-   at once. Running handlers may end. A success counts, and a failed message is abandoned. The engine emits ``Drained``
+   at once. Running handlers may end. A success counts. The engine abandons a failed message. The engine emits
+   ``Drained``
    once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later messages of its
    lane must not overtake its message. If a source cannot hand over the completed set, finished messages above a queued
    message would run again. For such a source the queued messages below the highest started message also run

@@ -1,7 +1,8 @@
 """The queue of an engine with budgets per partition. The budgets take turns to start their heads.
 
 A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head and
-fewer than ``limit`` running calls. After its turn, a budget goes to the end of the line. A budget with a head and a
+fewer than ``limit`` running calls. After its turn, a budget moves to the end of the sequence. A budget with a head and
+a
 free call therefore waits for at most one call of each other budget. The partitions of a physical queue share its turns
 in sequence.
 

@@ -3,7 +3,8 @@
 ``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger knows whether
 the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted
 runs, so a long sequence of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the
-lowest runs. A redelivered position that the ledger has forgotten is handled again, so no message is lost. For a source
+lowest runs. The engine handles a redelivered position again if the ledger has forgotten the position, so no message is
+lost. For a source
 that never redelivers a settled position, the ledger keeps no settled positions: on a sparse partition each position
 would be a separate run.
 

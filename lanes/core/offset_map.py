@@ -65,8 +65,8 @@ def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT)
 
     Args:
         floor: The committed offset.
-        completed: Half-open runs of offsets at or above ``floor``, in rising order, none empty. Runs that touch are
-            joined.
+        completed: Half-open runs of offsets at or above ``floor``, in rising order, none empty. The function joins runs
+            that touch.
         limit: Maximum number of characters, 0 … 4,095.
 
     Returns:
@@ -96,7 +96,7 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
         text: Metadata of a commit.
         floor: The committed offset.
         max_ahead: Bound on the distance from the floor to an offset, gaps included. If the bound is the distance from
-            the floor to the end of the log, every valid text is accepted.
+            the floor to the end of the log, the function accepts every valid text.
 
     Returns:
         Rising runs that do not touch; [] for "". ``None`` = the text is foreign, damaged, of another version or of

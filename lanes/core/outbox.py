@@ -11,7 +11,7 @@ from lanes.core.types import Message, Partition, Settlement
 
 
 class Outbox:
-    """The dirty partitions of one engine. The engine appends to ``dirty`` too, so no call replaces the list."""
+    """The dirty partitions of one engine. The engine also appends to ``dirty``, so no call replaces the list."""
 
     __slots__ = ("dirty",)
 

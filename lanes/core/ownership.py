@@ -86,8 +86,8 @@ class Ownership:
         """Give up a part of a partition, and keep the other messages.
 
         The engine abandons queued and stopped messages of the part at once. Running handlers may end: a success counts,
-        and a
-        failed message is abandoned. After the part's last handler, the engine emits ``Parted`` without a wait for other
+        and the engine abandons a failed message. After the part's last handler, the engine emits ``Parted`` without a
+        wait for other
         parts. Until ``parted``,
         the floor stays below each message of the part that is not finished, so that a commit is true for the part too.
         A drain of the partition replaces the hand-over of the part. The call has no effect for a partition that drains
@@ -125,7 +125,7 @@ class Ownership:
     def _give_up_part(
         self, partition: Partition, parting: Parting, admitted: list[Message], waiting: list[Message]
     ) -> list[Message]:
-        """Abandon messages of a part that do not run, and return them. Other messages of the partition continue."""
+        """Abandon and return the messages of a part that do not run. Other messages of the partition continue."""
         for message in admitted:
             self.stopped.by_head.pop(message, None)
             partition.ledger.drop(message)

@@ -40,7 +40,8 @@ def queue_digest(key: PartitionKey) -> int:
 def jump(digest: int, partitions: int) -> int:
     """Return the partition of a digest, in 0 … ``partitions`` − 1.
 
-    The quotient and the product are rounded to IEEE 754 doubles, as in the paper. With exact integers, some digests
+    The function rounds the quotient and the product to IEEE 754 doubles, as in the paper. With exact integers, some
+    digests
     would have another partition.
 
     Args:

@@ -5,7 +5,7 @@ each with a different context string (BLAKE3 specification, "Modes"). The hashes
 partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal, and
 every partition would use a single lane.
 
-A hash is reduced to a number below a count by multiply-shift (Lemire, "Fast Random Integer Generation in an Interval",
+Multiply-shift reduces a hash to a number below a count (Lemire, "Fast Random Integer Generation in an Interval",
 2019). With 64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.
 
 The context strings are part of the format: a change would move every key. ``tests/core/test_ring.py`` compares all

@@ -159,7 +159,7 @@ class PieceId(PartitionId):
 
 
 class Part(Protocol):
-    """A part of a partition that a source gives up: it knows which messages belong to it."""
+    """A part of a partition that a source gives up; the object knows which messages belong to the part."""
 
     def __call__(self, message: Message) -> bool:
         """Return whether a message of the partition belongs to the part. The call does not block.
