@@ -1,8 +1,8 @@
 """The contract of locks: at most one process handles a partition at a time.
 
 A lock is exclusive until its *deadline*, the time until which this process certainly holds the lock. The holder renews
-its locks, which raises the deadlines. When a frozen or disconnected process continues, it reads a deadline in the past
-and starts no handler. The store refuses a late write because of the epoch of the state, not because of the lock: see
+its locks, which raises the deadlines. After a freeze or a lost connection, a process reads a deadline in the past and
+starts no handler. The store refuses a late write because of the epoch of the state, not because of the lock: see
 ``lanes.ownership.state``.
 """
 
