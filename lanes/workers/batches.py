@@ -79,7 +79,7 @@ class BatchWorkers:
         handler: Function of a list of messages.
         size: Maximum number of messages of a batch.
         linger: Maximum number of seconds that a batch waits for more messages.
-        timeout: Seconds after which a call is cancelled, or a call in a thread is reported. ``None`` = no limit.
+        timeout: Seconds after which the workers cancel a call, or report a call in a thread. ``None`` = no limit.
         grace: Seconds for running calls in threads to end, at the end of the run.
         inline: Whether a plain function runs on the event loop instead of in threads.
         decode: Function for ``Message.data``.

@@ -7,7 +7,7 @@ A handler holds the loop while it blocks, for example in ``time.sleep`` or in a 
 the loop runs no other handler, no settlement and no renewal of a lease. The thread detects a missing turn, finds the
 handler in the stack of the loop's thread, and names the handler in the log.
 
-A C function that keeps the interpreter's lock stops the thread too. When the function returns, the thread runs again,
+A C function that keeps the interpreter's lock also stops the thread. When the function returns, the thread runs again,
 finds the function's caller in the stack, and names the caller in the log. A freeze of the process also stops the
 thread. During a freeze the loop's thread uses no processor time, so the check reports no function. Many short calls can
 also deny the interpreter's lock to the thread, because CPython does not give the lock to the longest waiter. During

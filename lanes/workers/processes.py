@@ -197,7 +197,7 @@ class ProcessPool:
         set_up: Function that each process calls once before its first message; None = no function.
         batch: Whether the handler receives lists.
         count: Number of processes.
-        timeout: Seconds after which the process of a call is killed. ``None`` = never.
+        timeout: Seconds after which the pool kills the process of a call. ``None`` = never.
         grace: Seconds in which idle processes may end at the end of the run.
         traced: Whether the pool passes the trace context of the current span to the process.
         refuse: Function that is called on the event loop with the error that keeps a process from starting.

@@ -1,7 +1,8 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker sleeps
-on a doorbell and is woken only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one turn of the
+A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker waits
+on a doorbell, which wakes the worker only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one
+turn of the
 loop. The task of a worker starts when the worker is woken for the first time.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
