@@ -145,6 +145,7 @@ KAFKA: Final = (
         "            found[partition_id] = _beyond(target, [])\n",
         "messages that a former owner has finished run again after retention has deleted an unfinished one",
         "NoDuplicateCleanly",
+        "CompletedIsKept",
     ),
     _kafka(
         "a_stray_without_answer_is_forgotten",
@@ -153,6 +154,7 @@ KAFKA: Final = (
         "            self._ask_bounds_at = self.clock() + _ASK_BOUNDS_EVERY\n",
         "a partition whose position was deleted delivers nothing any more if its question for the log finds no broker",
         "CaughtUp",
+        first=1_122,
     ),
     # --- dead letters
     _kafka(
