@@ -21,7 +21,10 @@ _UNLIMITED: Final = 1 << 62
 
 
 class PartitionsInTurn:
-    """The heads of a physical queue, whose partitions take turns. Has the methods of ``deque`` that a budget needs."""
+    """The heads of a physical queue, whose partitions take turns.
+
+    The class has the methods of ``deque`` that a budget needs.
+    """
 
     __slots__ = ("_count", "_heads")
 

@@ -88,7 +88,7 @@ class OffsetLedgerState(NamedTuple):
     """The entries of an ``OffsetLedger`` at and above its floor.
 
     Attributes:
-        entries: For each delivery its offset, whether it is unfinished, and whether the ledger has its message.
+        entries: Offset of each delivery, whether the delivery is unfinished, and whether the ledger has the message.
     """
 
     highest: int
@@ -104,7 +104,7 @@ class CommitsState(NamedTuple):
     """The commits of an assignment.
 
     Attributes:
-        sending: Floor, completed set and ordinal of the commit on its way.
+        sending: Floor, completed set and ordinal of the commit in transit.
     """
 
     not_before: float
@@ -204,7 +204,7 @@ def message_id(message: Message) -> MessageId:
 
 
 def snapshot(engine: Engine) -> EngineState:
-    """Take a snapshot of an engine, which stays unchanged. O(messages of the engine).
+    """Take a snapshot of an engine, which stays unchanged. The call is O(messages of the engine).
 
     The call raises ``ValueError`` while unperformed effects exist, because a snapshot has no effects.
     """
