@@ -110,7 +110,7 @@ def reduced(made: AdapterRun, adapter: Adapter, *, attempts: int = ATTEMPTS) -> 
     Args:
         made: A run with a finding.
         adapter: The simulated broker and client of the adapter.
-        attempts: The most runs.
+        attempts: Maximum number of runs in the search.
 
     Returns:
         The smallest run of the search.

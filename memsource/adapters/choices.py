@@ -164,7 +164,7 @@ class Place(NamedTuple):
         member: Name of the member at the boundary.
         call: Name of the request or step, such as ``commit``.
         phase: Activity of the member.
-        offers: Faults that can happen here.
+        offers: Faults that can happen at the boundary.
     """
 
     member: str
@@ -174,7 +174,7 @@ class Place(NamedTuple):
 
 
 class Chooser(Protocol):
-    """Decides at each boundary. The answers depend only on the arguments and on the seed."""
+    """Decides what happens at each boundary. The answers depend only on the arguments and on the seed."""
 
     def choose(self, number: int, place: Place) -> Choice:
         """Choose what happens at a boundary.
@@ -256,7 +256,7 @@ class Drawn:
 
     Args:
         seed: Seed of the draws.
-        kinds: Faults that the broker has.
+        kinds: Faults that the broker can have.
         deadlines: Durations of the adapter's deadlines, in seconds, such as a session and a drain.
         phases: Phases on which a run may concentrate.
         calls: Names of the requests on which a run may concentrate or at which a fault may be aimed. A run draws a

@@ -60,8 +60,8 @@ class AdapterSchedule:
     Attributes:
         adapter: Name of the adapter.
         seed: Seed of the traffic, the settings, the order of steps and, without ``decisions``, the faults.
-        decisions: The faults; None = drawn from the seed.
-        limit: The most messages; None = all.
+        decisions: Faults of the run; None = the seed decides.
+        limit: Maximum number of messages; None = no limit.
         calm: Whether tasks take their steps first in, first out; otherwise the seed decides.
         ends: Whether the faults are over after the last of ``decisions``. Otherwise the run waits for faults.
     """
@@ -109,7 +109,7 @@ class Shaping(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """An adapter that judges the history of a run by more checkers than those of every run."""
+    """An adapter that adds its own checkers to the checkers of every run."""
 
     def checkers(self) -> Sequence[MakeChecker]: ...
 

@@ -212,7 +212,7 @@ class SteppedQueue(Generic[T]):
         return self._items.popleft()
 
     def get_nowait(self) -> T:
-        """Remove and return the first item; raises ``queue.Empty`` without one."""
+        """Remove and return the first item; raises ``queue.Empty`` if the queue has no item."""
         return self.get(block=False)
 
     def empty(self) -> bool:

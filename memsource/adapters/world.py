@@ -79,7 +79,7 @@ class AdapterBroker(Personality, Protocol):
         """Names of the checks that do not apply after the faults of this run."""
 
     def excuses(self, member: str, error: LanesError) -> bool:
-        """Whether this error may end a member, because the broker has just refused a request of the member."""
+        """Return whether this error may end a member, because the broker has just refused a request of the member."""
 
     def end(self) -> None:
         """End everything that still runs for the members, at the end of the run."""
@@ -110,7 +110,7 @@ class AdapterWorld(World):
     """A world in which every boundary asks one chooser.
 
     Args:
-        chooser: Decides at each boundary.
+        chooser: Decides what happens at each boundary.
         *args: Arguments of ``World``; its broker is an ``AdapterBroker``.
         **options: Further arguments of ``World``.
 
