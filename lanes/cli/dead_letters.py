@@ -93,7 +93,7 @@ def list_dead_letters(
     A reason is the type and the escaped, shortened text of the handler's exception. The reason of a Nak or Term is its
     text alone. --queue lists all partitions of a partitioned queue, if the consumer registered the queue in its dead
     letters. For other dead letters add --partitions. Without --partitions, a line counts the omitted dead letters of
-    NAME__p1, NAME__p2 and so on are left out.
+    NAME__p1, NAME__p2 and so on.
     """
     origins = Origins(queue, partitions)
     _run(where, functools.partial(_list, where=where, limit=limit, origins=origins, as_json=as_json))
