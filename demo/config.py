@@ -215,7 +215,7 @@ class WorkerConfig:
         max_in_flight: Bound on delivered, unsettled messages.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         seconds: Length of the one-at-a-time sample in seconds.
-        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails once or twice.
+        fail_every: On average one of this many events fails once or twice; 0 = no event does.
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.

@@ -246,7 +246,7 @@ def check_conf(conf: Mapping[str, str | None], effects: Effects) -> None:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str | None]:
-    """Return the settings of a session that ``check_conf`` checks. Blocks."""
+    """Return the session settings that ``check_conf`` checks. Blocks."""
     found = {name: spark.conf.get(name, None) for name in CHECKED}
     try:
         context = spark.sparkContext.getConf()

@@ -132,7 +132,7 @@ class ReplayConfig:
         rows_per_batch: Maximum number of rows of a batch.
         concurrency: Maximum number of running handlers in a task.
         max_in_flight: Bound on delivered, unsettled messages in a task.
-        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails once or twice.
+        fail_every: On average one of this many events fails once or twice; 0 = no event does.
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
     """
 

@@ -66,7 +66,7 @@ class RowBuffer:
         return f"<RowBuffer: {len(self.rows)} rows, {self._added - self._taken} bytes, {self.dropped} dropped>"
 
     def added(self, size: int, *, whole: bool = False) -> bool:
-        """Count appended rows of ``size`` bytes. If the buffer is full, give up the last row and return False.
+        """Count the ``size`` of appended rows, in bytes. If the buffer is full, give up the last row and return False.
 
         With ``whole`` the buffer keeps every row, even when it is full.
         """

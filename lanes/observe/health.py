@@ -101,7 +101,7 @@ def examine(
         unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
         unsettled: Partitions whose settlements fail, with the failure of each.
         intake: The check of the intake; None = the source does not report a backlog.
-        outage: The present outage; None = a broker answers, or the source does not notice an outage.
+        outage: The present outage; None = a broker answers, or the source cannot detect an outage.
         rejoining: Whether the source waits for its group, at the start or after an outage.
         findings: Findings of the source that a restart does not remove.
 

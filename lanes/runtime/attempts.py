@@ -194,8 +194,8 @@ class AttemptKeeper:
     def room(self, room: Room) -> Room:
         """Reduce the room for the source by the deferred messages.
 
-        Deferred messages use the bounds of the consumer. The partitions of deferred messages are paused, so a bound per
-        partition in ``room`` belongs to other partitions.
+        Deferred messages count against the bounds of the consumer. The partitions of deferred messages are paused, so a
+        bound per partition in ``room`` belongs to other partitions.
         """
         if not self._loading:
             return room

@@ -209,7 +209,7 @@ class _Work:
 
 
 class _Done(NamedTuple):
-    """A message that finished in a cleanly handed over assignment, whose last confirmed floor is ``floor``."""
+    """A finished message of an assignment with a clean handover. ``floor`` is the assignment's last confirmed floor."""
 
     segment: Segment
     row: Row

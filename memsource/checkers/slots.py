@@ -1,4 +1,4 @@
-"""The checkers of ranges: one owner of each slot at a time, a drain before each move, and slots that nobody owns.
+"""The checkers of ranges: one owner of each slot at a time, a drain before each move, and slots without an owner.
 
 A piece of a partition, such as ``"orders/0#17"``, has the messages of some slots, or those without a key. The digest of
 a key in a row begins with the bytes of its slot.
@@ -227,7 +227,7 @@ class DrainBeforeFeed(_SlotChecker):
 
 
 class UnownedNeverFed(PromiseChecker):
-    """A message in a slot that nobody owns is never handed out.
+    """No member receives a message in a slot without an owner.
 
     A history does not show the map, so this checker is not one of ``CHECKERS``.
 

@@ -284,7 +284,7 @@ def unowned(
 
 
 def pass_over(session: Session, floors: Iterable[tuple[int, int]]) -> None:
-    """Raise the positions of pieces that nobody owns, except of those that another transaction changes."""
+    """Raise the positions of pieces without an owner, except pieces that another transaction changes."""
     for piece, floor in floors:
         row = _get(session, piece)
         if row is not None and row.consumer is None and row.floor < floor:

@@ -158,9 +158,6 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._try_piece::owned": Harmless(
         "only this task acquires, and the lock of a piece that is owned is not free"
     ),
-    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._end_drain::owned": Harmless(
-        "the lock of an owned piece is not free, so the look only saves a request"
-    ),
     "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._deal::over": Harmless(
         "a piece that is over delivers nothing, whatever is read for it"
     ),

@@ -1,6 +1,7 @@
-"""The pause of a client's thread between small reads, after which it delivers separate messages together.
+"""The pause of a client's thread between two small reads.
 
-A delivery to the event loop wakes several tasks, and therefore costs as much CPU as several messages.
+The next read takes the messages that arrived during the pause, and the thread delivers them together. A delivery to the
+event loop wakes several tasks, and therefore costs as much CPU as several messages.
 """
 
 from __future__ import annotations

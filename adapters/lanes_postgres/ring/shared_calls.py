@@ -42,7 +42,13 @@ class SharedCalls(Generic[Content]):
             async with self._turn:
                 if not call.performed:
                     taken = [each for each in self._calls if not each.performed]
-                    await self._perform([each.content for each in taken])
+                    try:
+                        await self._perform([each.content for each in taken])
+                    except Exception:
+                        if len(taken) == 1:
+                            raise
+                        taken = [call]
+                        await self._perform([content])
                     for each in taken:
                         each.performed = True
         finally:

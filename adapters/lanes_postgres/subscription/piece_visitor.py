@@ -214,7 +214,7 @@ class PieceVisitor(Visitor):
         # The members share the pieces without a key. All others follow the map, and may come back at once.
         if row.slots is None and monotonic() < self._cool.get(row.id, 0.0):
             return
-        if row.parent is not None:
+        if row.parent is not None and row.parent not in self.owned:
             await self._end_drain(row, row.parent)
             return
         key = StateKey(self.subscription, PieceId(self.log_name, row.partition, row.id), self.incarnation)
@@ -254,8 +254,6 @@ class PieceVisitor(Visitor):
 
     async def _end_drain(self, row: PieceRow, parent: int) -> None:
         """End the drain of a piece whose former owner has lost the lock, for example by its death."""
-        if parent in self.owned:
-            return  # This member hands the piece over itself.
         held = await self.locks.try_acquire(self._lock_of(row.partition, parent), lambda: None)
         if held is None:
             return

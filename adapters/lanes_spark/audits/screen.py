@@ -1,9 +1,9 @@
 """The single pass over the messages of a journal, which finds suspect messages. DataFrames only.
 
 A regular message has one delivery, one start and one end, all after the end of its key's previous message. The numbers
-of the message's first and last rows prove this order. All other messages are suspects, and each message of a key with a
-start out of order is a suspect too. Apart from commits and leases, only suspects can break a promise about order,
-exclusion or settlement. Messages of two keys with the same hash may be suspects too.
+of the message's first and last rows prove this order. All other messages are suspects. If a key has a start out of
+order, each of its messages is a suspect too. Apart from commits and leases, only suspects can break a promise about
+order, exclusion or settlement. Messages of two keys with the same hash may be suspects too.
 """
 
 from __future__ import annotations

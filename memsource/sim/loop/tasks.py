@@ -106,7 +106,7 @@ def wrapped_by(task: asyncio.Task[Any]) -> list[Coroutine[Any, Any, Any]]:
 
 
 async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) -> T:
-    """Call a function for a thread on the loop, after some virtual seconds."""
+    """Call a thread's function on the event loop instead, after a delay in virtual seconds."""
     await asyncio.sleep(seconds)
     return func(*args)
 

@@ -421,7 +421,7 @@ class World:
             self.broker.advance(self.now)
 
     async def stop(self) -> None:
-        """Stop all workers. A worker that does not end in time is the finding ``StopEnds``."""
+        """Stop all workers. A worker that does not end in time causes the finding ``StopEnds``."""
         self._calm()
         left = [worker for worker in self.members if not worker.gone]
         for worker in left:
