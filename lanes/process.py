@@ -191,8 +191,7 @@ def _collector(gc: str) -> AbstractContextManager[None]:
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
     """Run a consumer under SIGINT and SIGTERM.
 
-    ``ends_process``: whether the process has no other job. A second signal then also bounds the time until the process
-    ends.
+    With ``ends_process`` the process has no other job. It then ends at most ``grace`` seconds after a second signal.
     """
     check_import()
     failure: BaseException | None = None

@@ -34,7 +34,10 @@ async def begin() -> None:
 
 
 async def overdrawn(message: lanes.Message) -> dict[str, Any] | None:
-    """The handler: payments of one account run one at a time and in order, as the balances need."""
+    """Return the overdraft that a payment causes; None = no overdraft.
+
+    Payments of one account run one at a time and in order, so each balance is correct.
+    """
     assert message.key is not None
     account = message.key.decode()
     balances[account] += int(message.value)

@@ -287,7 +287,7 @@ class Recorder(RowWriter):
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
-        """Record that a drain has fenced the partition, after the end of its handlers or of their time."""
+        """Record that a drain has fenced the partition, after its handlers or the drain timeout have ended."""
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:

@@ -342,7 +342,7 @@ def _drained_by(session: Session, piece: int, epoch: int) -> Iterator[tuple[int,
 
 
 def _joined(runs: Iterable[tuple[int, int]]) -> Runs:
-    """Return runs in order, without empty ones. Runs that meet become one."""
+    """Return runs in order, without empty ones. Overlapping or adjacent runs become one run."""
     joined: list[tuple[int, int]] = []
     for start, end in sorted((start, end) for start, end in runs if start < end):
         if joined and start <= joined[-1][1]:

@@ -1,7 +1,8 @@
 """The lease store of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, fenced writes.
 
 A bucket is a stream with one message for each key, and a revision is the sequence of the message. Reads and writes are
-raw requests that the stream's leader answers. The client's own KV has no TTL on updates, and reads from replicas.
+raw requests that the stream's leader answers. The KV class of the client sets no TTL on an update. Its reads may come
+from replicas.
 A change that ``watch`` reports is only a hint.
 """
 

@@ -101,7 +101,7 @@ class EndOffsets:
         return None if readable == OFFSET_INVALID else max(0, readable - end.position)
 
     def refresh(self, client: Consumer, owned: Iterable[Assignment], *, ask: bool) -> None:
-        """Update the end offsets from the last fetches and answers, and ask for ends that are too old.
+        """Update the end offsets from the last fetches and answers, and ask the broker again for outdated ones.
 
         The call does not block.
 

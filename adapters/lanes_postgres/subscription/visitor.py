@@ -589,7 +589,7 @@ class Visitor:
             self.wake()
             return
         target = owned.end if self.out_of_range == "latest" else target
-        log.error('%s: %s (first entry %d); out_of_range="%s"', self.name, what, first, self.out_of_range)
+        log.error('%s; its first stored position is %d, out_of_range="%s"', what, first, self.out_of_range)
         self._pass(owned, target)
 
     def _pass(self, owned: Owned, target: int) -> None:

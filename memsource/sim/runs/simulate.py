@@ -148,7 +148,7 @@ def simulate(
         personalities: The brokers; the runs use them in turn.
         partitions: Number of partitions of the topic.
         threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
-            ``"refuse"`` refuses threads.
+            With ``"refuse"``, a call that needs a thread ends the run with ``Refused``.
         setup: Plain function that is called before each run, to reset state that outlives a run.
         seed: Seed of all draws.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
