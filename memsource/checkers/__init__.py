@@ -1,7 +1,7 @@
 """The checkers of histories. Each checker judges by a history whether the run kept one promise.
 
-``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings are the numbers of the
-invariants on that page.
+``docs/checkers.md`` maps each invariant to its checker. The numbers in the docstrings of this package are the numbers
+of the invariants in ``docs/checkers.md``.
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
 ``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``, ``stranded``, ``slots``; ``retries``,
@@ -163,7 +163,9 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
 
 
 def checkers_within(margin: float) -> tuple[MakeChecker, ...]:
-    """Return the makers of all checkers, with this margin for deadlines. Virtual time allows a small margin.
+    """Return a maker for each checker, and give the checkers of deadlines a margin.
+
+    A small margin is enough in virtual time.
 
     Args:
         margin: Seconds by which an action may be late, 0 or more.

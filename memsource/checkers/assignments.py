@@ -71,7 +71,7 @@ class Assignments(Generic[State]):
 
 
 class AssignmentChecker(PromiseChecker, Generic[State]):
-    """A checker that keeps a state for each assignment, at most until its loss or a gap in the rows."""
+    """A checker that keeps a state for each assignment, at most until the assignment is lost or rows are missing."""
 
     _state_class: type[State]
     _ends_at: ClassVar[tuple[str, ...]] = ()

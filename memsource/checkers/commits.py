@@ -172,7 +172,7 @@ class CommitsInTime(TimedChecker[_Waiting]):
     """A member commits a finished message within ``commit_interval``, even if no more messages are delivered (14).
 
     While a commit is under way, the next commit waits for its answer. ``UnknownCommitRepeated`` judges the time after a
-    failed commit, and ``NoDuplicateCleanly`` the time of a drain.
+    failed commit. ``NoDuplicateCleanly`` judges the time of a drain.
     """
 
     _state_class = _Waiting

@@ -20,7 +20,7 @@ _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 class DrainInTime(TimedChecker[Drain]):
     """A drain takes at most its timeout plus the grace (38), and the handover follows in time (39).
 
-    The limit of the handover is the time for settlement plus the time for the release. The checker does not judge a
+    The handover takes at most the time for settlement plus the time for the release. The checker does not judge a
     drain if the partition is lost meanwhile, or if the whole run is cancelled.
     """
 

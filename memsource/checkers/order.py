@@ -66,7 +66,7 @@ class _Lane:
 
 
 class PerKeyOrder(PromiseChecker):
-    """Messages of a key are handled in source order: a message starts after all earlier messages have finally ended.
+    """A message of a key starts only after all earlier messages of the key have finally ended.
 
     A message finally ends when its handler returns or its dead letter is confirmed, before its assignment is fenced.
     Within one assignment, the handlers of a key start in rising positions, and a retry repeats its own position. A

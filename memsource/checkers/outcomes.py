@@ -105,7 +105,7 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
 
 
 class ZombiesDoNotCount(PromiseChecker):
-    """A handler that ends after its assignment was fenced is counted as a zombie and settles no message (40, 53).
+    """A handler that ends after the fence of its assignment counts as a zombie and settles no message (40, 53).
 
     The message of a zombie is neither acknowledged nor committed in the fenced assignment.
 

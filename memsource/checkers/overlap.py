@@ -140,7 +140,7 @@ class NoOverlap(PromiseChecker):
 
     @on("gap", "over")
     def _over(self, segment: Segment, row: Row) -> None:
-        """Forget the running handlers of a segment. The process has ended, or the handlers may have ended in a gap."""
+        """Forget the running handlers of a segment, after the end of its process or in a gap."""
         for name in list(self._running):
             running = [(other, start) for other, start in self._running[name] if other is not segment]
             if running:

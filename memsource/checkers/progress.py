@@ -32,7 +32,7 @@ class _Ready:
 class _ReadyHeads(AssignmentChecker[_Ready]):
     """A checker that knows which heads can start, and judges each start.
 
-    A segment without a bound gives no measurement.
+    The checker measures nothing in a segment without a bound.
     """
 
     _state_class = _Ready

@@ -22,7 +22,7 @@ class _Run:
 
 
 class RedeliveryNotRun(AssignmentChecker[_Run]):
-    """A message that is redelivered within an assignment does not run again.
+    """A message that the broker redelivers within an assignment does not run again.
 
     No handler starts for a message whose handler still runs (21) or has returned (22). The checker remembers the last
     65,536 finished messages of an assignment.

@@ -34,7 +34,7 @@ class Counts:
         events: Number of rows by event.
         redeliveries: Number of redeliveries by cause: ``held``, ``settled``, ``late``, and ``restart`` (started again
             in another segment).
-        dropped: Number of rows that could not be written.
+        dropped: Number of rows that the processes failed to write.
         gaps: Number of gaps in which rows are missing.
         peak_in_flight: Largest number of messages that one member had in flight.
     """
@@ -54,8 +54,8 @@ class Checked(NamedTuple):
     """The result of ``check_files``.
 
     Attributes:
-        verdicts: One verdict for each checker; empty if no history was read.
-        text: The report, or the reason why no history was read.
+        verdicts: One verdict for each checker; empty without a readable history.
+        text: The report, or the reason why the check read no history.
         status: Exit status for ``lanes check``.
     """
 
@@ -91,7 +91,7 @@ def exit_status(verdicts: Iterable[Verdict]) -> int:
         verdicts: Verdicts of one history.
 
     Returns:
-        0 if all promises passed, 1 if a promise was violated, 2 otherwise.
+        0 if all promises passed, 1 if a history violates a promise, 2 otherwise.
     """
     statuses = {verdict.status for verdict in verdicts}
     return VIOLATED if "violated" in statuses else UNPROVEN if "unproven" in statuses else PASSED

@@ -75,7 +75,7 @@ class _SlotChecker(PromiseChecker):
         return found
 
     def _rival(self, segment: Segment, row: Row) -> tuple[Segment, Row] | None:
-        """Return a row of another assignment that still owns the slot of a message as far as it must know."""
+        """Return an open row of another assignment that must not share the slot of a message; None = no rival."""
         mine = segment, row.partition, row.assignment
         if self._unaware(mine, row.n):
             return None
@@ -154,9 +154,9 @@ class ExclusiveSlot(_SlotChecker):
 class DrainBeforeFeed(_SlotChecker):
     """A new owner of a slot gets a message only after the former owner's last running one is settled (66).
 
-    A message counts from the start of its handler until a commit that was sent after its end is confirmed. A message
-    that fails counts until it is given up. The exceptions are those of ``ExclusiveSlot``, handlers that outlast the
-    timeout of a drain, and settlements that fail or have no answer in the time for them.
+    A message counts from the start of its handler until the broker confirms a commit sent after the message's end. A
+    failed message counts until the process gives the message up. The exceptions are those of ``ExclusiveSlot``,
+    handlers that outlast the timeout of a drain, and settlements that fail or have no answer in the time for them.
 
     Args:
         timeline: History to judge.
