@@ -60,7 +60,10 @@ def open_journals(paths: Iterable[Path]) -> list[list[JournalFile]]:
 
 
 def lines_of(files: Sequence[JournalFile]) -> Iterator[Line]:
-    """Yield the rows of one run as lines. Blocks, and holds a part of one file in memory. Raises ``JournalError``."""
+    """Yield the rows of one run as lines.
+
+    Blocks, and keeps one part of a file in memory at a time. Raises ``JournalError``.
+    """
     tables = _tables()
     for file in files:
         number = 0
@@ -75,8 +78,8 @@ def convert(paths: Iterable[str | os.PathLike[str]], directory: str | os.PathLik
     """Convert histories of JSON lines to Parquet files in ``directory``, and return the new files.
 
     Each new file has the rows and the gaps of its history. A second conversion of a history writes the same file. The
-    function blocks, and creates a missing directory. Raises ``JournalError`` if a file cannot be read or written or has
-    no history, or pyarrow is missing.
+    function blocks, and creates a missing directory. Raises ``JournalError`` if a file is unreadable, unwritable or
+    without a history, or if pyarrow is missing.
     """
     if isinstance(paths, str):
         raise TypeError(f"paths={paths!r} is one str; pass several paths: [{paths!r}]")

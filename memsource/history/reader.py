@@ -33,7 +33,7 @@ _BEGIN: Final = b'{"n":1,"event":"begin"'
 
 
 class HistoryError(LanesError):
-    """A path cannot be read or has no history, a format is not supported, or pyarrow is missing."""
+    """A path is unreadable or has no history, the reader does not support a format, or pyarrow is missing."""
 
 
 class Gap(NamedTuple):
@@ -121,7 +121,8 @@ def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
         The segments of the histories in the order of the files, then the segments of the journals.
 
     Raises:
-        HistoryError: A path cannot be read, no file has a row, a format is not supported, or pyarrow is missing.
+        HistoryError: A path is unreadable, no file has a row, the reader does not support a format, or pyarrow is
+            missing.
         TypeError: ``paths`` is one str instead of several paths.
     """
     if isinstance(paths, str):
@@ -152,14 +153,14 @@ def read_bytes(data: bytes, file: str = "history") -> list[Segment]:
     """Read the segments of a history in memory.
 
     Args:
-        data: The content of a file. Any bytes raise no other error than ``HistoryError``.
+        data: The content of a file. No content of a file raises an error other than ``HistoryError``.
         file: Name that the gaps show as their file.
 
     Returns:
         The segments, in order.
 
     Raises:
-        HistoryError: The data has no row, or a format that is not supported.
+        HistoryError: The data has no row, or has a format that the reader does not support.
     """
     segments = _segments(file, io.BytesIO(data))
     if not segments:

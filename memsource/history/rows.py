@@ -66,7 +66,7 @@ _RULES: Final[dict[str, tuple[type, ...]]] = {
 
 
 class Row(NamedTuple):
-    """One row of a history. A field that its event does not have is at its default.
+    """One row of a history. A field that the row's event does not use has its default.
 
     Attributes:
         n: Number of the row in its segment, from 1.
@@ -78,8 +78,8 @@ class Row(NamedTuple):
         key: Digest of the key; None = no key.
         attempt: Number of the attempt.
         text: Cause, result, reason or incarnation of the event; ``"asked"`` for a retry that the handler asked for.
-        number: Size, delay or count of the event, or an epoch. A drain has its timeout in seconds, or -1 if unknown. A
-            lease has its deadline, or 0 without a deadline.
+        number: Size, delay or count of the event, or an epoch. For a drain, the timeout in seconds; -1 = unknown. For a
+            lease, the deadline; 0 = no deadline.
         floor: Next position to read, in a commit or in an assignment of a source that commits.
         bytes: Bytes in flight.
         runs: First and last position of each range of an ``extended`` row.

@@ -30,7 +30,7 @@ _FENCED = frozenset({"ended", "dlq_confirmed"})
 class Timeline:
     """The rows of several segments in one order. Iteration yields (event, segment, row).
 
-    The first item is the event of the row. Four events are not in the files:
+    The first item is the event of the row. The timeline adds four events that the files do not contain:
 
     - ``zombie`` replaces ``ended`` and ``dlq_confirmed`` after the fence of their assignment.
     - ``over`` follows the last row of a segment, with the last row as its row.
