@@ -44,7 +44,7 @@ class Chooser(Protocol):
 
 
 class Fifo:
-    """First in, first out; time never jumps."""
+    """Chooses the ready task that has waited longest, and never lets time jump."""
 
     def choose(self, turn: int, tasks: Sequence[int]) -> int:
         return 0
@@ -68,7 +68,7 @@ class RandomWalk:
 
 
 class Sparse:
-    """First in, first out, except where the schedule deviates."""
+    """Chooses the ready task that has waited longest, except at the deviations of the schedule."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._deviations: Final = dict(schedule.deviations)
@@ -94,9 +94,9 @@ class Sparse:
 class Priorities(RandomWalk):
     """Chooses the ready task with the highest priority. A task keeps its priority until a change.
 
-    Probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At a change, the
-    task that would run receives a priority below all others. This strategy finds a bug that needs few changes in few
-    tasks more often than a random walk does.
+    The strategy is probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At
+    a change, the task that would run receives a priority below all others. This strategy finds a bug that needs few
+    changes in few tasks more often than a random walk does.
 
     Args:
         seed: Seed of the priorities.

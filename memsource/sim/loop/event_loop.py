@@ -70,8 +70,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     Args:
         chooser: Decides which ready task takes the next step.
-        thread_time: Returns the virtual seconds that a function in a thread takes; None = threads are refused.
-        turns_limit: The most turns without passing time, and the most turns to cancel the remaining tasks.
+        thread_time: Returns the virtual seconds that a function in a thread takes; None = the loop refuses threads.
+        turns_limit: Maximum number of turns while no time passes, and of turns that cancel the remaining tasks.
 
     Attributes:
         guests: Idents of threads that call the loop only while the thread of the loop waits for them.
@@ -251,7 +251,7 @@ class SimLoop(asyncio.BaseEventLoop):
     # --- time
 
     def _pass_time(self, turn: int) -> bool:
-        """Let time pass if no task or callback is ready, after many turns of callbacks alone, or if the chooser jumps.
+        """Let time pass if nothing is ready, if the chooser jumps, or after many turns that ran only callbacks.
 
         Return False if the loop stops.
         """

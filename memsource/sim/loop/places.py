@@ -51,7 +51,7 @@ def place_of_frame(frame: FrameType | None) -> str:
 def runs_a_real_consumer(frame: FrameType | None, tasks: Iterable[asyncio.Task[Any]]) -> bool:
     """Return whether a frame, its callers on the loop or a suspended task belong to a consumer outside of the workers.
 
-    A client may connect in a separate task. Only the frames of another task connect this task to the adapter.
+    A client may connect in a separate task, whose own frames do not show the adapter.
     """
     frames = [frame for task in tasks for frame in _frames(task)]
     while frame is not None and frame.f_code.co_name != _STEP:

@@ -114,7 +114,7 @@ async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) 
 class Timers:
     """A heap of timers, by time and then in the order in which they were set.
 
-    The heap drops a cancelled timer when it is due, or earlier when many timers are cancelled.
+    The heap drops a cancelled timer at the time of the timer, or earlier if many timers are cancelled.
     """
 
     __slots__ = ("_heap", "_pushed", "cancelled")

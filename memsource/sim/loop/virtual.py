@@ -59,7 +59,7 @@ def run(
         threads: ``"inline"`` calls the functions of anyio.to_thread, asyncio.to_thread and loop.run_in_executor on the
             loop's own thread. ``"refuse"`` refuses these functions.
         thread_time: Returns the virtual seconds to wait before each function of a thread, 0 or more.
-        turns_limit: The most turns without passing time, 1 or more.
+        turns_limit: Maximum number of turns while no time passes, 1 or more.
         step_limit: The longest step, in seconds by the wall clock, above 0.
 
     Returns:
@@ -110,7 +110,7 @@ async def until(condition: Callable[[], bool], timeout: float) -> bool:
     """Wait until a condition is true.
 
     Args:
-        condition: The condition, which is checked every 0.2 to 5 virtual seconds.
+        condition: The condition, which the function checks every 0.2 to 5 virtual seconds.
         timeout: The longest wait, in virtual seconds.
 
     Returns:

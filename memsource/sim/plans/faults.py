@@ -40,7 +40,7 @@ _TARGETS: Final = 8
 @names_unknown_options("memsource.faults", ImpossiblePlan)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FaultBudget:
-    """The most faults of each kind in a run, each 0 … 1,000.
+    """Maximum number of faults of each kind in a run, each 0 … 1,000.
 
     Attributes:
         crash: A worker dies as under ``kill -9``, and a new worker starts later.
@@ -89,7 +89,7 @@ class FaultBudget:
             kind: Kind of fault.
 
         Returns:
-            The most faults of that kind in a run, 0 … 1,000.
+            Maximum number of faults of that kind in a run, 0 … 1,000.
         """
         count: int = getattr(self, kind)
         return count
@@ -140,11 +140,11 @@ faults = FaultBudget
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
     """Draw the faults of a run.
 
-    In half of the runs a kind has its full number of faults, in the other half a random number from 0 to the full
-    number. One fault of four is at the boundary of an earlier drawn fault, or up to three boundaries later.
+    A kind has its full number of faults in half of the runs, and a random smaller or equal number in the other half.
+    One fault of four is at the boundary of an earlier drawn fault, or up to three boundaries later.
 
     Args:
-        budget: The most faults of each kind.
+        budget: Maximum number of faults of each kind.
         personality: The broker, which determines the kinds that can happen.
         boundaries: Number of boundaries of the run, 0 or more; 0 = no fault.
         rng: Source of the draws.

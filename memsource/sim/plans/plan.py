@@ -87,8 +87,8 @@ class Schedule:
     """The order of steps: first in, first out, except at the listed turns.
 
     Attributes:
-        deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. If
-            ``index`` or fewer tasks are ready, the pair has no effect.
+        deviations: Pairs (turn, index), by rising turns. The ready task at ``index`` takes the step of the turn. The
+            pair has no effect if ``index`` or fewer tasks are ready.
         jumps: Rising turns in which time jumps to the next timer although tasks are ready.
 
     Raises:
@@ -132,7 +132,7 @@ class Plan:
         seed: Source of the traffic and of all other draws, 0 … 2⁶⁴−1.
         faults: Faults, in order of their boundaries.
         schedule: Order of steps.
-        limit: The most messages that each ``produce`` publishes; None = all.
+        limit: Maximum number of messages that each call of ``produce`` publishes; None = no limit.
 
     Raises:
         ImpossiblePlan: A field is out of its range, or the broker never has one of the faults.

@@ -2,7 +2,8 @@
 
 Delta debugging shortens the lists: A. Zeller and R. Hildebrandt, *Simplifying and Isolating Failure-Inducing Input*,
 IEEE Transactions on Software Engineering 28(2), 2002. Unlike the published algorithm, ``ddmin`` never tests a part
-alone, because one part seldom has all points that a failure needs. Numbers shrink by steps of halving size.
+alone, because one part seldom has all points that a failure needs. The search lowers each number by a large step, and
+halves the step when the plan no longer fails.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Shrunk:
     Attributes:
         plan: The smallest failing plan.
         attempts: Number of runs of the search.
-        complete: Whether the search finished; False = its attempts were used up.
+        complete: Whether the search finished; False = the search used up its attempts.
     """
 
     plan: Plan
@@ -47,7 +48,7 @@ def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPT
         plan: A failing plan.
         fails: Runs a plan, and returns whether the plan fails as ``plan`` does. ``fails`` must return the same answer
             for the same plan; the search calls ``fails`` at most once for each plan.
-        attempts: The most calls of ``fails``, 1 or more.
+        attempts: Maximum number of calls of ``fails``, 1 or more.
 
     Returns:
         The smallest failing plan of the search.
@@ -185,7 +186,7 @@ def ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
-    """Lower a number by steps of halving size, until the plan does not fail with the next lower number."""
+    """Lower a number by ever smaller steps, until the plan does not fail with the next lower number."""
     step = value - least
     while step:
         if fails(value - step):

@@ -31,8 +31,8 @@ def traffics(*, max_n: int = 50, max_keys: int = 8) -> st.SearchStrategy[Traffic
     """Draw traffic of any kind: with equal or skewed keys, with a hot key, without keys, with gaps.
 
     Args:
-        max_n: The most messages, 1 or more. Traffic has at least 1 message.
-        max_keys: The most keys, 1 or more. Traffic has at least 1 key.
+        max_n: Maximum number of messages, 1 or more. Traffic has at least 1 message.
+        max_keys: Maximum number of keys, 1 or more. Traffic has at least 1 key.
 
     Returns:
         A Hypothesis strategy for traffic.
@@ -53,7 +53,7 @@ def schedules(*, max_turn: int = 500, max_deviations: int = 8, max_index: int = 
 
     Args:
         max_turn: The last turn of a deviation or jump.
-        max_deviations: The most deviations, and the most jumps.
+        max_deviations: Maximum number of deviations, and of jumps.
         max_index: The highest index of a deviation.
 
     Returns:
@@ -73,7 +73,7 @@ def fault_plans(
     """Draw the faults of a budget for one broker.
 
     Args:
-        budget: The most faults of each kind.
+        budget: Maximum number of faults of each kind.
         personality: The broker.
         boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
 
@@ -98,11 +98,11 @@ def plans(
     """Draw plans: a broker, a seed, a schedule, and faults of the budget that can happen on this broker.
 
     Args:
-        budget: The most faults of each kind. Default: no faults.
+        budget: Maximum number of faults of each kind. Default: no faults.
         personalities: The brokers to draw from.
         boundaries: Number of boundaries; faults are at 0 … ``boundaries`` − 1.
         max_turn: The last turn of a deviation or jump.
-        max_deviations: The most deviations, and the most jumps.
+        max_deviations: Maximum number of deviations, and of jumps.
 
     Returns:
         A Hypothesis strategy for plans.

@@ -8,8 +8,8 @@
 | … | plan | JSON without blanks, deflated (no header, the dictionary below) |
 
 The JSON names the version of lanes, the minor version of Python, personality, seed, and the other fields of the plan
-that differ from their defaults. The JSON has each turn as its distance from the previous turn. A plan has exactly one
-JSON text. The compressed bytes depend on the version of zlib.
+that differ from their defaults. The JSON stores each turn as the distance from the previous turn. A plan has exactly
+one JSON text. The compressed bytes depend on the version of zlib.
 
 Only the same code repeats a run, because other versions of lanes and other minor versions of Python schedule other
 steps. ``decode`` refuses a token of another version.

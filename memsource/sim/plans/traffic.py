@@ -89,7 +89,7 @@ class Traffic:
             raise ImpossiblePlan(f"skew={self.skew!r}: must be in 0 (all keys alike) … 10 (nearly always the first)")
 
     def items(self, seed: int, partitions: int) -> list[Item]:
-        """Draw the messages. O(n log keys).
+        """Draw the messages. Takes O(n log keys) time.
 
         The same seed gives the same messages. A smaller ``n`` gives the first messages of a larger ``n``.
 

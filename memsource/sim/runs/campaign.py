@@ -43,7 +43,7 @@ class Failure:
 
     Attributes:
         first: The first run that failed.
-        run: The smallest failing run that was found.
+        run: The smallest failing run that the search found.
         attempts: Number of runs of the search for ``run``.
         token: Token that repeats ``run``.
     """
@@ -98,11 +98,11 @@ class Campaign:
     Args:
         conditions: Conditions of all runs.
         runs: Number of runs.
-        budget: The most faults of each kind in a run; None = no faults.
+        budget: Maximum number of faults of each kind in a run; None = no faults.
         personalities: The brokers.
         seed: Seed of all draws, 0 … 2⁶⁴−1.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
-        attempts: The most runs of the search for a smaller failing plan.
+        attempts: Maximum number of runs in the search for a smaller failing plan.
 
     Raises:
         ImpossiblePlan: An argument is out of its range, or one kind of fault can happen in no run.

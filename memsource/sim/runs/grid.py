@@ -1,7 +1,7 @@
 """Text in columns over time: rows of short marks and bars, in panels of a limited width.
 
-A column is one event. Columns are in order and not to scale. A blank between two columns stands for a pause, and ``~``
-for a pause of ``CUT`` seconds or more.
+A column is one event. Columns follow the order of time, but distances between columns are not to scale. A blank between
+two columns stands for a pause, and ``~`` for a pause of ``CUT`` seconds or more.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def draw(
         times: Time of each column in seconds, in rising order.
         rows: Rows to draw.
         width: Characters of a line, at least 40.
-        merged: Whether columns of the same time are drawn as one column.
-        alone: Columns that are drawn separately even with ``merged``.
+        merged: Whether the grid draws columns of the same time as one column.
+        alone: Columns that the grid draws separately even with ``merged``.
 
     Returns:
         One list of lines for each panel, in order of time.
@@ -138,7 +138,7 @@ def _folded(gaps: Sequence[str], widths: Sequence[int], room: int) -> list[tuple
 
 
 def _axis(starts: Sequence[float], gaps: Sequence[str], widths: Sequence[int], first: int, last: int, room: int) -> str:
-    """Return a line with times of columns. Columns after long pauses get their labels first."""
+    """Return a line with times of columns. Columns after long pauses have precedence for a label."""
     offset = 0
     wanted: list[tuple[bool, int, str]] = []
     for number in range(first, last):

@@ -55,7 +55,7 @@ class Conditions:
         test: The simulated test.
         partitions: Number of partitions of the topic, 1 or more.
         threads: ``"refuse"`` or ``"inline"``; see ``memsource.sim.loop.virtual.run``.
-        setup: Function that is called before each run; None = no function.
+        setup: Function to call before each run; None = no function.
         time_limit: Maximum duration of the test, in virtual seconds. A longer test is the finding ``Overtime``.
         checkers: Checkers that judge the history.
         settles: Whether a test that has published messages must have called ``World.settled``.
@@ -330,7 +330,7 @@ def found(findings: Mapping[str, str], personality: PersonalityName) -> str:
 
 
 def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
-    """Check that each message that is finished by the broker's data has a successful attempt or a dead letter."""
+    """Check that each message that the broker's data shows as finished has a successful attempt or a dead letter."""
     left = {(record.partition, record.position) for record in world.broker.unfinished}
     handled = {
         (number_of(row.partition), row.position)

@@ -135,7 +135,7 @@ def simulate(
     The world is the first parameter, after the ``self`` of a method. A call passes the other arguments, such as
     fixtures, to the test.
 
-    A run fails by an exception of the test or a worker, a finding of a checker, or an unfinished message. A deadlock, a
+    An exception of the test or a worker, a finding of a checker, or an unfinished message fails a run. A deadlock, a
     livelock, a test beyond ``time_limit`` and a worker that does not stop fail the run too. A state (``World.check``)
     that differs from the state of the run without faults also fails the run. Ctrl-C and ``pytest.skip`` end the test as
     usual. A call of the test shrinks the first failing run, and raises ``SimulationFailed`` with a picture and the
@@ -144,12 +144,12 @@ def simulate(
     Args:
         test: The test. Pass options by name.
         runs: Number of runs.
-        faults: The most faults of each kind in a run, see ``memsource.faults``. Default: no faults.
+        faults: Maximum number of faults of each kind in a run; see ``memsource.faults``. Default: no faults.
         personalities: The brokers; the runs use them in turn.
         partitions: Number of partitions of the topic.
         threads: ``"inline"`` runs plain handlers, and functions for a thread of anyio or asyncio, on the loop.
             With ``"refuse"``, a call that needs a thread ends the run with ``Refused``.
-        setup: Plain function that is called before each run, to reset state that outlives a run.
+        setup: Plain function to call before each run, which resets state that outlives a run.
         seed: Seed of all draws.
         sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
         time_limit: Maximum duration of the test, in virtual seconds. Default: a day.

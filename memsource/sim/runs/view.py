@@ -60,7 +60,7 @@ _OWNERSHIP: Final = frozenset({"assigned", "revoking", "revoked", "lost"})
 
 @dataclass(slots=True, eq=False)
 class Stroke:
-    """An event in the view. A stroke equals only itself.
+    """An event in the view. Two different strokes are never equal.
 
     Attributes:
         at: Time in seconds.
@@ -428,7 +428,7 @@ def _ending(segment: Segment, story: Story) -> str:
 
 
 def _ranked(story: Story, about: Iterable[str]) -> tuple[list[LaneView], int]:
-    """Return the lanes, the named lanes first and then the odd lanes, and the number of named lanes."""
+    """Return the lanes and the number of named lanes; named lanes precede lanes with unusual events."""
     text = "\n".join(about)
     keys = set(_NAMED_KEY.findall(text))
     named = {(partition, int(position)) for partition, position in _NAMED_POSITION.findall(text)}

@@ -334,7 +334,7 @@ class Worker:
 class _Link:
     """The source of a worker, which delegates to the broker's source; see ``lanes.source.Source``.
 
-    Each call can be slow or end by a crash, and ``settle`` can fail.
+    Each call can be slow or end by a crash. A call of ``settle`` can also fail.
     """
 
     def __init__(self, worker: Worker, inner: Source) -> None:
@@ -361,7 +361,7 @@ class _Link:
 
         Args:
             at_once: Whether the source reads its arguments before its first await. The fault ``slow`` does not delay
-                the begin of such a call.
+                the start of such a call.
         """
         await self._worker.reach()
         if self._worker.slow_until > anyio.current_time() and not at_once:

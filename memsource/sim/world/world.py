@@ -291,7 +291,7 @@ class World:
         The checkers judge the run after the test, even without a call of ``check``.
 
         Args:
-            state: Plain function that returns the state, which is copied; None = no state.
+            state: Plain function that returns the state to copy; None = no state.
 
         Raises:
             ImpossiblePlan: ``state`` is async, its value cannot be copied and compared, or the test has not called
