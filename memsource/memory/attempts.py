@@ -29,7 +29,7 @@ class MemoryAttempts(Remote):
         self._rows: dict[tuple[PartitionId, str], dict[int, tuple[Attempt, int]]] = {}
 
     def kept(self) -> dict[PartitionId, dict[int, Attempt]]:
-        """Return all attempts, by partition and position. Does not block."""
+        """Return all attempts, by partition and position. The call does not block."""
         return {
             partition: {position: attempt for position, (attempt, _) in sorted(rows.items())}
             for (partition, _), rows in sorted(self._rows.items())

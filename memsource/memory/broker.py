@@ -1,12 +1,13 @@
 """A broker with individual acknowledgements, as a data structure of partitions, deliveries and acknowledgements.
 
-The broker acts only when a method is called, and time is an argument. The same broker therefore serves a test on a
-real event loop and a simulation. The broker follows the strictest rules of real brokers:
+The broker acts only during calls of its methods, which take the time as an argument. The same broker therefore serves a
+test on a real event loop and a simulation. The broker follows the strictest rules of real brokers:
 
 - Positions of a partition rise and may have gaps.
 - Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts an
   earlier token of an unacknowledged message in ``stale``, and the message stays unacknowledged.
-- A message that is not acknowledged within ``ack_wait`` seconds is due again: ``expire(now)`` requeues it.
+- A message without an acknowledgement within ``ack_wait`` seconds is due again, and ``expire(now)`` requeues the
+  message.
 - The broker delivers requeued messages before new messages, in the order of their requeues.
 """
 

@@ -1,8 +1,8 @@
 """A consumer group as a data structure: a topic, its committed positions, the owners of partitions, and rebalances.
 
-The group acts only when a method is called, and has no clock. The same group therefore serves a test on a real event
-loop, a simulation, and an explorer that tries every order of events. The group follows the rules of Kafka, including
-those that surprise clients:
+The group acts only during calls of its methods, and has no clock. The same group therefore serves a test on a real
+event loop, a simulation, and an explorer that tries every order of events. The group follows the rules of Kafka,
+including those that surprise clients:
 
 - **Two views.** The coordinator knows the present owner of a partition. A member knows its own partitions as of its
   last ``poll``. Until its next ``poll`` a member may fetch and commit, even if another member has become the owner.
@@ -161,7 +161,7 @@ class Group(WatchedTopic):
         self.rebalance()
 
     def rejoin(self, member: str) -> None:
-        """Restart a known member: release its revoked partitions, and assign its other partitions to it again.
+        """Restart a known member: release its revoked partitions, and assign the other partitions to the member again.
 
         Args:
             member: Name of the member.
@@ -472,7 +472,7 @@ class Group(WatchedTopic):
 
 
 def plan(owners: Sequence[str | None], members: Sequence[str]) -> list[str | None]:
-    """Plan even shares with the fewest moves; the default ``Assignor``. Pure and deterministic."""
+    """Plan even shares with the fewest moves; the default ``Assignor``. The function is pure and deterministic."""
     if not members:
         return [None] * len(owners)
     share, rest = divmod(len(owners), len(members))

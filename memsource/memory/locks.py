@@ -1,7 +1,7 @@
 """Locks in memory that can be lost: the reference of ``lanes.ownership.Locks``.
 
-``LockServer`` is a lock service as data. The service acts only when a method is called, and time is an argument.
-``MemoryLocks`` are the locks of one process over the service.
+``LockServer`` is a lock service as data. The service acts only during calls of its methods, which take the time as an
+argument. ``MemoryLocks`` are the locks of one process over the service.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LockServer:
         return f"<LockServer: {len(self._holders)} locks>"
 
     def acquire(self, name: str, holder: object, lease: float, now: float) -> bool:
-        """Give a lock to a holder, unless another holder's lease has not ended.
+        """Give a lock to a holder, unless another holder has an unexpired lease on the lock.
 
         Args:
             name: Name of the lock.
@@ -73,7 +73,7 @@ class LockServer:
         return True
 
     def free(self, name: str, holder: object) -> None:
-        """Free a lock, if the holder has it. Idempotent.
+        """Free a lock, if the holder has the lock. Idempotent.
 
         Args:
             name: Name of the lock.
@@ -108,7 +108,9 @@ class LockServer:
 
 
 class MemoryLocks:
-    """The locks of one process over a ``LockServer``; see ``lanes.ownership.Locks``. For asyncio and trio.
+    """The locks of one process over a ``LockServer``; see ``lanes.ownership.Locks``.
+
+    The class works on asyncio and on trio.
 
     The locks of a process end after their lease if the process does not run ``run``, or if its link is cut.
 
@@ -169,7 +171,7 @@ class MemoryLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that is called when the deadline has risen or the lock is lost.
+            changed: Function to call when the deadline has risen or the process has lost the lock.
 
         Returns:
             The lock; None = this or another process holds the lock.

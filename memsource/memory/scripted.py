@@ -170,7 +170,10 @@ class ScriptedSource(Scripted):
 
     @abstractmethod
     def _next(self, room: Room) -> Sequence[SourceEvent]:
-        """Return the next events of ownership; if no such event waits, the events of ``_dealt``. Must not suspend."""
+        """Return the next events of ownership, or without such events the events of ``_dealt``.
+
+        The method must not suspend.
+        """
 
     # --- for all sources
 
@@ -228,7 +231,7 @@ class ScriptedSource(Scripted):
         return [self._forget(number) for number in list(self._owned)]
 
     async def _change(self) -> None:
-        """Wait until ``_changed`` is called."""
+        """Wait for a call of ``_changed``."""
         event = anyio.Event()
         self._waiting.add(event)
         try:

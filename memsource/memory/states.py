@@ -30,7 +30,7 @@ class MemoryStates(Remote):
         return f"<MemoryStates: {len(self._states)} states>"
 
     def stored(self) -> dict[StateKey, State]:
-        """Return all states by name. Does not block."""
+        """Return all states by name. The call does not block."""
         return dict(sorted(self._states.items()))
 
     def delete(self, key: StateKey) -> None:

@@ -25,13 +25,13 @@ class QueueBroker(Protocol):
 
 
 class StrandedLooks:
-    """The checks of one source. Like a real source, the source reports a finding only after a second check.
+    """The checks of one source. Like a real source, this source reports stranded messages only after a second check.
 
     Args:
         queue: The queue as the member knows it.
         broker: The broker.
         clock: Clock of the process, in seconds.
-        wake_at: Function that is called with the time of the next check. At this time, call ``look_if_due``.
+        wake_at: Function that receives the time of the next check, at which the caller must call ``look_if_due``.
 
     Attributes:
         found: Stranded messages of the last check.

@@ -218,7 +218,7 @@ class WatchedTopic(Watched):
         return record
 
     def _appended(self, record: Record) -> None:
-        """Record a new message. Called before the watchers."""
+        """Record a new message. The topic calls this method before the watchers."""
 
     def skip(self, count: int, *, partition: int = 0) -> None:
         """Leave a gap of positions, as compaction and transaction markers do.
