@@ -33,7 +33,7 @@ class Sent(NamedTuple):
 
 
 class AckState(NamedTuple):
-    """A state: the state of the engine, and the state of one partition at the broker.
+    """The state of the engine, and the state of one partition at the broker.
 
     Attributes:
         engine: State of the engine.
