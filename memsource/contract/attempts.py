@@ -1,6 +1,6 @@
-"""The contract suite of stores of attempts: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of stores of attempts: each check raises ``ContractBroken`` if the backend breaks a promise.
 
-The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check gets a function that opens
+The author of a ``lanes.Attempts`` runs every check of ``ATTEMPTS_CHECKS``. Each check receives a function that opens
 clients of one empty store. Several clients stand for several processes.
 """
 
@@ -43,7 +43,7 @@ async def check_a_new_owner_finds_what_was_kept(make: MakeAttempts) -> None:
 
 
 async def check_every_call_may_be_repeated(make: MakeAttempts) -> None:
-    """A call that is repeated after a lost answer changes nothing."""
+    """A call repeated after a lost answer changes nothing."""
     store = make()
     for _ in range(2):
         await store.keep(_message(_partition(), 5), _FIRST)

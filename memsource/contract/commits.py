@@ -92,7 +92,7 @@ async def check_partitions_commit_at_once(harness: Harness) -> None:
 
 
 async def check_release_commits_all(harness: Harness) -> None:
-    """When ``release`` returns, all earlier settlements are committed, even before the source is closed."""
+    """When ``release`` returns, the broker has committed all earlier settlements, even before the source closes."""
     await harness.publish(numbered(12))
     async with opened(harness) as session:
         messages = await session.take(12)

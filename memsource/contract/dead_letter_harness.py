@@ -58,14 +58,14 @@ class Published(NamedTuple):
 
 
 class DeadLetterHarness(Protocol):
-    """An empty target for dead letters, and an empty origin of messages. Each check gets its own harness.
+    """An empty target for dead letters, and an empty origin of messages. Each check needs a new harness.
 
     A check closes every writer and every box that the harness returned.
     """
 
     @property
     def can(self) -> Collection[DeadLetterAbility]:
-        """The abilities of the backend. A check that needs any other ability does not run."""
+        """The abilities of the backend. The suite omits a check that needs any other ability."""
 
     @property
     def origin(self) -> Origin:
@@ -73,7 +73,10 @@ class DeadLetterHarness(Protocol):
 
     @property
     def limit(self) -> int:
-        """Maximum bytes of one message at the broker, 4,000 or more. Needed only with the ability ``limit``."""
+        """Maximum bytes of one message at the broker, 4,000 or more.
+
+        Only checks of the ability ``limit`` use this member.
+        """
 
     def dead_letters(self) -> DeadLetters:
         """Return an unopened writer to the target."""
@@ -136,10 +139,10 @@ class DeadLetterHarness(Protocol):
         """Return a context in which the broker is down. After the context the broker is up again with all its data."""
 
     async def hang_up(self, dead_letters: DeadLetters) -> None:
-        """Close the client of a writer for good, as after a broker closed its connection.
+        """Close the client of a writer permanently, as after a broker closed the connection of the client.
 
         Args:
-            dead_letters: The writer. If its client reconnects automatically, the call does nothing.
+            dead_letters: The writer. The call does nothing if the client reconnects automatically.
         """
 
 

@@ -1,7 +1,7 @@
 """The contract suite of ``lanes.source.DeadLetters`` and of the ``DeadLetterBox`` over the same target.
 
 The author of a backend writes a ``DeadLetterHarness`` and runs every check of ``dead_letter_checks(harness.can)``,
-each with its own harness, under any test runner. A failed check raises ``ContractBroken``. A backend writes and reads
+each with a new harness, under any test runner. A failed check raises ``ContractBroken``. A backend writes and reads
 dead letters, so a check compares the written with the read dead letters.
 """
 
@@ -97,7 +97,7 @@ async def check_a_dead_letter_is_stored_whole(harness: DeadLetterHarness) -> Non
 
 @_check()
 async def check_a_dead_letter_put_again_is_one(harness: DeadLetterHarness) -> None:
-    """If ``put`` is repeated after a lost answer, all copies in the target are equal, and a box lists one id."""
+    """If a consumer repeats ``put`` after a lost answer, all copies in the target are equal, and a box lists one id."""
     one = dead_letter_from(harness, 1)
     async with opened(harness.dead_letters()) as writer:
         await writer.put(one)

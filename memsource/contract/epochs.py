@@ -1,7 +1,7 @@
-"""The contract suite of a cohort's durables: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of a cohort's durables: each check raises ``ContractBroken`` if the backend breaks a promise.
 
 The author of a ``lanes.cohort.leases.EpochConsumers`` writes an ``EpochHarness`` and runs every check of
-``EPOCH_CHECKS`` with each retention of the broker. Each run gets its own harness.
+``EPOCH_CHECKS`` with each retention of the broker. Each run needs a new harness.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MANY: Final = 100
 
 
 class EpochHarness(Protocol):
-    """An empty stream of four cohort partitions, and clients of the stream. Each check gets its own harness."""
+    """An empty stream of four cohort partitions, and clients of the stream. Each check needs a new harness."""
 
     @property
     def retention(self) -> Retention:

@@ -35,7 +35,7 @@ ROOM: Final = Room(10, BYTES)
 
 
 class ContractBroken(AssertionError):
-    """A backend breaks its contract. The text names the broken promise and the observation."""
+    """A backend breaks its contract. The text of the error names the broken promise and the observation."""
 
 
 class Sample(NamedTuple):
@@ -53,11 +53,11 @@ class Sample(NamedTuple):
 
 
 class Harness(Protocol):
-    """An empty broker, and sources over it. Each check gets its own harness."""
+    """An empty broker, and sources over it. Each check needs a new harness."""
 
     @property
     def can(self) -> Collection[Ability]:
-        """The abilities of broker, source and harness. A check that needs any other ability does not run."""
+        """The abilities of broker, source and harness. The suite omits a check that needs any other ability."""
 
     @property
     def patience(self) -> float:
@@ -86,24 +86,26 @@ class Harness(Protocol):
 
     @property
     def ack_wait(self) -> float:
-        """Seconds after which the broker redelivers. Needed only with the ability ``ack wait``."""
+        """Seconds after which the broker redelivers. Only checks of the ability ``ack wait`` use this member."""
 
     async def elapse(self, seconds: float) -> None:
-        """Let time pass at the broker. Needed only with the ability ``ack wait``.
+        """Let time pass at the broker. Only checks of the ability ``ack wait`` use this member.
 
         Args:
             seconds: The time to pass.
         """
 
     async def revoke(self, partition: Partition) -> None:
-        """Make the broker revoke a partition of the newest source. Needed only with the ability ``revoke``.
+        """Make the broker revoke a partition of the newest source.
+
+        Only checks of the ability ``revoke`` use this member.
 
         Args:
             partition: The partition to revoke.
         """
 
     async def lose(self, partition: Partition) -> None:
-        """Make the broker take a partition from the newest source. Needed only with the ability ``lose``.
+        """Make the broker take a partition from the newest source. Only checks of the ability ``lose`` use this member.
 
         Args:
             partition: The partition to take.
@@ -112,7 +114,7 @@ class Harness(Protocol):
     async def finish(self) -> None:
         """Make the newest source finite: ``Exhausted`` follows all published messages.
 
-        Needed only with the ability ``finish``.
+        Only checks of the ability ``finish`` use this member.
         """
 
 
@@ -135,7 +137,7 @@ class Committing:
         return any(start <= position < end for start, end in self._completed)
 
     def settle(self, position: int) -> None:
-        """Record that a message is finished. Idempotent."""
+        """Record that the handler of a message has finished. Idempotent."""
         self._unfinished.discard(position)
         self._finished.add(position)
 

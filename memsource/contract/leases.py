@@ -1,7 +1,7 @@
-"""The contract suite of lease stores: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of lease stores: each check raises ``ContractBroken`` if the backend breaks a promise.
 
 The author of a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` and runs every check of ``LEASE_CHECKS``,
-each with its own harness. Some checks wait for the end of a time to live, one second or more.
+each with a new harness. Some checks wait for the end of a time to live, one second or more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LATE: Final = 0.5
 
 
 class LeaseHarness(Protocol):
-    """An empty bucket, and clients of the bucket. Each check gets its own harness."""
+    """An empty bucket, and clients of the bucket. Each check needs a new harness."""
 
     def store(self) -> LeaseStore:
         """Return a new client of the bucket, with its own connection."""
@@ -61,7 +61,7 @@ async def _refused(store: LeaseStore, key: str, revision: int | None, fence: tup
 
 
 async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> None:
-    """A key that was never written has no value and the revision 0."""
+    """A key without a write has no value and the revision 0."""
     came = await harness.store().read("l.7")
     expect(came == Entry(None, 0), f"read() returned {came} for a key that was never written, not Entry(None, 0)")
 
@@ -188,7 +188,7 @@ async def check_a_lost_request_is_unknown(harness: LeaseHarness) -> None:
 
 
 async def check_a_lost_reply_is_unknown(harness: LeaseHarness) -> None:
-    """A write whose answer is lost raises ``UnknownResult``, and ``read`` returns the written value."""
+    """A write whose answer is lost raises ``UnknownResult``. A later ``read`` returns the written value."""
     store = harness.store()
     revision = await store.write("plan", b"1", revision=0)
     harness.fail(store, "reply")

@@ -1,7 +1,7 @@
-"""The contract suite of locks: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of locks: each check raises ``ContractBroken`` if the backend breaks a promise.
 
 The author of a ``lanes.ownership.Locks`` writes a ``LocksHarness`` and runs the checks that ``lock_checks`` returns for
-its abilities, each with its own harness. Checks of locks that expire wait for up to three leases.
+its abilities, each with a new harness. Checks of locks that expire wait for up to three leases.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _PAUSE: Final = 0.02
 
 
 class LocksHarness(Protocol):
-    """A service without locks, and processes over it. Each check gets its own harness."""
+    """A service without locks, and processes over it. Each check needs a new harness."""
 
     @property
     def can(self) -> Collection[LockAbility]:
-        """The abilities of locks and harness. A check that needs any other ability does not run."""
+        """The abilities of locks and harness. The suite omits a check that needs any other ability."""
 
     @property
     def lease(self) -> float:
-        """Seconds until a lock that is not renewed ends. Needed only with the ability ``expire``."""
+        """Seconds until a lock that is not renewed ends. Only checks of the ability ``expire`` use this member."""
 
     def locks(self) -> Locks:
         """Return the unopened locks of another process."""
@@ -57,7 +57,9 @@ class LocksHarness(Protocol):
         """Return the time of the clock of the deadlines; ``lanes.clock.monotonic`` in most harnesses."""
 
     async def lose(self, locks: Locks) -> None:
-        """Take all locks of a process away, as a service does when the session ends. Needed only with ``lose``.
+        """Take all locks of a process away, as a service does when the session ends.
+
+        Only checks of the ability ``lose`` use this member.
 
         Args:
             locks: The locks of the process.

@@ -1,7 +1,7 @@
-"""The contract suite of sources: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of sources: each check raises ``ContractBroken`` if the backend breaks a promise.
 
-The author of a source writes a ``Harness`` for the broker and runs every check of ``checks(harness.can)``, each with
-its own harness, under any test runner:
+The author of a source writes a ``Harness`` for the broker and runs every check of ``checks(harness.can)``, each with a
+new harness, under any test runner:
 
     @pytest.mark.parametrize("check", checks(OurHarness.can), ids=lambda check: check.__name__)
     async def test_our_source(check: Check) -> None:
@@ -67,7 +67,7 @@ def checks(can: Collection[Ability]) -> list[Check]:
         The checks whose needed abilities are all in ``can``.
 
     Raises:
-        ValueError: A name in ``can`` is not an ability. Otherwise the checks of a misspelt ability would not run.
+        ValueError: A name in ``can`` is not an ability. The error prevents a misspelt ability from omitting checks.
     """
     return checks_within(_CHECKS, can, get_args(Ability))
 
@@ -127,7 +127,7 @@ async def check_delivers_everything_in_order(harness: Harness) -> None:
 
 @_check()
 async def check_goes_on_with_what_is_published_later(harness: Harness) -> None:
-    """A waiting ``receive`` returns messages that are published during the wait."""
+    """A waiting ``receive`` returns messages that producers publish during the wait."""
     samples = numbered(4)
     async with opened(harness) as session:
         for sample in samples:
@@ -305,7 +305,7 @@ async def check_start_is_cancel_safe(harness: Harness) -> None:
 
 @_check()
 async def check_settled_stays_settled(harness: Harness) -> None:
-    """The broker settles exactly the messages that were passed to ``settle``."""
+    """The broker settles exactly the messages that the check passed to ``settle``."""
     await harness.publish(numbered(10))
     async with opened(harness) as session:
         messages = await session.take(10)
@@ -404,7 +404,7 @@ async def check_what_is_not_extended_comes_again(harness: Harness) -> None:
 
 @_check("ack wait")
 async def check_extend_keeps_messages(harness: Harness) -> None:
-    """The broker does not redeliver a message that is extended twice every ``extend_interval`` seconds."""
+    """The broker does not redeliver a message that the source extends twice every ``extend_interval`` seconds."""
     await harness.publish(numbered(3))
     async with opened(harness) as session:
         messages = await session.take(3)

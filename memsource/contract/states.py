@@ -1,6 +1,6 @@
-"""The contract suite of state stores: each check raises ``ContractBroken`` if a promise is broken.
+"""The contract suite of state stores: each check raises ``ContractBroken`` if the backend breaks a promise.
 
-The author of a ``lanes.ownership.StateStore`` runs every check of ``STATE_CHECKS``. Each check gets a function that
+The author of a ``lanes.ownership.StateStore`` runs every check of ``STATE_CHECKS``. Each check receives a function that
 opens clients of one empty store. Several clients stand for several processes. ``TRANSACTION_CHECKS`` are for a store
 that also implements ``lanes.ownership.StoresInTransaction``.
 """
@@ -58,7 +58,7 @@ class TransactionalStates(StateStore, StoresInTransaction, Protocol):
 
 
 class TransactionHarness(Protocol):
-    """An empty store whose clients write in transactions of the caller. Each check gets its own harness."""
+    """An empty store whose clients write in transactions of the caller. Each check needs a new harness."""
 
     def store(self) -> TransactionalStates:
         """Return another client of the store."""
@@ -81,7 +81,10 @@ TransactionCheck = Callable[[TransactionHarness], Awaitable[None]]
 
 
 async def check_a_state_begins_with_its_first_claim(make: MakeStates) -> None:
-    """A state that was never claimed is missing. The first claim begins at ``start``, and a later claim ignores it."""
+    """The result omits a state without a claim.
+
+    The first claim begins at ``start``, and a later claim ignores ``start``.
+    """
     store, other = make(), make()
     expect(not await store.read([KEY]), "read() returned a state that was never claimed")
     first = await store.claim(KEY, 5)
@@ -144,7 +147,7 @@ async def check_a_former_owner_writes_nothing(make: MakeStates) -> None:
 
 
 async def check_a_state_without_a_claim_is_not_written(make: MakeStates) -> None:
-    """``store`` creates no state. The epoch of a state that was never claimed has no owner."""
+    """``store`` creates no state. A state without a claim has no owner for its epoch."""
     store = make()
     for epoch in (0, 1, 7):
         await _refused(store, StateChange(KEY, State(epoch, 1)))
@@ -165,7 +168,7 @@ async def check_a_position_never_falls(make: MakeStates) -> None:
 
 
 async def check_every_call_may_be_repeated(make: MakeStates) -> None:
-    """A call that is repeated after a lost answer changes nothing, and answers as the first call."""
+    """A call repeated after a lost answer changes nothing, and returns the answer of the first call."""
     store = make()
     epoch = (await store.claim(KEY, 0)).epoch
     change = StateChange(KEY, State(epoch, 3, [(4, 5)]))
