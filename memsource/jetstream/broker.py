@@ -172,7 +172,7 @@ class JetStreamBroker(WatchedTopic, KeepsDeadLetters):
     def redeliver(self, partition: int, now: float) -> bool:
         """Redeliver the last acknowledged or the lowest unacknowledged message, alternately.
 
-        Returns False without a message.
+        Returns False if the broker has no message to redeliver.
         """
         consumer = self.consumer(partition)
         lowest = next(iter(consumer.unacknowledged), None)

@@ -1,7 +1,7 @@
 """An exclusive cohort as data: members with leases, and the owners, epochs and moves of slots.
 
-In this module a slot is a cohort partition. The cohort acts only when a method is called, and time is an argument. Its
-rules:
+In this module a slot is a cohort partition. The cohort acts only during calls of its methods, which take the time as an
+argument. Its rules:
 
 - A running member renews its lease after each third of the lease time. A crashed or frozen member keeps its slots until
   its lease has expired. A frozen member receives the notice of the loss when its process runs again, and then joins
@@ -66,7 +66,7 @@ class _Member:
 class Cohort:
     """A cohort with some slots, numbered from 0.
 
-    No method blocks. Not thread-safe. ``now`` never goes back. Except for ``join``, a call with the name of an unknown
+    No method blocks. Not thread-safe. ``now`` never falls. Except for ``join``, a call with the name of an unknown
     member changes nothing.
 
     Args:
@@ -173,7 +173,7 @@ class Cohort:
         return len(self._asked) > asked
 
     def revoke(self, slot: int, now: float) -> bool:
-        """Revoke a slot, to move it to another member if possible. Idempotent. Returns False for a free slot."""
+        """Revoke a slot, to move it to another member if possible. Idempotent. Returns False if the slot is free."""
         owner = self._owners[slot]
         if owner is None:
             return False
@@ -183,7 +183,7 @@ class Cohort:
         return True
 
     def lose(self, slot: int, now: float) -> bool:
-        """Take a slot from its owner without a revocation. Returns False for a free slot.
+        """Take a slot from its owner without a revocation. Returns False if the slot is free.
 
         Another running member gets the slot at once. Without such a member, the cohort plans again within a third of
         the lease time.
@@ -255,7 +255,7 @@ class Cohort:
         return [slot for slot, owner in enumerate(self._owners) if owner == member]
 
     def runs(self, member: str) -> bool:
-        """Return whether a member is known, and neither crashed nor frozen."""
+        """Return whether the cohort knows a member that neither crashed nor is frozen."""
         state = self._members.get(member)
         return state is not None and state.runs
 

@@ -61,7 +61,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
         retention: Retention of the stream.
         settings: Settings of all durables; None = defaults.
         cohort: Settings of the members; None = defaults.
-        drift: Excess speeds of the clocks of successive members; 0.1 is a clock that runs 10 % fast.
+        drift: Excess speeds of the clocks of successive members; a clock with 0.1 runs 10 % fast.
         latency: Seconds that a request takes, for successive members.
         targets: Targets of successive members, which replace ``cohort.consumer_target``; empty = ``cohort`` applies.
         rosters: Functions that make the rosters of successive members; see ``lanes.cohort.Membership``.
@@ -238,12 +238,12 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- time
 
     def later(self, at: float, act: Callable[[float], object]) -> None:
-        """Schedule an action. Actions for the same time run in the order in which they were scheduled."""
+        """Schedule an action. Actions for the same time run in the order of their scheduling."""
         self._asked += 1
         heappush(self._later, (at, self._asked, act))
 
     def advance(self, now: float) -> None:
-        """Run every due scheduled action, expiry of a key and expiry of an ``ack_wait``."""
+        """Run every due scheduled action, and every due expiry of a key or of an ``ack_wait``."""
         while self._later and self._later[0][0] <= now:
             _, _, act = heappop(self._later)
             act(now)
@@ -257,7 +257,7 @@ class CohortBroker(KeepsDeadLetters, Generic[M]):
     # --- durables
 
     def loses_delivery(self, name: Durable) -> bool:
-        """Use up one of the losses that ``redeliver`` planned. Returns whether this delivery is lost."""
+        """Use up one of the losses that ``redeliver`` planned, and return whether the server loses this delivery."""
         left = self.lost_deliveries.get(name.partition, 0)
         if left:
             self.lost_deliveries[name.partition] = left - 1

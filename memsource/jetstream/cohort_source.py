@@ -108,7 +108,7 @@ class CohortMemberSource(ScriptedSource):
         member: Name of the member.
         clock: Clock of the broker, in seconds.
         number: Number that distinguishes members of one name.
-        drift: Excess speed of the member's clock; 0.1 is a clock that runs 10 % fast.
+        drift: Excess speed of the member's clock; a clock with 0.1 runs 10 % fast.
 
     Attributes:
         announced: All assignments of the member, by partition number and fencing token.
@@ -290,7 +290,7 @@ class CohortMemberSource(ScriptedSource):
         return events
 
     def _taken_in(self) -> None:
-        """Update the owned partitions. A partition that is no longer owned goes to ``released``."""
+        """Update the owned partitions. The method moves a partition that the member no longer owns to ``released``."""
         for number, partition in list(self._owned.items()):
             if self._partitions.of(partition) is None:
                 self.released.add(self._forget(number))

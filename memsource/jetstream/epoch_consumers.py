@@ -1,13 +1,13 @@
 """The durables of a cohort as data: one stream, with one pull consumer for each epoch of a cohort partition.
 
-``EpochStream`` acts only when a method is called, and time is an argument. The rules are those of nats-server,
-confirmed by measurements:
+``EpochStream`` acts only during calls of its methods, which take the time as an argument. The rules are those of
+nats-server, confirmed by measurements:
 
 - Retention ``limits`` keeps all messages.
 - Retention ``workqueue`` deletes an acknowledged message. A partition has one durable at a time.
 - Retention ``interest`` keeps a message until each existing durable that delivers the message has acknowledged it.
-  If the partition of a message has no durable, the stream deletes the message at its arrival.
-- A deleted durable answers no pull and no acknowledgement.
+  If the partition of a message has no durable, the stream deletes the message on arrival.
+- A deleted durable answers neither pulls nor acknowledgements.
 - Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
 
@@ -68,7 +68,7 @@ class _Made:
 class EpochStream(WatchedTopic):
     """A stream in cohort partitions. Sequences count the messages of all partitions, from 1.
 
-    No method blocks. Not thread-safe. ``now`` never goes back.
+    No method blocks. Not thread-safe. ``now`` never falls.
 
     Args:
         partitions: Number of partitions, 1 or more, which are numbered from 0.
@@ -80,7 +80,7 @@ class EpochStream(WatchedTopic):
         created: Time and name of each created durable, in order.
         deleted: Time and name of each deleted durable, in order.
         stale: Number of pulls and acknowledgements for missing durables.
-        set_back: Seconds by which the server's clock was set back.
+        set_back: Seconds by which a test has set the server's clock back.
         marked: Longest lease in seconds of the cohorts that have used the stream; None = no cohort has used the stream.
     """
 

@@ -1,7 +1,7 @@
 """A bucket of NATS' key-value store as data, and a ``lanes.cohort.leases.LeaseStore`` over the bucket.
 
-``Bucket`` acts only when a method is called, and time is an argument. The rules are those of nats-server, confirmed by
-measurements:
+``Bucket`` acts only during calls of its methods, which take the time as an argument. The rules are those of
+nats-server, confirmed by measurements:
 
 - A revision is a sequence of the bucket. Each write of any key has the next revision.
 - A write succeeds only at the expected revision of its key, or of another key, the fence. An expired fence has no
@@ -41,7 +41,7 @@ class _Stored:
 class Bucket:
     """One bucket: its keys, values and revisions.
 
-    No method blocks. Not thread-safe. ``now`` never goes back.
+    No method blocks. Not thread-safe. ``now`` never falls.
 
     Args:
         first: Revision before the first write.
@@ -137,7 +137,7 @@ class Bucket:
     def fall_back(self, seconds: float, now: float) -> None:
         """Return to the state of ``seconds`` ago, at most 60.
 
-        Later writes are lost, and the bucket reuses their revisions.
+        The bucket loses later writes and reuses their revisions.
 
         A key that has expired since then has its value again until ``advance`` expires the key.
         """

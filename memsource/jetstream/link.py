@@ -30,8 +30,8 @@ class LinkFault:
 
     Attributes:
         kind: With ``"request lost"`` the request does not reach the server. With ``"reply lost"`` the server acts, but
-            its answer is lost. With ``"late"`` a write takes effect ``seconds`` later and a read is lost; both have no
-            answer.
+            its answer is lost. With ``"late"`` a write takes effect ``seconds`` later, and a read has no effect.
+            Neither request has an answer.
         seconds: Delay of a late write, in seconds.
     """
 
@@ -50,7 +50,7 @@ class Link:
         before: Async function that the link awaits before each request and after each answer, with True for a request
             that writes. The result before a request is the fault of the request; None = no fault.
         latency: Seconds that each request takes.
-        cut: Whether all requests are lost. A late write of an earlier request still takes effect.
+        cut: Whether the link loses all requests. A late write of an earlier request still takes effect.
         faults: Faults of the next requests, in order. These faults replace the faults of ``before``.
         reads: Number of reading requests.
         writes: Number of writing requests.

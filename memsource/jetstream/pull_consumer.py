@@ -1,7 +1,7 @@
 """A durable pull consumer of JetStream as data: its deliveries, its redeliveries, and their order.
 
-The consumer acts only when a method is called, and time is an argument. The rules are those of nats-server, confirmed
-by measurements:
+The consumer acts only during calls of its methods, which take the time as an argument. The rules are those of
+nats-server, confirmed by measurements:
 
 - The server delivers the queue of redeliveries strictly before new messages. Each run of the consumer's timer sorts the
   expired messages by sequence and appends them to the queue. A nak without a delay appends its message at once.
@@ -102,7 +102,7 @@ class _Change(NamedTuple):
 class PullConsumer:
     """One durable consumer of one log.
 
-    No method blocks. Not thread-safe. ``now`` never goes back. A method about one message takes the sequence of the
+    No method blocks. Not thread-safe. ``now`` never falls. A method about one message takes the sequence of the
     message. Except for ``lose_ack``, such a method does nothing unless the message is unacknowledged.
 
     Args:
@@ -197,7 +197,7 @@ class PullConsumer:
     def lose_ack(self, sequence: int, now: float) -> bool:
         """Queue a message, as after a lost acknowledgement or an expired wait.
 
-        Returns False if the message is queued already, was dropped or was never delivered.
+        Returns False for a message that is already in the queue, was dropped or was never delivered.
         """
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False
@@ -311,12 +311,12 @@ class PullConsumer:
 
     @property
     def unacknowledged(self) -> list[int]:
-        """Delivered sequences that are neither acknowledged nor dropped, rising. Queued sequences are included."""
+        """Delivered sequences without an acknowledgement or a drop, rising. The list includes queued sequences."""
         return sorted(self._pending)
 
     @property
     def dropped(self) -> list[int]:
-        """Sequences that were delivered ``max_deliver`` times and never acknowledged, rising."""
+        """Sequences with ``max_deliver`` deliveries and no acknowledgement, rising."""
         return sorted(self._dropped)
 
     @property
@@ -331,17 +331,17 @@ class PullConsumer:
 
     @property
     def highest(self) -> int:
-        """The highest sequence that was delivered; 0 = no sequence."""
+        """The highest delivered sequence; 0 = no delivery."""
         return max(self._log.positions[self._at - 1] if self._at else 0, self._removed)
 
     @property
     def undelivered(self) -> int:
-        """Number of messages that were never delivered."""
+        """Number of messages without a delivery."""
         return len(self._log.positions) - self._at
 
     @property
     def floor(self) -> tuple[int, int]:
-        """The delivery number and the sequence up to which all messages are acknowledged."""
+        """The delivery number and the sequence up to which the durable has all acknowledgements."""
         if not self._pending:
             return self._deliveries, self.highest
         lowest = min(self._pending)
@@ -349,7 +349,7 @@ class PullConsumer:
 
     @property
     def redelivered(self) -> int:
-        """Number of unacknowledged messages that were delivered more than once."""
+        """Number of unacknowledged messages with more than one delivery."""
         return len(self._repeats.keys() & self._pending.keys())
 
     @property
@@ -359,7 +359,7 @@ class PullConsumer:
 
     @property
     def last_acked(self) -> int | None:
-        """The sequence that was acknowledged last and is still acknowledged; None = no known sequence."""
+        """The latest acknowledged sequence whose acknowledgement still counts; None = no known sequence."""
         known = (s for s in reversed(self._acks) if s not in self._pending and self._was_delivered(s))
         return next(known, None)
 

@@ -65,7 +65,10 @@ class JetStreamQueuePersonality(JetStreamBroker):
         return JetStreamQueueSource(self, f"{member}#{len(self._by_lease) + 1}", clock, self.workers, numbers)
 
     def join(self, queue: PartitionedQueue, numbers: frozenset[int]) -> None:
-        """Store the number of partitions if there is none. Raises ``ConfigError`` if another number is stored."""
+        """Store the number of partitions if the server stores no number.
+
+        Raises ``ConfigError`` if the server stores another number.
+        """
         if self._stored is None:
             self._stored = queue.partitions
             self.cohort.planned = numbers

@@ -179,7 +179,7 @@ class JetStreamMemberSource(ScriptedSource):
         return taken and not left and not self.broker.cohort.moving
 
     def _reconnect(self, now: float) -> None:
-        """Repeat acknowledgements that a restarted server may have lost, and take all partitions over again."""
+        """Repeat acknowledgements that a restarted server may have lost, and repeat the takeover of all partitions."""
         self._restarts = self.broker.restarts
         for number, position in self._acks:
             self.broker.consumer(number).ack(position, now)

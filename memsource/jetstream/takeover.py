@@ -32,7 +32,7 @@ class Takeover:
 
     Attributes:
         done: Whether the takeover has collected all unacknowledged messages.
-        taken: The collected messages that were not delivered yet.
+        taken: The collected messages that the owner has not delivered yet.
     """
 
     def __init__(self, consumer: PullConsumer, wake_at: Callable[[float], None]) -> None:
@@ -43,7 +43,7 @@ class Takeover:
         self._until: float | None = None
 
     def step(self, now: float) -> bool:
-        """Run all steps that are due. Returns whether the takeover is done."""
+        """Run all steps that are due. Returns whether the takeover has ended."""
         while not self.done:
             if self._until is not None and now < self._until:
                 return False

@@ -34,7 +34,7 @@ class Api:
     Attributes:
         streams: The streams of messages by name.
         buckets: The streams of buckets by name.
-        set_back: Seconds by which the server's clock was set back.
+        set_back: Seconds by which a test has set the server's clock back.
     """
 
     def __init__(self, tell: Callable[[Status], None], seed: int) -> None:

@@ -64,7 +64,7 @@ class Session:
         number: Number of the connection.
         member: Name of the client, for the faults.
         send: Function that receives the bytes for the client.
-        closed: Function that is called when the server ends the connection.
+        closed: Function to call when the server ends the connection.
 
     Attributes:
         number: Number of the connection.
@@ -94,7 +94,7 @@ class Session:
         send(info(server.version, number))
 
     def receive(self, data: bytes, now: float) -> None:
-        """Perform the commands in the bytes of the client. Does nothing after the end of the connection."""
+        """Perform the commands in the bytes of the client. The call does nothing after the end of the connection."""
         for command in self._parser.feed(data):
             if not self.open:
                 return
@@ -146,14 +146,14 @@ class Session:
 
 
 class NatsServer:
-    """A server with one account. The server acts only when a method is called, and ``now`` never goes back.
+    """A server with one account. The server acts only during calls of its methods, and ``now`` never falls.
 
     Args:
         fate: Function that returns the fate of each message of a client.
         loses: Function that returns whether a delivery is lost. The arguments of the function are the name of the
             client, and the reply subject of the pull request.
-        on_denied: Function that is called when the server has denied a message: with its connection, its subject and
-            the time.
+        on_denied: Function to call with the connection, the subject and the time of each message that the server has
+            denied.
         version: Version that the server reports.
         seed: Seed of the delays of expiries.
 
@@ -201,7 +201,7 @@ class NatsServer:
         Args:
             member: Name of the client, for the faults.
             send: Function that receives the bytes for the client.
-            closed: Function that is called when the server ends the connection.
+            closed: Function to call when the server ends the connection.
 
         Returns:
             The connection, as the server sees the connection.
@@ -227,7 +227,7 @@ class NatsServer:
     # --- messages of clients
 
     def receive(self, session: Session, command: Publish, now: float) -> None:
-        """Perform a message of a client, unless it is lost."""
+        """Perform a message of a client, unless the server loses the message."""
         if (session.denied or self.denied) and self._is_denied(session, command.subject):
             session.deny(command.subject)
             self._on_denied(session, command.subject, now)
@@ -438,7 +438,7 @@ class NatsServer:
                 machine.
 
         Returns:
-            False if the stream has no leader already.
+            False if the stream already has no leader.
         """
         if name in self.leaderless:
             return False
@@ -454,14 +454,14 @@ class NatsServer:
         return True
 
     def end_requests(self, consumer: StreamConsumer, text: str) -> bool:
-        """End the pull requests of a consumer by the status 409. Returns False without a request."""
+        """End the pull requests of a consumer by the status 409. Returns False if no request waits."""
         ended = consumer.end(409, text)
         for status in ended:
             self._tell(status)
         return bool(ended)
 
     def delete_consumer(self, stream: str, name: str) -> bool:
-        """Delete a consumer, as an operator does. Returns False if it does not exist."""
+        """Delete a consumer, as an operator does. Returns False if the consumer does not exist."""
         return "error" not in self.api.answer(f"CONSUMER.DELETE.{stream}.{name}", b"", 0.0)
 
     def lose_bucket(self, bucket: BucketStream) -> None:
@@ -471,7 +471,7 @@ class NatsServer:
     # --- time
 
     def later(self, at: float, act: Callable[[float], None]) -> None:
-        """Schedule an action. Actions for the same time run in the order in which they were scheduled."""
+        """Schedule an action. Actions for the same time run in the order of their scheduling."""
         self._scheduled += 1
         heappush(self._later, (at, self._scheduled, act))
 
@@ -483,7 +483,7 @@ class NatsServer:
         return min([*at, self._later[0][0]] if self._later else at, default=math.inf)
 
     def advance(self, now: float) -> None:
-        """Act on every timer that is due."""
+        """Act on every due timer."""
         while self._later and self._later[0][0] <= now:
             heappop(self._later)[2](now)
         for name in [name for name, until in self.leaderless.items() if until <= now]:

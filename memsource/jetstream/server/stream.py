@@ -76,9 +76,9 @@ class PullRequest:
     """A pull request that waits at a consumer.
 
     Attributes:
-        reply: Subject to which messages and statuses go.
-        left: Number of messages that the request still takes.
-        bytes: Bytes that the request still takes; None = no limit.
+        reply: Subject to which the server sends messages and statuses.
+        left: Number of messages that the server may still deliver to the request.
+        bytes: Number of bytes that the server may still deliver to the request; None = no limit.
         ends: Time of the end, in seconds.
         heartbeat: Seconds between two heartbeats; infinity = no heartbeats.
         beat_at: Time of the next heartbeat.
@@ -93,7 +93,7 @@ class PullRequest:
 
     @property
     def pending(self) -> dict[str, int]:
-        """The headers that report the part of the request that was not delivered."""
+        """The headers that report the undelivered part of the request."""
         return {"Nats_Pending_Messages": self.left, "Nats_Pending_Bytes": self.bytes or 0}
 
 
@@ -138,7 +138,7 @@ class StreamConsumer:
         """Add a pull request.
 
         Args:
-            reply: Subject to which messages and statuses go.
+            reply: Subject to which the server sends messages and statuses.
             fields: Fields of the request.
             now: The time, in seconds.
         """
@@ -213,7 +213,7 @@ class StreamConsumer:
         return min(at, self.data.next_at())
 
     def advance(self, now: float) -> list[Status]:
-        """Act on every timer that is due.
+        """Act on every due timer.
 
         Args:
             now: The time, in seconds.
