@@ -19,7 +19,8 @@
   beyond the beginning of the transaction. The rule includes messages of other producers.
 - **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker checks
   the size every few minutes, and deletes whole segments. This broker deletes at once, message by message.
-- **Commits without a broker.** A synchronous commit blocks (848), or fails after ``commit_timeout`` (classic).
+- **Commits without a broker.** A synchronous commit blocks (protocol 848), or fails after ``commit_timeout`` (classic
+  protocol).
 
 The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.
 
@@ -114,7 +115,10 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         headers: Iterable[tuple[str, bytes]] = (),
         partition: int | None = None,
     ) -> Record:
-        """Append one message and return it; see ``Topic.publish``. Raises ``LookupError`` for a deleted topic."""
+        """Append one message and return its record; see ``Topic.publish``.
+
+        Raises ``LookupError`` for a deleted topic.
+        """
         if not self.coordinator.exists:
             raise LookupError(f"topic {self.topic} was deleted; call create_topic first")
         record = self.group.publish(value, key=key, headers=headers, partition=partition)
@@ -148,7 +152,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def unfinished(self) -> list[Record]:
-        """The messages from the committed position on that are not completed."""
+        """The uncompleted messages from the committed position on."""
         found: list[Record] = []
         for partition, log in enumerate(self.group.topic.logs):
             offset, completed = self.group.committed(partition)
@@ -299,7 +303,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return self._commits.get(partition)
 
     def log_start(self, partition: int) -> int:
-        """The first position of a partition that is not deleted."""
+        """The first existing position of a partition."""
         return self._starts[partition]
 
     # --- for clients
@@ -313,11 +317,11 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return self.transactions.get(partition, self.group.topic.log(partition).end)
 
     def written_bytes(self, partition: int) -> int:
-        """Number of bytes that were ever written to a partition; 0 without ``retention_bytes``."""
+        """Number of all bytes written to a partition; 0 without ``retention_bytes``."""
         return self._sizes[partition].total
 
     def newer_bytes(self, partition: int, position: int) -> int:
-        """Number of bytes above a position that is not deleted."""
+        """Number of bytes above an existing position."""
         return self._sizes[partition].above(position)
 
     @property

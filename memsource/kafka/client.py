@@ -161,7 +161,7 @@ class Client:
         isolated_since: Time from which no request of the client reaches the broker; None = the requests arrive.
         isolated_until: Time from which the requests arrive again.
         deaf: Whether only the connection of this client is dead, while other connections of its process work.
-        revoking_since: Time of the oldest revocation; None = nothing is revoked.
+        revoking_since: Time of the oldest revocation; None = no revoked partition.
         hears_at: Time of the next heartbeat whose answer carries a decision of the coordinator.
         informed: Whether a heartbeat has brought a decision since the last poll.
         crashed: Whether the process has ended.
@@ -173,7 +173,7 @@ class Client:
         fatal: The error that ended the client permanently; None = the client works.
         failures: Errors for the next polls.
         notices: Notices for which no callback has run yet.
-        releases: Partitions whose release waits until process and broker run.
+        releases: Partitions whose release waits until the process and the broker run.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """The coordinator of a Kafka group as data: sessions, heartbeats, and the removal of silent members.
 
 The coordinator adds time to ``Group``, which holds the owners. A client learns of most decisions at its next heartbeat.
-A client that does not poll within ``max_poll_interval`` leaves the group (classic) or stops its heartbeats (848). The
-coordinator removes a client without heartbeats at the end of its session. The rules of each protocol come from
-measurements of a real broker.
+A client that does not poll within ``max_poll_interval`` leaves the group (classic protocol) or stops its heartbeats
+(protocol 848). The coordinator removes a client without heartbeats at the end of its session. The rules of each
+protocol come from measurements of a real broker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class KafkaSettings:
         session_timeout: Seconds without a heartbeat that end a session.
         heartbeat_interval: Seconds between heartbeats, below ``session_timeout``; 0 = clients learn of decisions at
             once.
-        max_poll_interval: Maximum seconds between two polls, and for the release of revoked partitions.
+        max_poll_interval: Maximum seconds between two polls, and between a revocation and the release.
         commit_timeout: Seconds after which a classic commit fails while the broker is down.
         metadata_limit: Maximum UTF-16 units of commit metadata, the client's NUL included.
         offset_reset: Position at which a partition without a valid commit begins.
@@ -42,9 +42,9 @@ class KafkaSettings:
         retention_bytes: Bytes of each partition that the broker keeps, above 0; None = no limit. The broker deletes the
             oldest messages while the newer messages fill these bytes. Sources then report the retention of their
             messages.
-        deaf: Seconds for which the broker receives no request from a client that it removed during a freeze. This
-            simulates a connection that a router has dropped. The broker still answers another client's request for the
-            list of members.
+        deaf: Seconds for which the broker receives no request from a client that it removed during a freeze. The
+            setting simulates a connection that a router has dropped. The broker still answers another client's request
+            for the list of members.
     """
 
     protocol: RebalanceProtocol = "cooperative"

@@ -118,8 +118,8 @@ class KafkaMemberSource(CommittingSource):
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit; see ``lanes.source.Source.settle``.
 
-        While the broker is down, a commit waits (848), or fails after ``commit_timeout`` (classic). Raises
-        ``ContractError`` for a settlement without a floor. Raises ``SourceError`` if the commit failed, or if a
+        While the broker is down, a commit waits (protocol 848), or fails after ``commit_timeout`` (classic protocol).
+        Raises ``ContractError`` for a settlement without a floor. Raises ``SourceError`` if the commit failed, or if a
         partition was released or lost, also during the call.
         """
         async with self._meet(Call("settle", commits=tuple(settlements))):
@@ -131,8 +131,8 @@ class KafkaMemberSource(CommittingSource):
     async def release(self, partition: Partition) -> None:
         """Release a partition; see ``lanes.source.Source.release``.
 
-        Does not wait. If the broker is down, the client sends the release when the broker is up again. A partition that
-        is not revoked stays assigned until ``aclose``, and delivers nothing.
+        The call does not wait. If the broker is down, the client sends the release after the broker's restart. A
+        partition that is not revoked stays assigned until ``aclose``, and delivers nothing.
         """
         number = partition.id.number
         async with self._meet(Call("release", partition=number)):
