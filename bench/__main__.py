@@ -106,7 +106,7 @@ def main(names: Sequence[str], *, effort: Effort | None = None, folder: Path = O
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Perform the command line and return the exit status."""
+    """Run the command of the command line, and return the exit status."""
     if arguments[:1] == ["plots"]:
         return plots.command(arguments[1:])
     parser = argparse.ArgumentParser(

@@ -114,7 +114,7 @@ async def _speeds(url: str, client: Client, effort: Effort) -> Pair:
 async def _speed(source: JetStreamSource, partitions: int, count: int) -> float:
     """Return messages a second after the assignment of all partitions.
 
-    With and without a cohort, some messages arrive before the last assignment and are in flight.
+    In both measurements, some messages are in flight before the last assignment.
     """
     handled = assigned = 0
     begin = end = 0.0
@@ -164,7 +164,7 @@ async def _moves(url: str, client: Client, count: int, repeats: int) -> Pair:
 
 
 async def _until_served(source: JetStreamSource, stream: DividedStream, client: Client, count: int) -> float:
-    """Return the seconds until ``count`` partitions were assigned, and a message of each partition was handled."""
+    """Return the seconds until each of ``count`` partitions has an owner and a handled message."""
     subjects = stream.subjects()
     served: dict[int, float] = {}
     publishing: set[asyncio.Task[None]] = set()
@@ -207,7 +207,7 @@ async def _failovers(url: str, client: Client, repeats: int) -> float:
 
 
 async def _feed(stream: DividedStream, client: Client) -> None:
-    """Publish messages for each partition without end."""
+    """Publish messages for each partition until a cancellation."""
     while True:
         for subject in stream.subjects():
             await client.publish(subject, b"")

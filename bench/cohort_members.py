@@ -62,7 +62,7 @@ class DividedStream:
         await self.api(client, f"STREAM.DELETE.{self.name}")
 
     async def fill(self, client: Client, count: int, keys: int) -> None:
-        """Publish ``count`` messages of 100 bytes over ``keys`` keys; blocks until they are stored."""
+        """Publish ``count`` messages of 100 bytes over ``keys`` keys; blocks until the stream stores all messages."""
         for number in range(1, count + 1):
             subject = f"{self.name}.{key_of(number % keys)}"
             if number % _CONFIRMED and number < count:
@@ -173,7 +173,7 @@ def feeding(stream: DividedStream, count: int, keys: int, per_second: float) -> 
 
 
 async def until(condition: Callable[[], bool], what: str, *, within: float = 60.0) -> None:
-    """Check a condition repeatedly until it holds."""
+    """Check a condition repeatedly until the condition is true."""
     deadline = time.monotonic() + within
     while not condition():
         if time.monotonic() > deadline:

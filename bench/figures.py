@@ -22,7 +22,7 @@ Pair = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The amount of work.
+    """The amount of work of a measurement.
 
     Attributes:
         scale: Factor for the number of messages.
@@ -106,7 +106,10 @@ def pairs(figure: Run, baseline: Run, count: int) -> list[Pair]:
 
 
 def middle(measured: Sequence[Pair]) -> Pair:
-    """Return the pair with the median ratio. The higher of two middle ratios wins."""
+    """Return the pair with the median ratio.
+
+    With two middle pairs, the function returns the pair with the higher ratio.
+    """
     return sorted(measured, key=lambda pair: pair[0] / pair[1])[len(measured) // 2]
 
 

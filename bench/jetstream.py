@@ -135,7 +135,7 @@ async def _raw(client: Client, durable: str, count: int) -> float:
 
 
 class _RawPulls:
-    """Keep two pull requests open, and send the next request after the arrival of half of the requested messages."""
+    """Keep two pull requests open, and send the next request after half of the requested messages have arrived."""
 
     def __init__(self, client: Client, next_subject: str, count: int) -> None:
         self._client = client

@@ -96,7 +96,10 @@ async def _consume(
     handled: Callable[[bytes], None],
     then: Callable[[Callable[[], object]], Awaitable[None]],
 ) -> None:
-    """Handle new messages. ``then`` starts when the consumer is ready, and receives the function that stops it."""
+    """Handle new messages.
+
+    ``then`` starts when the consumer is ready, and receives the function that stops the consumer.
+    """
     client = Client()
     await client.connect(url)
     stream = client.jetstream()

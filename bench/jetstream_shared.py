@@ -5,8 +5,8 @@ Each process runs ten handlers at once. The handlers of the first process sleep 
 share, and the baseline is the smaller share of the speed of both processes.
 
 With the default ``max_in_flight`` the slow process takes messages that the fast process could handle sooner. The figure
-of the last row is the time until all messages are handled. The baseline of this row is the run with twice as many
-messages in flight as handlers.
+of the last row is the time until the processes have handled all messages. The baseline of this row is the run with
+twice as many messages in flight as handlers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Competition(NamedTuple):
 
     Attributes:
         share: Percent of the messages that the process with fewer messages has handled.
-        seconds: Time from the first publication until all messages are acknowledged.
+        seconds: Time from the first publication until the last acknowledgement.
     """
 
     share: float

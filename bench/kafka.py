@@ -11,7 +11,7 @@ The cases of CPU compare the tuned loop and `lanes` with a handler that computes
 than ``lanes``.
 
 FastStream: the baseline is FastStream's confluent broker with acknowledgement after the handler. Without FastStream the
-command prints that this case is not measured.
+command prints that the case needs FastStream.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ def fill(
 
 
 class Clocked:
-    """A counter of handled messages, with the times of the first and the last. The last message calls ``done``."""
+    """A counter of handled messages, with the times of the first and the last message.
+
+    The last message calls ``done``.
+    """
 
     def __init__(self, count: int, done: Callable[[], object] = lambda: None) -> None:
         self._left = count
@@ -190,9 +193,9 @@ def clocked_run(
     settings: Settings,
     loop: Loop = asyncio.new_event_loop,
 ) -> Clocked:
-    """Handle all messages by ``lanes``, and return the clock from the end of the first handler to that of the last.
+    """Handle all messages by ``lanes``, and return the clock from the first handler's end to the last handler's end.
 
-    The garbage collector is that of ``lanes.main``. Without a handler each message is only counted.
+    The run uses the garbage collector settings of ``lanes.main``. Without a handler the run only counts each message.
     """
     clocked = Clocked(backlog.count, lambda: consumer.stop())
 
@@ -233,7 +236,7 @@ def plainly(backlog: Backlog, handler: Callable[[Any], object] | None, **setting
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
-    """Check a condition repeatedly until it holds."""
+    """Check a condition repeatedly until the condition is true."""
     deadline = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > deadline:

@@ -182,7 +182,7 @@ def _started(topic: str, config: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def member(topic: str, config: str) -> None:
-    """Run the member that leaves."""
+    """Run the member that leaves the group."""
     seen: set[int] = set()
 
     async def handler(message: Message) -> None:

@@ -38,7 +38,7 @@ _MINUTES: Final = 10
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Kill the processes of `lanes` and those of the loop, on a new broker."""
+    """Kill the processes of `lanes` and the processes of the loop, on a new broker."""
     kills = max(1, effort.messages(KILLS))
     with broker() as url, TemporaryDirectory() as folder:
         create(url, "repeats")

@@ -45,7 +45,7 @@ class Watch:
     Args:
         count: Number of sent messages.
         warm_up: Number of messages before the measurement.
-        done: Called at the last message.
+        done: Function to call at the last message.
     """
 
     def __init__(self, count: int, warm_up: int, done: Callable[[], object]) -> None:
@@ -95,7 +95,7 @@ def paced(
         idle: Returns the percent of a core that ``"lanes"``, or the ``"plain"`` loop, needs without a message, after a
             number of seconds and for a number of seconds.
         load: Returns the measurement of one consumer, for a number of messages and a rate.
-        goals: Whether the rows have goals.
+        goals: Whether the figures have goals.
 
     Returns:
         The rows.

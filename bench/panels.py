@@ -14,7 +14,7 @@ class Line:
     Attributes:
         label: Name of the line.
         values: Value at each tick of the panel's axis; ticks may be missing.
-        reference: Whether the other lines of the panel are compared with this line.
+        reference: Whether the panel compares the other lines with this line.
     """
 
     label: str
@@ -24,7 +24,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A panel of lines. The axis of values is logarithmic if ``zone`` is given; otherwise it is linear from 0.
+    """A panel of lines. With ``zone`` the axis of values is logarithmic; otherwise the axis is linear from 0.
 
     Attributes:
         title: Title of the panel.
@@ -32,7 +32,7 @@ class Lines:
         up: Label of the vertical axis.
         ticks: Ticks of the horizontal axis, evenly spaced.
         lines: The lines.
-        zone: Name of the area below 1; None = no area is shaded.
+        zone: Name of the shaded area below 1; None = no shaded area.
     """
 
     title: str
@@ -69,7 +69,7 @@ class Bars:
         across: Label of the horizontal axis.
         bars: The bars, from top to bottom.
         logarithmic: Whether the axis is logarithmic.
-        zone: Name of the area below 1; None = no area is shaded.
+        zone: Name of the shaded area below 1; None = no shaded area.
     """
 
     title: str

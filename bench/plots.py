@@ -29,11 +29,11 @@ FIELDS: Final = [field.name for field in fields(Figure)]
 
 
 class MissingFigureError(Exception):
-    """A figure that a plot needs is missing, or its file cannot be read; the message names the case to run."""
+    """A figure that a plot needs is missing or unreadable. The message names the case to run."""
 
 
 class Measured:
-    """The figures that cases have written to a folder. Each file is read once, at its first use."""
+    """The figures that cases have written to a folder. The class reads each file once, at the first use of the file."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -256,7 +256,7 @@ def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int
 
 
 def command(arguments: Sequence[str]) -> int:
-    """Perform the command line and return the exit status."""
+    """Run the command of the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m bench plots")
     parser.add_argument(
         "plots", nargs="*", metavar="PLOT", help=f"plot to draw, by default every plot: {', '.join(DRAWN)}"

@@ -33,7 +33,7 @@ class NoReader:
 
 
 def new_partition(floor: int | None = None) -> Partition:
-    """Return a new partition. A ``floor`` makes it a partition of a source that commits."""
+    """Return a new partition. With a ``floor`` the partition belongs to a source that commits."""
     return Partition(PartitionId("bench", 0), NoReader(), floor=floor)
 
 
@@ -52,8 +52,9 @@ def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
     Args:
         count: Number of messages.
         keys: Number of keys.
-        traffic: ``uniform`` = each key is drawn with the same probability. ``zipf`` = the n-th key is drawn n**-1.1
-            times as often as the first key. ``turns`` = the keys take turns, so all keys can be busy until the end.
+        traffic: ``uniform`` = the draw gives each key the same probability. ``zipf`` = the draw selects the n-th key
+            n**-1.1 times as often as the first key. ``turns`` = the keys take turns, so all keys can be busy until the
+            end.
 
     Returns:
         The key numbers, in the order of the messages.

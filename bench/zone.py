@@ -1,7 +1,7 @@
 """Gains and losses of `lanes`: handlers from no-op to 100 ms, over 1 to 1,000 keys; `bench.plots` draws the figures.
 
-A figure is messages a second, by the wall clock. Every handler that waits is compared with two programs without
-`lanes`:
+A figure is messages a second, by the wall clock. Two programs without `lanes` are the baselines of every handler that
+waits:
 
 - A plain loop awaits the handler for one message after the other. The rate of the loop does not depend on keys.
 - ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks also keep the order
