@@ -20,7 +20,7 @@ STREAM, DEAD, SUBJECT, PRICES = "EXAMPLE_PRICES", "EXAMPLE_PRICES_DEAD", "exampl
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler as deployed. One price in ten has a comma, which no retry changes."""
+    """The handler as deployed. One price in ten has a comma, so every retry of its message fails."""
     try:
         float(message.value)
     except ValueError as error:

@@ -67,7 +67,10 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """Start three members one after the other, and kill the first member. A member does not need the other names."""
+    """Start three members one after the other, and kill the first member.
+
+    A member works without the names of the other members.
+    """
     members, sold, until = [], 0, time.monotonic() + 40
     try:
         for name in ("a", "b", "c"):

@@ -23,7 +23,7 @@ TOPIC, DEAD, PRICES = "example-prices", "example-prices-dead", 100
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler as deployed. One price in ten has a comma, which no retry changes."""
+    """The handler as deployed. One price in ten has a comma, so every retry of its message fails."""
     try:
         float(message.value)
     except ValueError as error:

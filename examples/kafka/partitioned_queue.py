@@ -1,5 +1,6 @@
-"""One transaction over all partitions of a queue. The program kills a producer during its transaction. Consumers
-receive all of its messages or none.
+"""One transaction over all partitions of a queue.
+
+The program kills a producer during its transaction. Consumers receive all messages of the transaction or none.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/partitioned_queue.py
 """

@@ -35,7 +35,7 @@ class Connection:
 
 
 def book(message: lanes.Message) -> None:
-    """The handler. The threads of handlers live as long as the consumer, so each thread keeps one connection."""
+    """The handler. Each thread keeps one connection, because the threads of handlers live as long as the consumer."""
     if not hasattr(of_this_thread, "connection"):
         of_this_thread.connection = Connection()
         opened.append(of_this_thread.connection)

@@ -1,6 +1,6 @@
 """Payments into accounts, each exactly once: one transaction moves the money and stores the position of the message.
 
-The broker delivers each message three times, and some handlers fail. The broker runs in this process.
+The broker delivers each message three times, and some handlers fail. The broker runs in the process of the program.
 
 Needs a server: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/postgres/exactly_once.py
 """

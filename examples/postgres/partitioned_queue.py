@@ -1,5 +1,6 @@
-"""One transaction over all partitions of a queue in a table. The program kills a producer during its transaction. The
-database has all of its rows or none.
+"""One transaction over all partitions of a queue in a table.
+
+The program kills a producer during its transaction. The database has all rows of the transaction or none.
 
 A physical queue is the rows with its name. The same transaction changes the accounts in the messages.
 
@@ -31,7 +32,7 @@ TABLES = """
 
 
 def grant(*, killed: bool = False) -> None:
-    """Give each customer a bonus, and send a message about it, in one transaction."""
+    """Give each customer a bonus, and send a message about the bonus, in one transaction."""
     with psycopg.connect(SERVER) as connection:
         for number, customer in enumerate(CUSTOMERS):
             connection.execute("UPDATE example_accounts SET amount = amount + 10 WHERE customer = %s", (customer,))

@@ -101,7 +101,7 @@ def put(db: sqlite3.Connection, key: bytes | None, value: bytes, headers: Iterab
 
 
 class SqliteSource:
-    """A source that reads the queue of an SQLite file. ``create`` has to create the queue first.
+    """A source that reads the queue of an SQLite file. A program must call ``create`` before the source opens.
 
     Args:
         path: the file.
