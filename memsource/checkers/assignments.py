@@ -71,7 +71,7 @@ class Assignments(Generic[State]):
 
 
 class AssignmentChecker(PromiseChecker, Generic[State]):
-    """A checker that keeps a state for each assignment, at most until the assignment is lost or rows are missing."""
+    """A checker that keeps a state for each assignment, until a loss or a gap in the rows at the latest."""
 
     _state_class: type[State]
     _ends_at: ClassVar[tuple[str, ...]] = ()
@@ -155,7 +155,7 @@ class LatestRun:
             self._new[row.position] += 1
 
     def not_held(self, row: Row) -> bool:
-        """Return whether a ``redelivered`` row shows a message of the series that was settled, and not in flight."""
+        """Return whether a ``redelivered`` row shows a settled message of the series that is not in flight."""
         if row.text == "late" or row.position not in self._new:
             return False
         self._new[row.position] -= 1

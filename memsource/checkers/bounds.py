@@ -41,9 +41,9 @@ class _Flight:
 class _Bound(PromiseChecker):
     """A checker of one bound on the messages that each member has in flight.
 
-    A message that is delivered again while it is in flight counts once. A message stops counting when it is settled,
-    or, if the source commits, when it has finished. A message also stops counting when it is abandoned or cancelled,
-    when it fails during a drain, and when its assignment ends.
+    A message that the broker delivers again while the message is in flight counts once. A message stops counting when
+    it is settled, or, if the source commits, when it has finished. A message also stops counting when it is abandoned
+    or cancelled, when it fails during a drain, and when its assignment ends.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -61,7 +61,7 @@ class _Bound(PromiseChecker):
         raise NotImplementedError
 
     def _begin_batch(self, segment: Segment, row: Row, flight: _Flight) -> None:
-        """Judge the first message of a batch, before it is counted."""
+        """Judge the first message of a batch, before the checker counts the message."""
 
     def _take(self, segment: Segment, flight: _Flight) -> None:
         """Measure the messages in flight, after deliveries, before removals, at gaps and at the end of the segment."""
@@ -209,9 +209,9 @@ class PartitionBudgets(_Bound):
     """No partition exceeds ``max_in_flight_per_partition`` or ``concurrency_per_partition`` (63).
 
     The partitions of a physical queue count together, as one. The checker counts the messages in flight of one
-    assignment of each partition. The checker counts the handlers of all assignments in one process, so a handler that
-    runs after the fence counts until its end. With batches the bound of handlers is ``concurrency_per_partition``
-    calls, of ``batch`` messages each. The verdict's note states the peak of the messages in flight.
+    assignment of each partition. The checker counts the handlers of all assignments in one process, and counts a
+    handler after the fence until its end. With batches the bound of handlers is ``concurrency_per_partition`` calls, of
+    ``batch`` messages each. The verdict's note states the peak of the messages in flight.
 
     Args:
         timeline: History to judge.
@@ -456,7 +456,7 @@ class StallNamed(AssignmentChecker[_Above]):
 
 
 class PauseAtBounds(PromiseChecker):
-    """Intake stops only when a bound is reached, and restarts at once only when no count is above its low water (31).
+    """Intake stops only at a bound, and restarts at once only when no count is above its low water (31).
 
     The low water of messages is halfway between ``concurrency`` and ``max_in_flight``. The low water of bytes is half
     of ``max_in_flight_bytes``. When a handler has been idle for half a second, the intake may restart below the bounds.

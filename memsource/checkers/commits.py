@@ -17,8 +17,8 @@ from memsource.history.timeline import Assignment, Timeline
 class NoCommitPastUnfinished(PromiseChecker):
     """A process commits no floor above an unfinished message of its assignment (8).
 
-    A message is finished when its handler has returned, its dead letter is confirmed, or a former owner has finished
-    it. A commit counts when it is sent, before its result is known.
+    A message is finished after its handler has returned, after the confirmation of its dead letter, or if a former
+    owner has finished it. A commit counts from its sending, before its result.
 
     Args:
         timeline: History to judge.
@@ -88,7 +88,7 @@ class CommitsRise(PromiseChecker):
 class OneCommitAtATime(PromiseChecker):
     """An assignment sends no commit while a commit is under way, because the second could overtake the first (10).
 
-    A commit is under way until the broker confirms it, it fails, it is cancelled, or its sender stops waiting.
+    A commit is under way until its confirmation, failure or cancellation, or until its sender stops waiting.
 
     Args:
         timeline: History to judge.
@@ -120,7 +120,7 @@ class OneCommitAtATime(PromiseChecker):
 class NoCommitAfterRevoke(PromiseChecker):
     """A process sends commits only for its current assignment of a partition (11, 12).
 
-    An assignment sends no commit after it was lost or handed over, or after the process got a newer assignment.
+    An assignment sends no commit after its loss or handover, or after the process received a newer assignment.
 
     Args:
         timeline: History to judge.
@@ -169,7 +169,7 @@ class _Waiting:
 
 
 class CommitsInTime(TimedChecker[_Waiting]):
-    """A member commits a finished message within ``commit_interval``, even if no more messages are delivered (14).
+    """A member commits a finished message within ``commit_interval``, even if no more messages arrive (14).
 
     While a commit is under way, the next commit waits for its answer. ``UnknownCommitRepeated`` judges the time after a
     failed commit. ``NoDuplicateCleanly`` judges the time of a drain.
@@ -219,9 +219,9 @@ class CommitsInTime(TimedChecker[_Waiting]):
 
 
 class UnknownCommitRepeated(TimedChecker[_Waiting]):
-    """A member repeats a commit within a second if the commit failed or its result is unknown (15).
+    """A member repeats a commit within a second after a failure or an unknown result (15).
 
-    A member need not repeat the commit once the partition is lost or its drain begins.
+    A member need not repeat the commit after the loss of the partition or the beginning of its drain.
     """
 
     _state_class = _Waiting

@@ -20,8 +20,8 @@ _HAND_OVER: Final = SETTLE_WITHIN + RELEASE_WITHIN
 class DrainInTime(TimedChecker[Drain]):
     """A drain takes at most its timeout plus the grace (38), and the handover follows in time (39).
 
-    The handover takes at most the time for settlement plus the time for the release. The checker does not judge a
-    drain if the partition is lost meanwhile, or if the whole run is cancelled.
+    The handover takes at most the time for settlement plus the time for the release. The checker does not judge a drain
+    that ends in a loss, or a drain in a cancelled run.
     """
 
     _state_class = Drain
@@ -77,7 +77,7 @@ class _Closing(Drain):
 
 
 class DrainStartsNothing(PromiseChecker):
-    """No handler of a partition starts after ``revoking``, and none after the partition was handed over or lost (37).
+    """No handler of a partition starts after ``revoking``, or after the handover or loss of the partition (37).
 
     A source that commits positions without the completed set is an exception. Queued messages below the highest started
     message still run until the drain times out. A process writes only the row of a batch's first message at the start
@@ -256,7 +256,7 @@ def _lane_or_position(segment: Segment, row: Row) -> str | int:
 class HandedOverAfterDrain(AssignmentChecker[Drain]):
     """A process hands a partition over only after the drain (36).
 
-    A partition is drained when none of its handlers runs, or when the timeout of its drain has passed.
+    A drain ends when no handler of the partition runs, or at its timeout.
 
     Args:
         timeline: History to judge.

@@ -68,16 +68,16 @@ class _Lane:
 class PerKeyOrder(PromiseChecker):
     """A message of a key starts only after all earlier messages of the key have finally ended.
 
-    A message finally ends when its handler returns or its dead letter is confirmed, before its assignment is fenced.
+    A message finally ends when its handler returns or its dead letter is confirmed, before the fence of its assignment.
     Within one assignment, the handlers of a key start in rising positions, and a retry repeats its own position. A
     message starts only after each earlier delivered message of its key has finally ended in the same assignment.
     Across assignments, members and restarts, a message starts only after each known earlier message of its key has
     finally ended in any assignment. First completions therefore follow the source order of the key.
 
-    A message may be delivered too late (``redelivered``, cause ``late``). If a later message of its key has already
-    started, a late message that had not ended before is a violation. If a late message had ended before, the broker had
-    forgotten its settlement, and the note counts its repeat. The checker judges neither messages without a key nor
-    messages with ``order="none"``. If keys share a lane, the checker judges each key separately.
+    The source may deliver a message too late (``redelivered``, cause ``late``). If a later message of its key has
+    already started, a late message that had not ended before is a violation. If a late message had ended before, the
+    broker had forgotten its settlement, and the note counts its repeat. The checker judges neither messages without a
+    key nor messages with ``order="none"``. If keys share a lane, the checker judges each key separately.
 
     Args:
         timeline: History to judge.

@@ -31,8 +31,8 @@ class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
     """Each message has one outcome in an assignment (61): the message finishes once, or is given up once.
 
     A message finishes when its handler returns or its dead letter is confirmed. An unfinished message is given up
-    when it is abandoned, interrupted or fenced. Without batches, a message that never started is abandoned when its
-    partition is handed over. A later delivery may have another outcome.
+    when it is abandoned, interrupted or fenced. Without batches, the process abandons a message that never started at
+    the handover of the partition. A later delivery may have another outcome.
     """
 
     _state_class = _Outcomes
@@ -169,7 +169,7 @@ class DeliveredThenStarted(AssignmentChecker[_Line]):
 
     Lanes without a key are whole partitions (``order="partition"`` or ``"serial"``), and all messages without a key
     (``keyless="one_lane"``). Messages of these lanes start in the order of their positions, except for messages that
-    are delivered late. ``PerKeyOrder`` judges the order of keys.
+    the source delivers late. ``PerKeyOrder`` judges the order of keys.
     """
 
     _state_class = _Line

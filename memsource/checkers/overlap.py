@@ -33,9 +33,8 @@ class NoOverlap(PromiseChecker):
 
     Args:
         timeline: History to judge.
-        late: Whether processes may have been suspended in this run, so that the grace of a drain passed before they
-            could act. A cancelled handler that started before the deadline of the drain may then overlap with a
-            handler of the next owner.
+        late: Whether a suspended process may have missed the grace of a drain in this run. A cancelled handler that
+            started before the deadline of the drain may then overlap with a handler of the next owner.
     """
 
     _needs_order = True

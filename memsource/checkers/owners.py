@@ -37,10 +37,11 @@ class _Tenure:
 class ExclusiveOwner(PromiseChecker):
     """A partition has at most one owner (43), and a process never has two assignments of a partition (42).
 
-    A process owns a partition from ``assigned`` until the partition is drained or lost, or the process is gone. Two
-    processes may both own a partition until the former owner notices its loss. An owner violates the promise by a start
-    or commit after another process received the partition, if the owner later hands the partition over. The promise is
-    kept if the other process lost the partition, or if the broker took the partition from one of the two.
+    A process owns a partition from ``assigned`` until the drain or loss of the partition, or until the end of the
+    process. Two processes may both own a partition until the former owner notices its loss. An owner violates the
+    promise by a start or commit after another process received the partition, if the owner later hands the partition
+    over. The owner keeps the promise if the other process lost the partition, or if the broker took the partition from
+    one of the two.
 
     Spark tasks share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
 

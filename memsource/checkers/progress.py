@@ -261,10 +261,10 @@ class PartitionTurns(_ReadyHeads):
     A partition is ready if the head of one of its lanes can start, and fewer than ``concurrency_per_partition`` of its
     handlers run. The engine takes the partitions in turn, so each other partition has at most one call before the
     waiting partition. The checker allows two calls, because a message whose lease expires uses a turn and has no row.
-    The partitions of a physical queue count together, as one, and so do the pieces of a partition. Each partition of a
-    queue waits for at most two calls of each other partition of the queue. With batches the checker also allows a batch
-    for each running call, because rows of the later messages of a lane follow the call. With a store of attempts the
-    checker measures nothing, because a formerly given-up message also uses a turn and has no row.
+    The partitions of a physical queue count together, as one, and the pieces of a partition also count as one. Each
+    partition of a queue waits for at most two calls of each other partition of the queue. With batches the checker also
+    allows a batch for each running call, because rows of the later messages of a lane follow the call. With a store of
+    attempts the checker measures nothing, because a formerly given-up message also uses a turn and has no row.
 
     Args:
         timeline: History to judge.

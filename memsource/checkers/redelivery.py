@@ -79,8 +79,8 @@ class _Alive:
 class KeptAlive(TimedChecker[_Alive]):
     """A source extends each delivered and unsettled message every ``extend_interval`` seconds (20).
 
-    The interval begins with the delivery and with each ``extended`` row of the message. The duty ends when the
-    message is acknowledged or given up, or when its partition is drained or lost. The checker judges only brokers
+    The interval begins with the delivery and with each ``extended`` row of the message. The duty ends when the process
+    acknowledges the message or gives it up, or when its partition is drained or lost. The checker judges only brokers
     that redeliver a message after a time without an extension.
 
     Args:

@@ -167,8 +167,8 @@ class _Work:
 
     Attributes:
         finished: For each finished and unsettled position, the number of the row in which the message ended.
-        began: Positions that started and are unfinished.
-        abandoned: Positions whose messages were abandoned.
+        began: Positions of started and unfinished messages.
+        abandoned: Positions of abandoned messages.
         too_late: Positions whose messages were abandoned because the drain had no time left, or because a freeze came
             before the drain.
         drain: The drain of the assignment.
@@ -220,8 +220,8 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     """A clean handover repeats no finished message (44) and leaves no finished message uncommitted (54).
 
     A handover is clean if the process drained the partition, received the answers to all commits in time, and still
-    owned the partition. If the completed set cannot be handed over, messages above the committed floor may repeat in
-    three cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a
+    owned the partition. If the source cannot hand the completed set over, messages above the committed floor may repeat
+    in three cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a
     handler of an earlier assignment still ran. In the third case, the process wrote no row for a second, and started no
     message between this second and the drain: after a freeze, messages start only when the broker has confirmed the
     partition. ``OrderAcrossAssignments`` judges that the broker delivers no message below the floor again. If the
