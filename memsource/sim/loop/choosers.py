@@ -95,8 +95,8 @@ class Priorities(RandomWalk):
     """Chooses the ready task with the highest priority. A task keeps its priority until a change.
 
     The strategy is probabilistic concurrency testing (Burckhardt, Kothari, Musuvathi and Nagarakatte, ASPLOS 2010). At
-    a change, the task that would run receives a priority below all others. This strategy finds a bug that needs few
-    changes in few tasks more often than a random walk does.
+    a change, the task that would run receives a priority below all others. The strategy finds a bug that needs few
+    changes in few tasks more often than a random walk.
 
     Args:
         seed: Seed of the priorities.

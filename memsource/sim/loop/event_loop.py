@@ -2,8 +2,8 @@
 
 A turn has three parts. Timers that are due become callbacks. The callbacks of futures and timers run, first in, first
 out. One of the ready tasks takes one step. Virtual time jumps to the next timer when no callback and no task is ready,
-or when the chooser decides so. With the same chooser, a program takes the same steps in every run, with the exceptions
-below.
+or when the chooser decides to jump. With the same chooser, a program takes the same steps in every run, with the
+exceptions below.
 
 Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
 turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel

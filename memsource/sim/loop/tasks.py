@@ -112,7 +112,7 @@ async def inline(seconds: float, func: Callable[..., T], args: tuple[Any, ...]) 
 
 
 class Timers:
-    """A heap of timers, by time and then in the order in which they were set.
+    """A heap of timers, sorted by time and then by the order of their creation.
 
     The heap drops a cancelled timer at the time of the timer, or earlier if many timers are cancelled.
     """

@@ -29,8 +29,8 @@ class Interrupted(BaseException):
 def watching(loop: SimLoop, limit: float) -> Iterator[None]:
     """Interrupt each step of the calling thread that takes too long.
 
-    In the main thread the watch uses the process's real-time timer, and restores it afterwards. An alarm that was
-    set before, such as the timeout of a test, still arrives, up to a quarter of the limit late.
+    In the main thread the watch uses the process's real-time timer, and restores it afterwards. An earlier alarm, such
+    as the timeout of a test, still arrives, at most a quarter of the limit late.
 
     Args:
         loop: The loop of the steps.

@@ -41,8 +41,8 @@ class Shrunk:
 def shrink(plan: Plan, fails: Callable[[Plan], bool], *, attempts: int = ATTEMPTS) -> Shrunk:
     """Search for the smallest failing plan. Blocks during the runs.
 
-    The search changes neither personality nor seed. A ``complete`` result no longer fails if one of its faults,
-    deviations or jumps is removed. Shrinking the plan of a ``complete`` result returns the same plan.
+    The search changes neither personality nor seed. A ``complete`` result no longer fails without any one of its
+    faults, deviations or jumps. Shrinking the plan of a ``complete`` result returns the same plan.
 
     Args:
         plan: A failing plan.

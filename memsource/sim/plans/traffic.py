@@ -91,7 +91,7 @@ class Traffic:
     def items(self, seed: int, partitions: int) -> list[Item]:
         """Draw the messages. Takes O(n log keys) time.
 
-        The same seed gives the same messages. A smaller ``n`` gives the first messages of a larger ``n``.
+        The same seed produces the same messages. A smaller ``n`` produces the first messages of a larger ``n``.
 
         Args:
             seed: Seed of the draw.

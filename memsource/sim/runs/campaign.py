@@ -92,8 +92,8 @@ class CampaignReport:
 class Campaign:
     """Runs of one test on each personality in turn, with drawn faults and schedules.
 
-    The first run on each personality has no faults. ``runs`` must be at least the number of personalities, and one
-    more with a budget of faults.
+    The first run on each personality has no faults. ``runs`` must be at least the number of personalities. With a
+    budget of faults, ``runs`` must be larger by 1.
 
     Args:
         conditions: Conditions of all runs.

@@ -50,7 +50,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
     Derive a class, return the handler from ``app``, and add your own rules. A rule uses ``world``, and passes
     coroutines to ``drive``. To omit a rule of this class, set its name to None, such as ``crash = None``. Each example
-    gets a new machine, so ``app`` makes the state of the handler and keeps the state on ``self``::
+    uses a new machine. ``app`` therefore makes the state of the handler and keeps the state on ``self``::
 
         class Orders(SimulationMachine):
             def app(self):
@@ -135,7 +135,7 @@ class SimulationMachine(RuleBasedStateMachine):
         return self._shared
 
     def at_rest(self) -> None:
-        """Assert conditions after all messages are finished, while the workers still run. Default: do nothing."""
+        """Assert conditions while the workers still run, after the end of all messages. Default: do nothing."""
 
     def drive(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the simulation's loop, together with the workers. Blocks while virtual time passes.

@@ -136,7 +136,7 @@ def simulate(
     fixtures, to the test.
 
     An exception of the test or a worker, a finding of a checker, or an unfinished message fails a run. A deadlock, a
-    livelock, a test beyond ``time_limit`` and a worker that does not stop fail the run too. A state (``World.check``)
+    livelock, a test beyond ``time_limit`` and a worker that does not stop also fail the run. A state (``World.check``)
     that differs from the state of the run without faults also fails the run. Ctrl-C and ``pytest.skip`` end the test as
     usual. A call of the test shrinks the first failing run, and raises ``SimulationFailed`` with a picture and the
     token of the smallest failing run.

@@ -63,7 +63,7 @@ class Injection:
         self._armed[fault.kind, whom].append(fault)
 
     def take(self, kind: FaultKind, whom: str = "") -> Fault | None:
-        """Disarm and return the fault that acts now; None = no fault is armed."""
+        """Disarm and return the fault that acts now; None = no armed fault."""
         armed = self._armed.get((kind, whom))
         return armed.popleft() if armed else None
 

@@ -238,7 +238,7 @@ class WorkerHost(Protocol):
         """Perform the faults that the plan has for the boundary that a worker reaches now."""
 
     def strikes(self, kind: FaultKind, who: str) -> Fault | None:
-        """Disarm and return the armed fault of a kind; None = no fault is armed."""
+        """Disarm and return the armed fault of a kind; None = no armed fault."""
 
     def happens(self, fault: Fault, whom: str) -> None:
         """Record that a fault acts now."""
@@ -295,7 +295,7 @@ class Worker:
         return in_group(self.name)
 
     async def run(self) -> None:
-        """Consume until the worker is stopped. An error of the consumer is a finding, or ends the run."""
+        """Consume until a stop of the worker. An error of the consumer is a finding, or ends the run."""
         try:
             await self.consumer.run()
         except (anyio.get_cancelled_exc_class(), GeneratorExit, Refused):

@@ -145,7 +145,7 @@ class World:
 
         Raises:
             ImpossiblePlan: A number is out of its range, ``value`` is no function or returns no payload, or the world
-                has another topic.
+                already has another topic.
         """
         if self._topic not in (None, topic):
             raise ImpossiblePlan(
@@ -245,7 +245,7 @@ class World:
 
         Cancel-safe. During the second wait, no fault except a crash happens. A lane that a poison policy has blocked
         counts as finished. Messages that are unfinished after ``timeout`` are the finding ``CaughtUp``. After you
-        publish more messages, faults can happen again, so call ``settled`` again.
+        publish more messages, faults can happen again. Call ``settled`` again in this case.
 
         Args:
             timeout: Maximum virtual seconds to wait for the faults, and again for the messages.
@@ -340,7 +340,10 @@ class World:
     # --- for workers
 
     def clock(self) -> float:
-        """Return the time on the clock of all consumers. The time rises with every call, so all rows have one order."""
+        """Return the time on the clock of all consumers.
+
+        The time rises with every call, which gives all rows one order.
+        """
         self._latest = max(self._loop.time(), self._latest + _STEP)
         return self._latest
 
