@@ -8,13 +8,13 @@ including those that surprise clients:
   last ``poll``. Until its next ``poll`` a member may fetch and commit, even if another member has become the owner.
 - **Few checks of commits.** The group accepts each commit of a known member. The member need not own the partition, and
   the position may be lower than before or not exist. The last commit wins.
-- A committed position is the *next position to read*. A commit also holds the completed positions above the committed
-  position.
+- A committed position is the *next position to read*. A commit also contains the completed positions above the
+  committed position.
 - **Rebalance.** The coordinator revokes partitions. The owners drain, commit and ``release`` the revoked partitions.
   The coordinator then assigns the released partitions.
 - In an eager rebalance, all members release all partitions before any assignment. In a cooperative rebalance, a
   member releases only partitions that move, and the coordinator assigns each partition as soon as it is free.
-- A member starts to read a partition at the position that is committed when its ``poll`` returns the assignment.
+- A member starts to read a partition at the committed position of the time when its ``poll`` returns the assignment.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class Group(WatchedTopic):
             size: Bytes at which the call stops. The record that reaches ``size`` is the last record.
 
         Returns:
-            The records in order; empty if no record is left or a bound is 0.
+            The records in order; empty at the end of the log or if a bound is 0.
 
         Raises:
             KeyError: The member did not own the partition at its last ``poll``.
@@ -330,14 +330,14 @@ class Group(WatchedTopic):
     def lose(self, member: str, partition: int, *, give: bool = True) -> None:
         """Take a partition from its owner, as at the end of the owner's session or of its drain time.
 
-        Another member gets the partition at once; a running eager rebalance assigns the partition at its end. The
+        Another member receives the partition at once, or at the end of a running eager rebalance. The
         former owner continues to fetch and commit until its next ``poll``.
 
         Args:
             member: Name of the owner.
             partition: Number of the partition.
-            give: Whether another member gets the partition at once. False, or a group without another member, leaves
-                the partition free until the group next assigns partitions.
+            give: Whether another member receives the partition at once. False, or a group without another member,
+                leaves the partition free until the group next assigns partitions.
 
         Raises:
             ValueError: The member is not the owner.

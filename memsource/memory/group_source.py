@@ -30,8 +30,8 @@ class GroupSource(CommittingSource):
         group: The group.
         member: Name of the member.
         batch: Maximum number of messages of one partition in a delivery, 1 or more.
-        revoke_timeout: Seconds that ``Revoking`` grants for a drain. The group does not act on this time; a test may
-            call ``lose``.
+        revoke_timeout: Seconds that ``Revoking`` grants for a drain. The group ignores this time; a test may call
+            ``lose``.
         hands_over: Whether commits include the positions completed above the floor.
 
     Attributes:

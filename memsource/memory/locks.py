@@ -29,7 +29,7 @@ _SHARE: Final = 3
 class LockServer:
     """The locks of all processes: a holder for each name, and the time at which its lease ends.
 
-    No method blocks. ``now`` never goes back.
+    No method blocks. ``now`` never falls.
     """
 
     def __init__(self) -> None:
@@ -174,7 +174,7 @@ class MemoryLocks:
             changed: Function to call when the deadline has risen or the process has lost the lock.
 
         Returns:
-            The lock; None = this or another process holds the lock.
+            The lock; None = this or another process already holds the lock.
 
         Raises:
             ConfigError: The name is invalid.

@@ -166,7 +166,7 @@ class ScriptedSource(Scripted):
 
     @abstractmethod
     def _at_the_end(self) -> bool:
-        """Return whether every message of the source's own partitions is delivered."""
+        """Return whether the source has delivered every message of its own partitions."""
 
     @abstractmethod
     def _next(self, room: Room) -> Sequence[SourceEvent]:

@@ -197,7 +197,7 @@ class WatchedTopic(Watched):
         """Append one message.
 
         Args:
-            value: The payload. A str is encoded as UTF-8.
+            value: The payload. The topic encodes a str as UTF-8.
             key: The key; None = a message without a key.
             headers: The headers, in order.
             subject: The subject; None = the name of the topic.
