@@ -241,7 +241,7 @@ class _Step(NamedTuple):
 class GroupWorld:
     """The model of a group: the first state, and for each state every possible event and its next state.
 
-    A scope bounds the events. ``reached`` counts events and rare branches.
+    The scope limits the events. ``reached`` counts events and rare branches.
 
     Args:
         scope: The scope of the exploration.
