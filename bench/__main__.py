@@ -7,7 +7,7 @@
 
 For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures most figures once.
 
-Each file holds a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
+Each file contains a list of `{case, figure, unit, baseline, ratio, goal, holds}`; see `bench.figures.Figure`. The exit
 status is 0 with met and with missed goals, 1 when a needed component is missing, and 2 for a wrong argument.
 """
 

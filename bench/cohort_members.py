@@ -103,7 +103,7 @@ def key_of(number: int) -> str:
 
 
 def stamp(payload: bytes) -> int:
-    """Return the time at which a message was published, in nanoseconds of the monotonic clock."""
+    """Return the time of a message's publication, in nanoseconds of the monotonic clock."""
     published: int = STAMP.unpack_from(payload)[0]
     return published
 

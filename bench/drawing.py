@@ -1,8 +1,7 @@
 """Panels as SVG, by matplotlib. The module only draws; it reads, measures and chooses nothing.
 
 With one version of matplotlib, the same panels produce the same bytes. The background is transparent, and every colour
-is visible on white and on black, so a picture is readable on a light and on a dark page. Text in the SVG is text, not
-outlines.
+is visible on white and on black pages. Text in the SVG is text, not outlines.
 """
 
 from __future__ import annotations

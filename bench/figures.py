@@ -49,7 +49,7 @@ class Figure:
         ratio: ``figure`` divided by ``baseline``.
         goal: Highest allowed cost, or lowest allowed ratio of a rate. After ``within`` the highest allowed ratio, after
             ``at_least`` the lowest allowed rate.
-        holds: Whether the goal is met; None without a goal.
+        holds: Whether the figure meets the goal; None without a goal.
     """
 
     case: str
@@ -84,7 +84,7 @@ def rate(case: str, unit: str, figure: float, baseline: float, goal: float | Non
 
 
 def interleaved(runs: Sequence[Run], repeats: int) -> list[float]:
-    """Return the median of each run. The runs alternate, so the load of the machine affects all of them equally."""
+    """Return the median of each run. The runs alternate, so the load of the machine affects all runs equally."""
     measured: list[list[float]] = [[] for _ in runs]
     for _ in range(repeats):
         for run, values in zip(runs, measured, strict=True):

@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """A topic that holds ``count`` messages."""
+    """A topic with ``count`` messages."""
 
     url: str
     topic: str

@@ -34,7 +34,7 @@ def feeding(url: str, topic: str, count: int, keys: int, per_second: float) -> I
 
 
 def stamp(value: bytes) -> int:
-    """Return the time at which a message was produced, in nanoseconds of the monotonic clock."""
+    """Return the time of a message's production, in nanoseconds of the monotonic clock."""
     produced: int = STAMP.unpack_from(value)[0]
     return produced
 

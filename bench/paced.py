@@ -132,5 +132,5 @@ def due(begin: float, rate: int, count: int) -> int:
 
 
 def pause(begin: float, rate: int, sent: int) -> float:
-    """Return the seconds until the next message must be sent."""
+    """Return the seconds until the sender must send the next message."""
     return max(TICK, begin + sent / rate - time.monotonic())

@@ -115,7 +115,7 @@ class FiniteSource:
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         """Return the assignment, the next run, or ``Exhausted``.
 
-        Without room for a run, wait until the call is cancelled.
+        Without room for a run, wait until a cancellation of the call.
         """
         partition = self.messages[0].partition
         if not self._assigned:

@@ -6,7 +6,7 @@ each row of its Arrow batches, without threads, bounds, settling and counts. The
 ``foreachPartition``, one row after the other.
 
 5 ms: each of two tasks runs 4,096 sleeping handlers at once, over 200,000 messages of 50,000 keys. The baseline has
-4,096 asyncio tasks instead of the lanes. These tasks take rows from one iterator, in any order of keys.
+4,096 asyncio tasks instead of the lanes. The asyncio tasks take rows from one iterator, in any order of keys.
 """
 
 from __future__ import annotations
