@@ -21,7 +21,7 @@ LEDGER = "ledger.txt"
 
 
 def member(name: str) -> None:
-    """The program of one member. Start two members, so that one member can die."""
+    """The program of one member. Start two members: if one member dies, the other member continues."""
 
     def append(message: lanes.Message) -> None:
         time.sleep(0.002)

@@ -105,7 +105,8 @@ class SqliteSource:
 
     Args:
         path: the file.
-        visibility: seconds that a claim holds, above 0. The source extends the claim while the message is in flight.
+        visibility: seconds until a claim ends without an extension, above 0. The source extends the claim while the
+            message is in flight.
         poll: seconds between two queries of an empty table, above 0.
         now: clock in seconds that all processes share and that survives a restart of the machine. A forward jump of the
             clock repeats messages.
