@@ -82,7 +82,7 @@ class PromiseChecker:
         return ""
 
     def _doubts(self) -> dict[str, int]:
-        """Return the reasons for doubt that are known only after the last row, with their counts."""
+        """Return the reasons for doubt that appear only after the last row, with their counts."""
         return {}
 
 

@@ -40,7 +40,7 @@ class OrderAcrossAssignments(PromiseChecker):
     """Except for rewinds to a committed position, the messages of a key start in order and without a skip (4).
 
     An assignment begins at a committed position, or at the first position of this history, and starts no lower
-    message. Within an assignment a start goes back only to repeat the last message. If the broker has taken an
+    message. Within an assignment a start repeats at most the last message. If the broker has taken an
     assignment, its process runs concurrently with the next owner until it notices the loss. The checker does not
     judge skips and rewinds of this assignment. The checker judges only sources that commit positions; ``PerKeyOrder``
     also judges sources that do not commit.
@@ -169,8 +169,8 @@ class _Work:
         finished: For each finished and unsettled position, the number of the row in which the message ended.
         began: Positions of started and unfinished messages.
         abandoned: Positions of abandoned messages.
-        too_late: Positions whose messages were abandoned because the drain had no time left, or because a freeze came
-            before the drain.
+        too_late: Positions of messages abandoned because the drain had no time left, or because a freeze preceded the
+            drain.
         drain: The drain of the assignment.
         frozen: Whether the drain began after a freeze, and the process had started no message since.
         floor: Last confirmed floor; -1 = none.
@@ -223,7 +223,7 @@ class NoDuplicateCleanly(AssignmentChecker[_Work]):
     owned the partition. If the source cannot hand the completed set over, messages above the committed floor may repeat
     in three cases. In the first case, a lower message was unfinished at the end of the drain. In the second case, a
     handler of an earlier assignment still ran. In the third case, the process wrote no row for a second, and started no
-    message between this second and the drain: after a freeze, messages start only when the broker has confirmed the
+    message between this second and the drain. After a freeze, messages start only when the broker has confirmed the
     partition. ``OrderAcrossAssignments`` judges that the broker delivers no message below the floor again. If the
     broker delivers an acknowledged message again, the broker forgot the acknowledgement, which is no fault of the
     handover.
@@ -410,7 +410,7 @@ class BoundedRepeats(PromiseChecker):
 
     A clean handover repeats no message. After a crash or a loss, only messages that finished after the last write of
     the progress repeat. At most ``written_every`` plus ``max_in_flight`` messages repeat, because acknowledgements may
-    be under way. A history does not show the data that the broker forgot, so this checker is not one of ``CHECKERS``.
+    be under way. A history does not show the data that the broker forgot, so ``CHECKERS`` leaves this checker out.
 
     Args:
         timeline: History to judge.

@@ -20,7 +20,7 @@ class _Attempts:
 
     Attributes:
         latest: The latest attempt of each position, negative if it was cancelled.
-        unlimited: Positions of messages that were blocked at least once, so that their attempts have no limit.
+        unlimited: Positions of messages that were blocked at least once and therefore have no limit of attempts.
     """
 
     __slots__ = ("latest", "unlimited")
@@ -35,9 +35,9 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
 
     A cancelled attempt does not count if the message returns to its lane. Each ``unblock`` of a blocked message
     allows one more attempt. A new delivery begins at attempt 1. If a store keeps attempts, the first attempt of an
-    assignment is at least the attempt that was handed over. The first attempt exceeds all former attempts by at most
-    one. The checker does not judge this upper bound if the history has no former attempts of the message, or if rows of
-    another process may be missing.
+    assignment is at least the attempt that the store handed over. The first attempt exceeds all former attempts by at
+    most one. The checker does not judge this upper bound if the history has no former attempts of the message, or if
+    rows of another process may be missing.
 
     Args:
         timeline: History to judge.

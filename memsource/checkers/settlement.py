@@ -25,10 +25,10 @@ _FINAL: Final = 3  # includes _KNOWN
 class AtLeastOnce(PromiseChecker):
     """Each delivered or produced message is handled at least once, or its dead letter is confirmed.
 
-    A message that was settled and never handled is lost. A message that was neither settled nor handled is still at
-    the broker. An unsettled and unhandled message is no violation, but the history does not prove that it will be
-    handled. A committed floor settles each position below it from the first position of its assignment on, even
-    without a delivery. A later owner that skips a completed message also settles this message.
+    A settled message that no process handled is lost. A message that was neither settled nor handled is still at
+    the broker. An unsettled and unhandled message is no violation, but the history does not prove that a process will
+    handle the message. A committed floor settles each position below it from the first position of its assignment on,
+    even without a delivery. A later owner that skips a completed message also settles this message.
 
     Args:
         timeline: History to judge.
@@ -130,7 +130,7 @@ def _delivery(row: Row) -> _Delivery:
 
 
 class DeadLetterBeforeSettle(PromiseChecker):
-    """A message that is given up is settled only after the confirmation of its dead letter (48).
+    """A process settles a message that it gives up only after the confirmation of the dead letter (48).
 
     After the confirmation of a blocked message's dead letter, the assignment writes no second dead letter of the
     message.
@@ -180,11 +180,11 @@ class DeadLetterBeforeSettle(PromiseChecker):
 
 
 class NoSettleBeforeEnd(PromiseChecker):
-    """A message is settled only after the same assignment handled it or gave it up (19).
+    """An assignment settles a message only after it handled the message or gave the message up (19).
 
     A commit settles all messages below its floor, except messages that a former owner had settled. A second
     settlement of a message that the broker forgot (``redelivered``, cause ``settled``) is no new settlement.
-    ``DeadLetterBeforeSettle`` judges messages that were given up.
+    ``DeadLetterBeforeSettle`` judges messages that an assignment gave up.
 
     Args:
         timeline: History to judge.

@@ -32,7 +32,7 @@ class SlotOwner(NamedTuple):
     """An assignment of a range.
 
     Attributes:
-        time: Time from which the assignment holds, in seconds of ``mono``.
+        time: Time at which the assignment begins, in seconds of ``mono``.
         lo: First slot.
         hi: Last slot.
         consumer: Name of the owner.
@@ -117,8 +117,8 @@ class _SlotChecker(PromiseChecker):
 class ExclusiveSlot(_SlotChecker):
     """At most one assignment has messages of a slot in flight at any time (65).
 
-    A message is in flight from its delivery until its handler has succeeded, its dead letter is confirmed, or its
-    process has given it up. The messages of a partition without a key count as one slot. Two assignments may both have
+    A message is in flight from its delivery until its handler succeeds, its dead letter is confirmed, or its process
+    gives the message up. The messages of a partition without a key count as one slot. Two assignments may both have
     messages in these cases only:
 
     - The first assignment was lost, its process has ended, or the deadline of its lease has passed.
@@ -152,7 +152,7 @@ class ExclusiveSlot(_SlotChecker):
 
 
 class DrainBeforeFeed(_SlotChecker):
-    """A new owner of a slot gets a message only after the former owner's last running one is settled (66).
+    """A new owner of a slot receives no message before the former owner's last running message is settled (66).
 
     A message counts from the start of its handler until the broker confirms a commit sent after the message's end. A
     failed message counts until the process gives the message up. The exceptions are those of ``ExclusiveSlot``,
@@ -229,11 +229,11 @@ class DrainBeforeFeed(_SlotChecker):
 class UnownedNeverFed(PromiseChecker):
     """No member receives a message in a slot without an owner.
 
-    A history does not show the map, so this checker is not one of ``CHECKERS``.
+    A history does not show the map, so ``CHECKERS`` leaves this checker out.
 
     Args:
         timeline: History to judge.
-        owners: The assignments of the map, in their order. A slot that was assigned once always has an owner.
+        owners: The assignments of the map, in their order. A slot always has an owner after its first assignment.
     """
 
     _needs_order = True

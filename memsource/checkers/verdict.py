@@ -79,7 +79,7 @@ class Findings:
         Args:
             across: Whether the promise needs an order between segments.
             note: Other measurements of the checker.
-            doubts: Reasons that are known only after the last row, with their counts. A count of 0 has no effect.
+            doubts: Reasons that appear only after the last row, with their counts. A count of 0 has no effect.
 
         Returns:
             The verdict.
