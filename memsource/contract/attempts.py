@@ -77,7 +77,7 @@ async def check_a_former_owner_changes_nothing(make: MakeAttempts) -> None:
 
 
 async def check_an_owner_drops_what_a_former_one_kept(make: MakeAttempts) -> None:
-    """A new owner can drop the attempt that a former owner kept, because the message was settled meanwhile."""
+    """A new owner can drop the attempt that a former owner kept, after the settlement of the message."""
     store = make()
     await store.keep(_message(_partition(token=1), 5), _FIRST)
     await store.drop(_partition(token=2), [5])

@@ -46,7 +46,7 @@ class Origin(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A message that was published to the origin.
+    """A message at the origin.
 
     Attributes:
         value: The payload.

@@ -372,7 +372,7 @@ async def check_a_missing_place_is_refused(harness: DeadLetterHarness) -> None:
 
 @_check()
 async def check_aclose_is_idempotent(harness: DeadLetterHarness) -> None:
-    """``aclose`` may be called repeatedly, and without ``open``."""
+    """The caller may call ``aclose`` repeatedly, and without ``open``."""
     for make in (harness.dead_letters, harness.box) if "box" in harness.can else (harness.dead_letters,):
         await make().aclose()
         async with opened(make()) as each:

@@ -144,7 +144,7 @@ async def check_a_mark_outlives_every_durable(harness: EpochHarness) -> None:
 
 
 async def check_a_mark_tells_the_longest_lease(harness: EpochHarness) -> None:
-    """The mark holds the longest lease time of its writers.
+    """The mark contains the longest lease time of its writers.
 
     After the loss of a bucket, a member waits for this time.
     """

@@ -263,7 +263,7 @@ class Session:
         return messages
 
     async def assigned(self) -> list[Partition]:
-        """Return the partitions that are assigned at the start."""
+        """Return the partitions of the assignments at the start."""
         while not self.partitions:
             await self.receive(Room(0, 0))
         # A later call may return each further partition.
@@ -375,7 +375,7 @@ def checks_within(
 
 
 def expect(condition: bool, otherwise: str) -> None:
-    """Raise ``ContractBroken`` unless the condition holds.
+    """Raise ``ContractBroken`` unless the condition is true.
 
     Unlike ``assert``, the function also works with ``python -O``.
     """

@@ -67,7 +67,7 @@ async def check_a_key_that_was_never_written_is_empty(harness: LeaseHarness) -> 
 
 
 async def check_a_write_is_read_by_every_client(harness: LeaseHarness) -> None:
-    """Every client reads a write at once, with the revision that ``write`` returned. All bytes are unchanged."""
+    """Every client reads a write at once, with the revision that ``write`` returned. The value keeps all bytes."""
     one, other = harness.store(), harness.store()
     for value in (b"first", b"", bytes(range(256))):
         revision = await one.write("config", value, revision=(await other.read("config")).revision)

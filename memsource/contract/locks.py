@@ -356,7 +356,7 @@ async def _pass(harness: LocksHarness) -> None:
 
 
 async def _until(harness: LocksHarness, done: Callable[[], Awaitable[bool]], what: str) -> None:
-    """Wait until a condition holds, for at most a lease plus the allowed delay of a service."""
+    """Wait until a condition is true, for at most a lease plus the allowed delay of a service."""
     within = (harness.lease if "expire" in harness.can else 0.0) + LATE
     end = harness.now() + within
     while not await done():

@@ -123,7 +123,7 @@ async def check_a_stored_state_is_read_by_every_client(make: MakeStates) -> None
 
 
 async def check_a_claim_returns_the_completed_runs(make: MakeStates) -> None:
-    """The next owner receives the completed runs above the floor, so that it repeats none of them."""
+    """The next owner receives the completed runs above the floor, and therefore repeats none of them."""
     store = make()
     epoch = (await store.claim(KEY, 0)).epoch
     await store.store([StateChange(KEY, State(epoch, 4, [(6, 8), (9, 10)]))])
