@@ -39,8 +39,8 @@ class AckState(NamedTuple):
         engine: State of the engine.
         tokens: Newest token of each message; 0 = never delivered.
         acked: Acknowledged messages.
-        first: Messages to redeliver before new messages are delivered.
-        done: Messages that were handled in this assignment.
+        first: Messages to redeliver before the delivery of new messages.
+        done: Messages that the assignment has handled.
         sent: Unanswered acknowledgements.
         redeliveries: Number of early redeliveries since the first state.
         failures: Number of failures of handlers since the first state.
@@ -76,7 +76,7 @@ class AckWorld:
         self._keys = [key.encode() for _, key in scope.messages]
 
     def start(self) -> AckState:
-        """Return the first state: the partition is assigned, and no message is delivered."""
+        """Return the first state: the member owns the partition, and the broker has delivered no message."""
         engine = Engine(self._scope.policy())
         engine.assign(Partition(PartitionId(SOURCE, 0), READER))
         return AckState(snapshot(engine), (0,) * len(self._keys), frozenset())

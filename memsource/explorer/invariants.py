@@ -69,7 +69,7 @@ def commits_rise(commit: Commit, before: Commit | None, positions: Sequence[int]
 
 
 def committed_never_falls(commit: Commit, before: Commit, positions: Sequence[int]) -> None:
-    """9, at the broker: unless a partition was taken from its owner, the committed set never shrinks."""
+    """9, at the broker: unless the broker takes a partition from its owner, the committed set never shrinks."""
     if commit[0] < before[0] or covered(before, positions) - covered(commit, positions):
         broken(committed_never_falls, f"{commit} is committed after {before}")
 
@@ -106,7 +106,7 @@ def in_flight_bounded(state: EngineState) -> None:
 
 
 def ahead_bounded(started: int, confirmed: int, positions: Sequence[int], bound: int) -> None:
-    """27: at most ``max_ahead`` messages lie from the confirmed floor to a starting message, both included."""
+    """27: from the confirmed floor to a starting message, both included, there are at most ``max_ahead`` messages."""
     ahead = sum(confirmed <= position <= started for position in positions)
     if ahead > bound:
         broken(ahead_bounded, f"position {started} starts {ahead} ahead of the confirmed {confirmed}; bound {bound}")
@@ -137,7 +137,7 @@ def first_come_first_taken(taken: MessageId, ready: Sequence[MessageId]) -> None
 
 
 def keeps_its_turn(before: Sequence[MessageId], after: Sequence[MessageId], gone: Collection[MessageId]) -> None:
-    """30: a ready head keeps its place in the queue, and a new head goes to the end of the queue."""
+    """30: a ready head keeps its place in the queue, and a new head joins the end of the queue."""
     stayed = [one for one in before if one not in gone]
     if list(after[: len(stayed)]) != stayed:
         broken(keeps_its_turn, f"the queue was {list(before)} and is {list(after)}")
@@ -195,7 +195,7 @@ def clean_rebalance_repeats_nothing(position: int, *, done: bool) -> None:
 
 
 def replay_from_the_committed(message: Message) -> None:
-    """56: an assignment runs no message that was committed before the assignment."""
+    """56: an assignment runs no message committed before the assignment."""
     partition = message.partition
     if covered((partition.floor or 0, tuple(partition.completed)), [message.position]):
         broken(replay_from_the_committed, f"position {message.position} runs again although it was committed")

@@ -1,6 +1,6 @@
 """One member of a group: its state, and the next state after an event.
 
-The state holds the engine and the facts of the shell. The *shell* is a model of the code of ``lanes`` around the
+The state contains the engine and the facts of the shell. The *shell* is a model of the code of ``lanes`` around the
 engine. The shell performs the steps of a drain without waiting.
 """
 
@@ -120,7 +120,7 @@ class Assignment(NamedTuple):
         done: Positions that the assignment has handled or dead-lettered.
         started: Last started position of each key.
         sent: Last commit; None before the first commit.
-        on_way: Unanswered commit; None = all commits were answered.
+        on_way: Unanswered commit; None = no commit waits for an answer.
         drain: Phase of the drain.
         over: Whether the assignment was lost or released.
     """

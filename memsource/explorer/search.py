@@ -65,7 +65,7 @@ class Exploration(NamedTuple):
         steps: Number of events that the search tried.
         depth: Number of events on the shortest path from the first state to the farthest state.
         reached: Counts of each kind of event and of each rare branch in the search.
-        violation: The first violation; None = no invariant was broken.
+        violation: The first violation; None = no violation.
         complete: Whether the search visited all states.
     """
 
