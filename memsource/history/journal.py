@@ -216,7 +216,7 @@ def _converted(tables: RowTables, stream: BinaryIO, directory: Path, stem: str) 
 
 
 def _whole_lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines without an incomplete last line. Split a line at which two files were joined."""
+    """Yield the lines without an incomplete last line. Split a line that joins two files."""
     for data in stream:
         line = data.decode("utf-8", "surrogateescape")
         if line.isspace():

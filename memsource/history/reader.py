@@ -4,7 +4,7 @@ The reader also reads journals, because ``memsource.history.journal`` turns the 
 
 The reader reports unreadable lines and missing row numbers as *gaps*. A gap is a row with the event ``gap`` in
 place of the missing rows. ``Segment.gaps`` has file and line of each gap. An incomplete last line after a crash is no
-gap, because a file holds a prefix of the events.
+gap, because a file contains a prefix of the events.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Segment:
 def read(paths: Iterable[str | os.PathLike[str]]) -> list[Segment]:
     """Read the segments of histories (``*.jsonl``) and journals (``*.parquet``).
 
-    Blocks during the read, and holds all rows in memory. Ignores further copies of a segment. If a run has a history
+    Blocks during the read, and keeps all rows in memory. Ignores further copies of a segment. If a run has a history
     and a journal, the segment with fewer gaps counts. Journals need pyarrow.
 
     Args:
@@ -237,7 +237,7 @@ def _segments(file: str, stream: BinaryIO) -> list[Segment]:
 
 
 def _lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Yield lines with their newlines. A line that is too long is truncated and has no newline."""
+    """Yield lines with their newlines. The function truncates a line that is too long, and omits its newline."""
     for line in iter(partial(stream.readline, LINE_LIMIT), b""):
         yield line
         rest = line

@@ -159,7 +159,7 @@ class RowParser:
         )
 
     def parse(self, n: int, event: str, mono: float, fields: Fields) -> Row | None:
-        """Return the row with these fields; None = the event is unknown.
+        """Return the row with these fields; None = unknown event.
 
         Raises ``ValueError`` or ``LookupError`` for fields that do not fit the event.
         """

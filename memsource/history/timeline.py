@@ -48,7 +48,7 @@ class Timeline:
         taken: Assignments that the broker has taken away, as (member, partition, number).
         deadlines: Last deadline of each assignment under a lease, in seconds of ``mono``.
         committing: Assignments of sources that commit one position for each partition.
-        incomparable: Partitions that cannot be compared across segments, with the reason.
+        incomparable: Partitions whose rows have no known order across segments, with the reason.
         recreated: The incomparable partitions in which one position stands for several messages.
     """
 
