@@ -161,7 +161,7 @@ class JetStreamBroker(WatchedTopic, KeepsDeadLetters):
     def rebalance(self, now: float) -> bool:
         """Plan the owners again, and revoke at least one partition if possible.
 
-        Returns whether a partition was revoked.
+        Returns whether the cohort revoked a partition.
         """
         return self.cohort.rebalance(now)
 

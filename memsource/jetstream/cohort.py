@@ -149,8 +149,8 @@ class Cohort:
     def release(self, member: str, slot: int, epoch: int, now: float) -> None:
         """Release a slot if the member owns the slot under this epoch. Idempotent.
 
-        An owner that releases a slot without a revocation is leaving. Another running member gets the slot, or the slot
-        stays free until the cohort plans again.
+        An owner that releases a slot without a revocation is leaving. Another running member receives the slot, or the
+        slot stays free until the cohort plans again.
         """
         if self._owners[slot] != member or self._epochs[slot] != epoch:
             return
@@ -162,7 +162,7 @@ class Cohort:
     # --- moves
 
     def rebalance(self, now: float) -> bool:
-        """Plan again, and revoke at least one slot if possible. Returns whether a slot was revoked."""
+        """Plan again, and revoke at least one slot if possible. Returns whether the cohort revoked a slot."""
         asked = len(self._asked)
         self._replan(now)
         owned = [slot for slot, owner in enumerate(self._owners) if owner is not None and slot not in self._asked]
@@ -185,8 +185,8 @@ class Cohort:
     def lose(self, slot: int, now: float) -> bool:
         """Take a slot from its owner without a revocation. Returns False if the slot is free.
 
-        Another running member gets the slot at once. Without such a member, the cohort plans again within a third of
-        the lease time.
+        Another running member receives the slot at once. Without such a member, the cohort plans again within a third
+        of the lease time.
         """
         owner = self._owners[slot]
         if owner is None:

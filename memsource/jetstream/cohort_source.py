@@ -355,7 +355,7 @@ class CohortMemberSource(ScriptedSource):
             self._partitions.lose(owned, f"its durable {token.durable} accepted no acknowledgement")
 
     def _ack(self, token: Token) -> bool:
-        """Acknowledge a message. Returns False if the durable was deleted and the link has no latency."""
+        """Acknowledge a message. Returns False for a deleted durable on a link without latency."""
         stream, position = self.broker.stream, token.delivery.record.position
         if self.link.latency:
             at = self._clock() + self.link.latency

@@ -51,7 +51,7 @@ class Link:
             that writes. The result before a request is the fault of the request; None = no fault.
         latency: Seconds that each request takes.
         cut: Whether the link loses all requests. A late write of an earlier request still takes effect.
-        faults: Faults of the next requests, in order. These faults replace the faults of ``before``.
+        faults: Faults of the next requests, in order. The listed faults replace the faults of ``before``.
         reads: Number of reading requests.
         writes: Number of writing requests.
         severed: Whether the process of the client has ended.
