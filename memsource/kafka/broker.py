@@ -1,7 +1,7 @@
 """A Kafka broker as data, with one topic, one group and its clients. The broker behaves like a measured real broker.
 
 - **Commits.** The broker checks only the membership of the client and the size of the metadata. The member need not own
-  the partition, and the position may fall or lie above the end of the log. Metadata is a ``str`` of at most 4,095
+  the partition, and the position may fall or be above the end of the log. Metadata is a ``str`` of at most 4,095
   UTF-16 units (the default) plus the client's NUL. A commit with larger metadata fails, and the former commit stays. If
   one partition of a request fails, the broker commits the other partitions, and the whole request reports the error.
 - **Late notice of a loss.** A crashed or frozen process sends no heartbeats. At the end of its session, its partitions
@@ -18,11 +18,11 @@
 - **Transactions.** A client reads only committed messages. While a transaction is open in a partition, no client reads
   beyond the beginning of the transaction. The rule includes messages of other producers.
 - **Retention by size.** The broker deletes the oldest messages of a partition, finished or not. A real broker checks
-  the size every few minutes, and deletes whole segments. This broker deletes at once, message by message.
+  the size every few minutes, and deletes whole segments. The simulated broker deletes at once, message by message.
 - **Commits without a broker.** A synchronous commit blocks (protocol 848), or fails after ``commit_timeout`` (classic
   protocol).
 
-The simulation releases each partition when it is drained. A real client releases all partitions of a callback together.
+The simulation releases each partition after its drain. A real client releases all partitions of a callback together.
 
 No method blocks. A method receives the present time as an argument, reads the clock of a client, or needs no time.
 ``advance`` acts on due timers. Times are in seconds.
@@ -331,7 +331,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
 
     @property
     def topic_id(self) -> str | None:
-        """The id of the topic; None while the topic is deleted."""
+        """The id of the topic; None while the topic does not exist."""
         return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
 
     def introduce(self, client: Client) -> None:

@@ -1,9 +1,9 @@
 """The coordinator of a Kafka group as data: sessions, heartbeats, and the removal of silent members.
 
-The coordinator adds time to ``Group``, which holds the owners. A client learns of most decisions at its next heartbeat.
-A client that does not poll within ``max_poll_interval`` leaves the group (classic protocol) or stops its heartbeats
-(protocol 848). The coordinator removes a client without heartbeats at the end of its session. The rules of each
-protocol come from measurements of a real broker.
+The coordinator adds time to ``Group``, which stores the owners. A client learns of most decisions at its next
+heartbeat. A client that does not poll within ``max_poll_interval`` leaves the group (classic protocol) or stops its
+heartbeats (protocol 848). The coordinator removes a client without heartbeats at the end of its session. Measurements
+of a real broker confirm the rules of each protocol.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class LogSizes:
 
         Args:
             limit: Minimum number of newest bytes that the log keeps.
-            stable: End of the part that may be deleted.
+            stable: End of the part that retention may delete.
 
         Returns:
             The position; 0 = no deletion.

@@ -28,7 +28,7 @@ _OF_POLL_INTERVAL: Final = 0.8
 class KafkaMemberSource(CommittingSource):
     """The source of a member of the broker's group. ``open`` joins the group, and ``aclose`` leaves it.
 
-    Commit metadata holds the positions completed above the floor. If the metadata is too large for the broker, the
+    Commit metadata contains the positions completed above the floor. If the metadata is too large for the broker, the
     source leaves out the highest positions. After a loss, the source still commits the partition until the source
     learns of the loss. After a release or ``Lost``, the source commits no position of the partition.
 
@@ -286,7 +286,7 @@ class KafkaMemberSource(CommittingSource):
         return lost
 
     def _same_topic(self, numbers: Sequence[int] | dict[int, Partition]) -> None:
-        """End the source if the topic was recreated, because positions then mean other messages."""
+        """End the source of a recreated topic, because its positions mean other messages."""
         now = self.broker.topic_id
         for number in numbers:
             before = self._owned[number].incarnation
