@@ -236,9 +236,9 @@ async def test_block_and_dlq_writes_one_dead_letter_however_often_the_message_fa
     )
     async with started(consumer) as run:
         for attempt in (1, 2, 3):
-            await until(lambda: blocked(consumer) == 1)
+            # With order="key", the messages of the other key may end after the block.
+            await until(lambda: blocked(consumer) == 1 and handler.done == ([1, 3] if order == "key" else []))
             assert handler.attempts[0] == attempt
-            assert handler.done == ([1, 3] if order == "key" else [])
             assert consumer.unblock("a") == 1
         await until(lambda: blocked(consumer) == 1)
         handler.poison.clear()
