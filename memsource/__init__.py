@@ -4,7 +4,8 @@
 that every source passes is in ``memsource.contract``. The Hypothesis strategies that draw plans are in
 ``memsource.sim.plans.strategies``, and the base class of state machines is in ``memsource.sim.runs.machine``.
 
-A public name is imported at its first use, because every test run loads the pytest plugin, which imports this package.
+The package imports a public name at the first use of the name, because every test run loads the pytest plugin. The
+plugin imports this package.
 
 Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``postgres``, ``history``, ``checkers``, ``contract``,
 ``sim``, ``adapters``, ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.

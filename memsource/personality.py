@@ -64,7 +64,7 @@ class Personality(Protocol):
         """Suspend a member's process until a time, as under SIGSTOP. No call of the process reaches the broker."""
 
     def rebalance(self, now: float) -> bool:
-        """Make a new assignment plan, as after a change of members. Return whether a partition is revoked."""
+        """Make a new assignment plan, as after a change of members. Return whether the broker revokes a partition."""
 
     def lose(self, partition: int, now: float) -> bool:
         """Take a partition from its owner without a revocation. Return False if the partition has no owner."""

@@ -1,11 +1,11 @@
 """The pytest plugin for tests made by ``memsource.simulate``. Pytest finds the plugin by its entry point.
 
 ``--lanes-runs N`` makes N runs of each simulated test. ``--lanes-replay TOKEN`` makes only the run that the token
-describes, in the one simulated test that is selected. The summary of pytest has a line for each simulated test that ran
+describes, in the one selected simulated test. The summary of pytest has a line for each simulated test that ran
 a campaign.
 
-The plugin imports a module only when an option or a simulated test needs the module. So a project without a simulated
-test imports nothing of ``lanes``.
+The plugin imports a module only when an option or a simulated test needs the module. A project without a simulated test
+therefore imports nothing of ``lanes``.
 """
 
 from __future__ import annotations

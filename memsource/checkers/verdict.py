@@ -116,7 +116,7 @@ def at(segment: Segment, row: Row) -> str:
 
 
 def printable(text: str, limit: int = _SHOWN) -> str:
-    """Return a text as one line that is safe to print, because the names in a history are not trusted."""
+    """Return a text as one line that is safe to print, because the names in a history may contain any characters."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

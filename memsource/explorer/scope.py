@@ -26,7 +26,7 @@ class Scope:
         failures: Maximum number of failing calls of handlers.
         unknown: Maximum number of commits whose answer is late or missing.
         settles: Whether finished messages may enter the ledger without a commit.
-        rotate: Whether all partitions go to the last member that joined. False = the members share the partitions
+        rotate: Whether the last member that joined receives all partitions. False = the members share the partitions
             evenly.
         cooperative: Whether rebalances are cooperative.
         hands_over: Whether commits contain the completed set above the floor.

@@ -45,7 +45,7 @@ class JetStreamBroker(WatchedTopic, KeepsDeadLetters):
     messages. No method blocks. Not thread-safe.
 
     Args:
-        partitions: Number of partitions, 1 or more, which are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partition numbers begin at 0.
         topic: Name of the stream.
         settings: Settings of all durables; None = defaults.
         lease: Seconds that a member keeps its partitions without a renewal, more than 0.

@@ -71,7 +71,7 @@ class EpochStream(WatchedTopic):
     No method blocks. Not thread-safe. ``now`` never falls.
 
     Args:
-        partitions: Number of partitions, 1 or more, which are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partition numbers begin at 0.
         retention: Retention of the stream.
         name: Name of the stream.
         settings: Settings of all durables; None = defaults.

@@ -78,7 +78,10 @@ class Link:
         self.severed = True
 
     async def read(self, act: Callable[[float], T]) -> T:
-        """Make a request that changes nothing, and return its answer. Raises ``UnknownResult`` without an answer."""
+        """Make a request that changes nothing, and return its answer.
+
+        Raises ``UnknownResult`` if the request has no answer.
+        """
         self.reads += 1
         return await self._call(act, writes=False)
 

@@ -179,7 +179,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._changed()
 
     def rebalance(self, now: float) -> bool:
-        """Make a new plan, as after the join and leave of a member. Return whether a partition is revoked."""
+        """Make a new plan, as after the join and leave of a member. Return whether the broker revokes a partition."""
         self._at(now)
         return self.coordinator.rebalance()
 

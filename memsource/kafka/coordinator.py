@@ -244,7 +244,7 @@ class Coordinator:
             self._stop(client)
 
     def rebalance(self) -> bool:
-        """Make a new plan, as after the join and leave of a member. Return whether a partition is revoked."""
+        """Make a new plan, as after the join and leave of a member. Return whether the broker revokes a partition."""
         self.group.join(_GHOST)
         self.group.leave(_GHOST)
         owned = [number for number in self.group.topic.partitions if self.group.owner(number) is not None]

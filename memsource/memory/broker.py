@@ -80,7 +80,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
     No method blocks. Not thread-safe. The broker keeps every message, so its memory grows with each published message.
 
     Args:
-        partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partition numbers begin at 0.
         name: Name of the topic.
         ack_wait: Seconds after which an unacknowledged delivery is due again, more than 0.
         max_unacked: Maximum number of unacknowledged messages of all partitions, 1 or more; None = no bound.

@@ -88,7 +88,7 @@ class Group(WatchedTopic):
     for an unknown member.
 
     Args:
-        partitions: Number of partitions, 1 or more. Partitions are numbered from 0.
+        partitions: Number of partitions, 1 or more. Partition numbers begin at 0.
         name: Name of the topic.
         cooperative: Whether rebalances are cooperative; see the module docstring. The default is eager.
         assignor: Pure function that returns the new owners of all partitions; None = ``plan``.
@@ -391,7 +391,7 @@ class Group(WatchedTopic):
 
     @property
     def rebalancing(self) -> bool:
-        """Whether a revoked partition is not released yet."""
+        """Whether a revoked partition still waits for its release."""
         return bool(self._asked)
 
     @property
