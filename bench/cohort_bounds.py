@@ -129,7 +129,7 @@ async def _fill(url: str, count: int) -> None:
 
 
 def pass_by(url: str, count: int) -> Passed:
-    """Handle the whole stream except one key, which hangs at its first message."""
+    """Handle the whole stream except one key, whose handler hangs at the first message."""
     return asyncio.run(_pass_by(DividedStream(url, "passing", PARTITIONS), count))
 
 

@@ -5,7 +5,7 @@ documentation recommends. Both subscribers acknowledge each message, as `lanes` 
 of the messages, so that a run does not take longer than a run of `lanes`. The time starts at the first message, and
 ends at the last message of FastStream or the last acknowledgement of `lanes`.
 
-Without FastStream the command does not measure the case: ``pip install 'faststream[nats]'``.
+Without FastStream (``pip install 'faststream[nats]'``) the command does not measure the case.
 """
 
 from __future__ import annotations

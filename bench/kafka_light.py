@@ -1,9 +1,9 @@
 """Kafka at light load: CPU a message and latency at a paced rate, against the client's plain `poll()` loop.
 
-A process sends messages at a steady rate. Each message has its send time, and its latency ends in the handler, which
-does no other work. The plain loop calls `poll()`, and the client commits every 5 s. `lanes` and the plain loop take
-turns on one broker. Each consumer runs in a separate process, and its CPU includes all threads of this process. The
-first second, in which the consumer joins its group, does not count.
+A process sends messages at a steady rate. Each message contains its send time. The latency of a message ends in the
+handler, which does no other work. The plain loop calls `poll()`, and the client commits every 5 s. `lanes` and the
+plain loop take turns on one broker. Each consumer runs in a separate process, and its CPU includes all threads of this
+process. The first second, in which the consumer joins its group, does not count.
 
 Idle: the figure is the percent of a core without messages.
 """

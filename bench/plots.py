@@ -1,8 +1,8 @@
 """Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [PLOT...]`.
 
 The command measures nothing. If a figure of a plot is missing, the error names its file and the case to run, and the
-command writes no plot. The exit status is 0 when every plot is drawn, 1 when a figure is missing or unreadable, and 2
-for a wrong argument.
+command writes no plot. The exit status is 0 when the command has drawn every plot, 1 when a figure is missing or
+unreadable, and 2 for a wrong argument.
 """
 
 from __future__ import annotations

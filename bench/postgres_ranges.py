@@ -4,7 +4,7 @@
 ranges, four for each member in turn. The baseline is the same run without ranges. Every member owns its pieces or its
 partitions before the first message.
 
-Move: one message of each of 64 partitions runs in the former owner, and one more of each is queued. The map then gives
+Move: in each of 64 partitions, one message runs in the former owner, and one more message waits. The map then gives
 the range, or a part of it, to another member. The figure is the time from the end of the running handlers until the
 next owner has begun the queued messages of all partitions.
 """

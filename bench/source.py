@@ -1,4 +1,7 @@
-"""Messages made in advance, and a source that only delivers them, so that figures measure `lanes` and no broker."""
+"""Messages made in advance, and a source that only delivers the messages.
+
+Figures over the source measure `lanes` and no broker.
+"""
 
 from __future__ import annotations
 

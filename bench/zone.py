@@ -7,7 +7,7 @@ waits:
 - ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks also keep the order
   of keys. The tasks need all keys before the start, and have neither bound nor settlement.
 
-A ratio below 1 is the loss zone. ``… of CPU`` are handlers that compute instead of waiting, compared with the plain
+Ratios below 1 form the loss zone. ``… of CPU`` are handlers that compute instead of waiting, compared with the plain
 loop alone.
 
 Keys alternate, so all keys can be busy at once. The figure is therefore the highest gain for that number of keys. All
