@@ -2,7 +2,8 @@
 
 The program kills a producer during its transaction. The database has all rows of the transaction or none.
 
-A physical queue is the rows with its name. The same transaction changes the accounts in the messages.
+A physical queue consists of the rows with the name of the queue. The same transaction changes the accounts in the
+messages.
 
 Needs a server: POSTGRES_URL=postgresql://me@127.0.0.1:5432/test python examples/postgres/partitioned_queue.py
 """

@@ -25,7 +25,7 @@ class Database:
     booked: dict[str, int] = field(default_factory=dict)
 
     async def book(self, customer: str, position: int, amount: int) -> None:
-        """Add an order, unless this order or a later order of the customer is booked."""
+        """Add an order, unless the database already has this order or a later order of the customer."""
         await self.call("begin", 0.005)
         if position > self.booked.get(customer, -1):
             self.booked[customer] = position

@@ -1,9 +1,9 @@
 """A source over SQLite: a table as a queue with visibility timeouts, for any number of processes of one machine.
 
 A process claims a message until a deadline, extends the deadline while the handler waits or runs, and deletes the
-message when it is finished. After a crash the deadline passes, and another process claims the message. While a process
-has a claim on a key, other processes receive no messages of this key. Messages of a key therefore keep their order
-across processes. README.md names the limits.
+finished message. After a crash the deadline passes, and another process claims the message. While a process has a claim
+on a key, other processes receive no messages of this key. Messages of a key therefore keep their order across
+processes. README.md names the limits.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class SqliteSource:
     async def _transact(self, work: Callable[[sqlite3.Connection], T], *if_busy: T) -> T:
         """Run ``work`` in one transaction, or return ``if_busy`` when another process writes for over a second.
 
-        A cancelled call waits for its thread and returns its result, so no claimed message is lost.
+        A cancelled call waits for its thread and returns the thread's result, so the source loses no claimed message.
         """
 
         def transact() -> T:
