@@ -32,7 +32,9 @@ _OPTIONS: Final[dict[str, list[str]]] = {}
 """The options of each class with ``names_unknown_options``, by the name of its constructor."""
 
 OF_CONSUMERS: Final[Mapping[str, str]] = {
-    "concurrency": "pass it to the consumer: lanes.Consumer(source, handler, concurrency=…)"
+    "concurrency": "pass it to the consumer: lanes.Consumer(source, handler, settings=lanes.Settings(concurrency=…))",
+    "retry": "pass it to the consumer: lanes.Consumer(source, handler, settings=lanes.Settings(retry=…))",
+    "settings": "pass it to the consumer: lanes.Consumer(source, handler, settings=…)",
 }
 """Remedies for options of the consumer in the call of a source, by the names of the options."""
 

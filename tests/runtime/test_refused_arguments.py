@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -272,9 +273,20 @@ def test_a_client_setting_as_a_keyword_names_the_dictionary(kind: Any, option: s
 
 
 @pytest.mark.parametrize("kind", [KafkaSource, lanes_jetstream.JetStreamSource, lanes_postgres.PostgresSource])
-def test_an_option_of_the_consumer_at_a_source_names_its_place(kind: Any) -> None:
-    with pytest.raises(ConfigError, match=r"no option concurrency=: pass it to the consumer: lanes\.Consumer\(source"):
-        kind("127.0.0.1:9", concurrency=4)
+@pytest.mark.parametrize(
+    ("option", "value", "settings"),
+    [
+        ("concurrency", 4, "lanes.Settings(concurrency=…)"),
+        ("retry", lanes.Retry(attempts=2), "lanes.Settings(retry=…)"),
+        ("settings", lanes.Settings(), "…"),
+    ],
+)
+def test_an_option_of_the_consumer_at_a_source_names_its_place(
+    kind: Any, option: str, value: object, settings: str
+) -> None:
+    remedy = f"pass it to the consumer: lanes.Consumer(source, handler, settings={settings})"
+    with pytest.raises(ConfigError, match=re.escape(f"no option {option}=: {remedy}")):
+        kind("127.0.0.1:9", **{option: value})
 
 
 @pytest.mark.parametrize(
