@@ -90,13 +90,11 @@ def given_up(
     if not waiting:
         return []
     count = len(holds) - most_owned(partitions, len(others))
-    least = partitions // (len(others) + 1)
-    takes_turns = count <= 0 and not least
-    if count <= 0 and len(holds) > least:
-        # With an uneven number of partitions, members at their maximum may together leave too few for the others. A
-        # member never gives up one of its least share: others may not have acquired what was given up for them yet.
-        # If no message is settled in a turn, no turn may settle one: a handler that outlasts a short budget and the
-        # drain would begin again in each.
+    # With enough partitions, a waiting member without one has not acquired those that were given up for it yet.
+    takes_turns = len(others) >= partitions and count <= 0 and any(not member.owned for member in waiting)
+    if takes_turns:
+        # If no message is settled in a turn, no turn may settle one: a handler that
+        # outlasts a short budget and the drain would begin again in each.
         count = 1
     held = sorted(
         (hold.since, partition)

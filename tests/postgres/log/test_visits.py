@@ -58,18 +58,6 @@ def test_a_member_at_its_share_keeps_it_while_another_acquires(partitions: int, 
     assert given_up(kept, 100.0, 5.0, partitions, others * [Member(0, waits=True)]) == []
 
 
-@pytest.mark.parametrize(
-    ("partitions", "owned", "others"),
-    [(4, 2, [Member(2, waits=False), Member(0, waits=True)]), (7, 3, [Member(3, waits=False), Member(1, waits=True)])],
-)
-def test_a_member_above_its_least_share_gives_up_a_partition_for_a_member_below_it(
-    partitions: int, owned: int, others: list[Member]
-) -> None:
-    held_now = held(dict.fromkeys(range(owned), 0.0), got_on=False)
-    assert given_up(held_now, 100.0, 5.0, partitions, others) == [0]
-    assert given_up(held_now, 4.0, 5.0, partitions, others) == []
-
-
 def test_a_turn_lasts_until_a_message_was_settled() -> None:
     assert given_up(held({0: 0.0}, got_on=False), 100.0, 0.0, 1, [Member(0, waits=True)]) == []
 
