@@ -216,11 +216,11 @@ class Pieces:
         """Raise the epoch of a piece and return its state; see ``lanes.ownership.StateStore.claim``.
 
         Args:
-            key: Key of the state, whose partition number is the number of the piece.
+            key: Key of the state, whose partition id names the piece.
             start: Ignored, because the piece exists.
 
         Returns:
-            The state. Its ``claimed`` contains the slots of the piece at the time of the claim.
+            The state. The attribute ``claimed`` contains the slots of the piece at the time of the claim.
 
         Raises:
             StateLocked: The map names another consumer, the former owner may still handle messages of the piece, or a
