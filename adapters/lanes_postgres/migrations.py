@@ -91,9 +91,9 @@ def migrate(
     """Create the tables, or update them to this version of ``lanes``.
 
     The call runs in one transaction, completely or not at all. The first of several concurrent calls migrates, and
-    the others wait. An update of existing tables waits up to 60 s for other transactions on the tables, and never aborts them.
-    Idempotent. The user of the connection needs the right to create the tables and a missing schema. ``Positions``
-    needs no such right.
+    the others wait. An update of existing tables waits up to 60 s for other transactions on the tables, and never
+    aborts them. Idempotent. The user of the connection needs the right to create the tables and a missing schema.
+    ``Positions`` needs no such right.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
