@@ -89,12 +89,14 @@ def given_up(
     waiting = [member for member in others if member.waits]
     if not waiting:
         return []
-    count = len(holds) - most_owned(partitions, len(others))
-    # With enough partitions, a waiting member without one has not acquired those that were given up for it yet.
-    takes_turns = len(others) >= partitions and count <= 0 and any(not member.owned for member in waiting)
-    if takes_turns:
-        # If no message is settled in a turn, no turn may settle one: a handler that
-        # outlasts a short budget and the drain would begin again in each.
+    most, least = most_owned(partitions, len(others)), partitions // (len(others) + 1)
+    count = len(holds) - most
+    takes_turns = count <= 0 and not least
+    if count <= 0 and len(holds) > least and all(member.owned <= most for member in others):
+        # No member owns more than its maximum, and yet one has too few, as with 2, 2 and 0 of 4 partitions. A member
+        # keeps its least share, because others may not have acquired what was given up for them yet.
+        # If no message is settled in a turn, no turn may settle one: a handler that outlasts a short budget and the
+        # drain would begin again in each.
         count = 1
     held = sorted(
         (hold.since, partition)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from random import Random
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from lanes_postgres.subscription.visitor import lock_name
 from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
@@ -56,6 +59,58 @@ def test_more_members_than_partitions_take_turns() -> None:
 def test_a_member_at_its_share_keeps_it_while_another_acquires(partitions: int, others: int) -> None:
     kept = held(dict.fromkeys(range(most_owned(partitions, others)), 0.0))
     assert given_up(kept, 100.0, 5.0, partitions, others * [Member(0, waits=True)]) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "owned", "others"),
+    [(4, 2, [Member(2, waits=False), Member(0, waits=True)]), (7, 3, [Member(3, waits=False), Member(1, waits=True)])],
+)
+def test_a_member_above_its_least_share_gives_up_a_partition_for_a_member_below_it(
+    partitions: int, owned: int, others: list[Member]
+) -> None:
+    held_now = held(dict.fromkeys(range(owned), 0.0), got_on=False)
+    assert given_up(held_now, 100.0, 5.0, partitions, others) == [0]
+    assert given_up(held_now, 4.0, 5.0, partitions, others) == []
+
+
+def test_a_member_above_its_maximum_gives_up_first() -> None:
+    """Otherwise 3, 4 and 1 of 8 partitions become 2, 4 and 2: nobody waits, and the second keeps its four."""
+    others = [Member(4, waits=False), Member(1, waits=True)]
+    assert given_up(held(dict.fromkeys(range(3), 0.0)), 100.0, 5.0, 8, others) == []
+    assert given_up(held(dict.fromkeys(range(4), 0.0)), 100.0, 5.0, 8, [Member(3, waits=False), others[1]]) == [0]
+
+
+@given(
+    partitions=st.integers(1, 64),
+    joins=st.lists(st.integers(0, 60), max_size=4),
+    random=st.randoms(use_true_random=False),
+)
+def test_members_that_join_at_any_time_leave_each_member_its_least_share(
+    partitions: int, joins: list[int], random: Random
+) -> None:
+    """Members look one after the other. A member sees what the others told at their last looks, and may look before the
+    budget of its partitions has passed."""
+    members = len(joins) + 1
+    assume(partitions >= members)
+    owned, told, free = [0] * members, [Member(0, waits=False)] * members, partitions
+
+    def look(me: int, joined: Sequence[int], now: float) -> None:
+        nonlocal free
+        others = [told[each] for each in joined if each != me]
+        acquired = max(0, min(most_owned(partitions, len(others)) - owned[me], free))
+        owned[me], free = owned[me] + acquired, free - acquired
+        told[me] = Member(owned[me], waits(owned[me], partitions, len(others)))
+        left = len(given_up(held(dict.fromkeys(range(owned[me]), 0.0)), now, 5.0, partitions, others))
+        owned[me], free = owned[me] - left, free + left
+
+    for turn in range(80):
+        joined = [0, *(number for number, at in enumerate(sorted(joins), start=1) if at <= turn)]
+        look(random.choice(joined), joined, random.choice([4.0, 10.0]))
+    for _ in range(40):
+        for me in random.sample(range(members), members):
+            look(me, range(members), 10.0)
+    assert not free
+    assert min(owned) >= partitions // members
 
 
 def test_a_turn_lasts_until_a_message_was_settled() -> None:
