@@ -21,8 +21,8 @@ class _Call(Generic[Content]):
 class SharedCalls(Generic[Content]):
     """Lets one call perform the content of all waiting calls.
 
-    If the performing call fails, each waiting call performs its content again. No other call performs the content of a
-    cancelled call.
+    If the content of several calls fails, the performing call performs its own content alone. The content of one call
+    therefore fails no other call. No other call performs the content of a cancelled call.
 
     Args:
         turn: Lock that serializes the performing calls.
