@@ -338,8 +338,8 @@ class Visitor:
         else:
             looked = looking(tables.schema, tables.log, tables.partitions)
             (done, ends), found = await perform_async(connection, looked, self.name), {}
-        if (done or ends != self._ends) and not told:
-            # The appender does not notify, or its notification is lost.
+        if (done or ends != self._ends) and not (told or self._notified):
+            # The appender does not notify, or its notification is lost. One that came during the look is not.
             self._active_until = monotonic() + _ACTIVE
         self._ends = ends
         for owned in self.owned.values():

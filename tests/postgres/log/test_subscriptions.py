@@ -21,6 +21,7 @@ from lanes.core.types import Room
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Assigned, Lost
 from lanes_postgres import AdvisoryLocks, Log, PostgresDeadLetters, PostgresSource, Record
+from lanes_postgres.log.reading import LogTables
 from lanes_postgres.subscription import visitor
 from tests.components import PostgresServer
 from tests.fakes.grouped import ONCE
@@ -207,6 +208,28 @@ async def test_a_member_looks_often_only_while_no_notification_announces_the_mes
         with logs.connect(autocommit=True) as connection:
             logs.log.notify(connection)
         await until(lambda: source._visitor._active_until < monotonic() and seen.values == ["1", "2"])
+
+
+async def test_a_notification_during_a_look_announces_the_messages_of_that_look(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitor, "_ACTIVE", 3600.0)
+    seen = Seen()
+    source = member(logs, poll_interval=0.05)
+    visit = LogTables.visit
+
+    async def visit_and_hear(*arguments: Any) -> Any:
+        found = await visit(*arguments)
+        if found[0]:
+            source._visitor._told(-1, "")
+        return found
+
+    monkeypatch.setattr(LogTables, "visit", visit_and_hear)
+    async with consuming(source, seen) as consumer:
+        await until(lambda: consumer.status().floors)
+        logs.commit("1")
+        await until(lambda: seen.values == ["1"])
+        assert source._visitor._active_until < monotonic()
 
 
 async def test_a_schema_with_quotes_is_read(postgres: PostgresServer, schema: str) -> None:
