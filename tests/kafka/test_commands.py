@@ -95,6 +95,7 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["kafka", "partition", "--partitions", "8", "\ud800"], 3, "surrogates not allowed"),
         (["doctor", "kafka", "-X", "bootstrap.servers=127.0.0.1:9"], 64, "`lanes doctor kafka` needs --group NAME"),
         (["doctor", "kafka", "--server", "127.0.0.1:9"], 64, "in --config FILE; run `lanes doctor kafka --help`"),
+        (["doctor", "kafka"], 64, "`lanes doctor kafka` needs --server HOST:PORT"),
         (["doctor", "kafka", "--json"], 64, "`lanes doctor kafka` needs --server HOST:PORT"),
         (["doctor", "kafka", "--server", "127.0.0.1:9", "-X", "a"], 3, "-X number 1 is not name=value"),
         (["doctor", "kafka", "--server", "kafka://b:9", "--group", "g"], 3, "--server: 'kafka://b:9' has the scheme"),
@@ -119,14 +120,15 @@ def test_a_kafka_command_prints_one_line_about_a_wrong_argument(
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["kafka"], ["kafka", "--help"], ["kafka", "partition", "--help"]])
-@pytest.mark.parametrize("first", [[], ["doctor"]])
-def test_each_kafka_command_prints_its_help(lanes: Command, first: list[str], arguments: list[str]) -> None:
-    if first and "partition" in arguments:
-        arguments = ["--help"]
-    status, out, err = lanes(*first, *arguments)
+@pytest.mark.parametrize(
+    "arguments",
+    [["kafka"], ["kafka", "--help"], ["kafka", "partition", "--help"], ["doctor"], ["doctor", "kafka", "--help"]],
+)
+def test_each_kafka_command_prints_its_help(lanes: Command, arguments: list[str]) -> None:
+    status, out, err = lanes(*arguments)
     assert (status, err) == (0, "")
-    assert f"Usage: lanes {' '.join(first)}".rstrip() in out
+    usage = " ".join(each for each in arguments if each != "--help")
+    assert out.startswith(f"Usage: lanes {usage} ")
 
 
 @pytest.mark.parametrize("arguments", [["kafka", "partition", "a"], ["doctor", "kafka"]])

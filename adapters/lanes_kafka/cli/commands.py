@@ -82,7 +82,6 @@ def partition(
 
 
 def doctor(
-    context: typer.Context,
     server: str = typer.Option("", help="Kafka brokers, separated by commas.", metavar="HOST:PORT"),
     group: str = typer.Option("", help="Consumer group that will read.", metavar="NAME"),
     config: Path | None = typer.Option(None, help="Read the client's settings from a file.", metavar="FILE"),
@@ -104,9 +103,6 @@ def doctor(
     takes at most 5 seconds. A file holds name=value lines, or it is a .json or .toml file. Other users can see the
     arguments of a process, so put passwords into the file.
     """
-    if config is None and not (server or group or settings or topics or as_json):
-        typer.echo(context.get_help())
-        return
     for name in topics:
         if "," in name:
             raise Misuse(f"has --topic {name!a}, and a name has no comma; repeat the option: --topic NAME --topic NAME")
