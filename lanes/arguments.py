@@ -143,6 +143,8 @@ def _refused_call(
         if name not in known:
             if name in homes:
                 return f"{caller} has no option {name}=: {homes[name]}"
+            if not _similar(name, known) and (near := _similar(name, homes)):
+                return f"{caller} has no option {name}=: did you mean {near[0]}=? If so, {homes[near[0]]}"
             return str(unknown_name(caller, name, known))
     refused = _needs_names(caller, parameters, given) or _needs_more(caller, parameters, given, options, hints)
     return None if refused is None else str(refused)
@@ -304,10 +306,21 @@ def unknown_name(caller: str, name: str, known: Iterable[str]) -> ConfigError:
         The error.
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, cutoff=0.7)
-    meant = " or ".join(f"{one}=" for one in near)
-    remedy = f"did you mean {meant}?" if near else f"the options are {', '.join(names)}"
-    return ConfigError(f"{caller} has no option {name}=: {_home(name, names) or remedy}")
+    if name == "ranges":
+        return ConfigError(f"{caller} has no option {name}=: {_NO_RANGES}")
+    home = _home(name, names)
+    meant = [f"{one}=" for one in _similar(name, names)] or [
+        each for one in _similar(name, _OPTIONS.get("Settings", ())) if (each := _home(one, names))
+    ]
+    guess = f"did you mean {' or '.join(meant)}?" if meant else f"the options are {', '.join(names)}"
+    return ConfigError(f"{caller} has no option {name}=: {f'write {home}' if home else guess}")
+
+
+def _similar(name: str, known: Iterable[str]) -> list[str]:
+    """Return the names that resemble an unknown name. The plural of a name resembles only this name."""
+    names = sorted(known)
+    singulars = {name.removesuffix("s"), re.sub("ies$", "y", name)}
+    return sorted(singulars.intersection(names)) or difflib.get_close_matches(name, names, cutoff=0.7)
 
 
 def _needs_names(caller: str, parameters: Sequence[inspect.Parameter], given: int) -> ConfigError | None:
@@ -346,12 +359,10 @@ _NO_RANGES: Final = (
 
 
 def _home(name: str, names: Sequence[str]) -> str:
-    """Return the remedy for an option of ``Settings`` or ``Retry`` that was passed to a caller with the options.
+    """Return the place of an option of ``Settings`` or ``Retry`` in a call with the options ``names``.
 
-    ``ranges`` is an option of one source only.
+    "" = the option has no place in the call.
     """
-    if name == "ranges":
-        return _NO_RANGES
     home = ""
     if name in _OPTIONS.get("Retry", ()) and ("retry" in names or "settings" in names):
         home = f"retry=lanes.Retry({name}=…)"
@@ -359,7 +370,7 @@ def _home(name: str, names: Sequence[str]) -> str:
         home = f"{name}=…"
     if home and "settings" in names:
         home = f"settings=lanes.Settings({home})"
-    return f"write {home}" if home else ""
+    return home
 
 
 def package_of(name: str) -> str | None:

@@ -132,6 +132,8 @@ def type_of(value: object) -> str:
     [
         ({"concurency": 5}, "Settings has no option concurency=: did you mean concurrency=?"),
         ({"time_out": 5}, "Settings has no option time_out=: did you mean timeout=?"),
+        ({"retries": 5}, "Settings has no option retries=: did you mean retry=?"),
+        ({"timeouts": 5}, "Settings has no option timeouts=: did you mean timeout=?"),
         ({"attempts": 5}, "Settings has no option attempts=: write retry=lanes.Retry(attempts=…)"),
     ],
 )

@@ -289,6 +289,15 @@ def test_an_option_of_the_consumer_at_a_source_names_its_place(
         kind("127.0.0.1:9", **{option: value})
 
 
+@pytest.mark.parametrize("kind", [KafkaSource, lanes_jetstream.JetStreamSource, lanes_postgres.PostgresSource])
+@pytest.mark.parametrize(("option", "meant"), [("retries", "retry"), ("concurency", "concurrency")])
+def test_a_name_like_an_option_of_the_consumer_at_a_source_names_the_option(kind: Any, option: str, meant: str) -> None:
+    settings = f"lanes.Settings({meant}=…)"
+    remedy = f"pass it to the consumer: lanes.Consumer(source, handler, settings={settings})"
+    with pytest.raises(ConfigError, match=re.escape(f"no option {option}=: did you mean {meant}=? If so, {remedy}")):
+        kind("127.0.0.1:9", **{option: 3})
+
+
 @pytest.mark.parametrize(
     ("module", "names"),
     [
@@ -322,6 +331,8 @@ def test_a_delay_is_a_number(delay: Any) -> None:
         ("concurrency", "write settings=lanes.Settings(concurrency=…)"),
         ("max_backoff", "write settings=lanes.Settings(retry=lanes.Retry(max_backoff=…))"),
         ("deadletters", "did you mean dead_letters=?"),
+        ("retries", "did you mean settings=lanes.Settings(retry=…)?"),
+        ("concurency", "did you mean settings=lanes.Settings(concurrency=…)?"),
     ],
 )
 def test_an_option_of_the_settings_is_refused_by_a_consumer(
