@@ -440,8 +440,8 @@ def main(
             raise ConfigError(f'backend="trio": {type(source).__name__} needs asyncio; leave backend out')
         if backend == "uvloop" and not has_uvloop():
             raise ConfigError(
-                "backend=\"uvloop\": uvloop is not installed; pip install 'lanes-runtime[uvloop]' (in a checkout, pip "
-                "install '.[uvloop]'), or write backend=\"auto\""
+                "backend=\"uvloop\": uvloop is not installed; pip install '.[uvloop]' in the checkout of "
+                'lanes, or write backend="auto"'
             )
         if backend == "trio" and not has_trio():
             raise ConfigError(

@@ -11,7 +11,7 @@ except ModuleNotFoundError as error:
     if error.name != "nats":
         raise
     raise ImportError(
-        "lanes_jetstream needs nats: pip install 'lanes-runtime[jetstream]'; in a checkout, pip install '.[jetstream]'",
+        "lanes_jetstream needs nats: pip install '.[jetstream]' in the checkout of lanes",
         name="nats",
     ) from error
 

@@ -12,7 +12,7 @@ except ModuleNotFoundError as error:
     if error.name != "confluent_kafka":
         raise
     raise ImportError(
-        "lanes_kafka needs confluent_kafka: pip install 'lanes-runtime[kafka]'; in a checkout, pip install '.[kafka]'",
+        "lanes_kafka needs confluent_kafka: pip install '.[kafka]' in the checkout of lanes",
         name="confluent_kafka",
     ) from error
 

@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
     if error.name != "psycopg":
         raise
     raise ImportError(
-        "lanes_postgres needs psycopg: pip install 'lanes-runtime[postgres]'; in a checkout, pip install '.[postgres]'",
+        "lanes_postgres needs psycopg: pip install '.[postgres]' in the checkout of lanes",
         name="psycopg",
     ) from error
 except ImportError as error:

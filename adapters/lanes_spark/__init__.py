@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 if find_spec("pyspark") is None:
     raise ImportError(
-        "lanes_spark needs pyspark: pip install 'lanes-runtime[spark]'; in a checkout, pip install '.[spark]'",
+        "lanes_spark needs pyspark: pip install '.[spark]' in the checkout of lanes",
         name="pyspark",
     ) from ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
 

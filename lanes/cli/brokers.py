@@ -35,7 +35,7 @@ def make_client(group: str, broker: str, command: str, *arguments: object) -> An
     """
     points = entry_points(group=group, name=broker)
     if not points:
-        stop(f"`{command}`: lanes-runtime is not installed as a package; reinstall it with pip")
+        stop(f"`{command}`: lanes is not installed as a package; pip install . in the checkout of lanes")
     (point,) = points
     require(f"`{command}`", *point.extras)
     return point.load()(*arguments)

@@ -159,10 +159,7 @@ def require(what: str, *extras: str) -> None:
     missing = [module for extra in extras for module in MODULES.get(extra, ()) if find_spec(module) is None]
     if missing:
         names = ",".join(extras)
-        stop(
-            f"{what} needs {' and '.join(missing)}: pip install 'lanes-runtime[{names}]'; in a checkout, pip install "
-            f"'.[{names}]'"
-        )
+        stop(f"{what} needs {' and '.join(missing)}: pip install '.[{names}]' in the checkout of lanes")
 
 
 @contextmanager

@@ -222,8 +222,8 @@ def row_tables() -> RowTables:
         return RowTables()
     except ImportError as error:
         raise ConfigError(
-            "a journal needs pyarrow, which is not installed here: pip install 'lanes-runtime[journal]'; in a "
-            "checkout, pip install '.[journal]'; or leave journal=… out"
+            "a journal needs pyarrow, which is not installed here: pip install '.[journal]' in the checkout of "
+            "lanes, or leave journal=… out"
         ) from error
 
 

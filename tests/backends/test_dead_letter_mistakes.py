@@ -208,7 +208,7 @@ def test_a_missing_package_prints_one_line_with_the_remedy(
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
     said = command("list", *options)
     assert said.status == 3
-    assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
+    assert f"needs {missing}: pip install '.[{extra}]' in the checkout of lanes" in said.err
 
 
 def test_the_dead_letter_command_reads_the_settings_of_kafka_from_a_file(

@@ -171,7 +171,7 @@ def test_without_typer_the_command_line_says_what_to_install(lanes: Command, mon
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "typer" else find_spec(name))
     said = lanes("ring", "a")
     assert said.status == 3
-    assert "needs typer: pip install 'lanes-runtime[cli]'; in a checkout, pip install '.[cli]'" in said.err
+    assert "needs typer: pip install '.[cli]' in the checkout of lanes\n" in said.err
     assert said.err.count("\n") == 1
 
 

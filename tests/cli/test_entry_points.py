@@ -90,5 +90,5 @@ except ImportError as error:
     print(type(error).__name__, type(error.__cause__).__name__, error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"ImportError ModuleNotFoundError {adapter} needs {module}: pip install ")
-    assert f"'lanes-runtime[{extra}]'" in done.stdout
+    remedy = f"pip install '.[{extra}]' in the checkout of lanes"
+    assert done.stdout == f"ImportError ModuleNotFoundError {adapter} needs {module}: {remedy}\n"

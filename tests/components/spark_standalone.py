@@ -25,7 +25,7 @@ def spark_home() -> Path:
     """Return the folder of Spark in this Python's environment."""
     found = importlib.util.find_spec("pyspark")
     if found is None or found.origin is None:
-        raise ComponentError("Spark is missing: pip install 'lanes-runtime[spark]'")
+        raise ComponentError("Spark is missing: pip install '.[spark]' in the checkout")
     return Path(found.origin).parent
 
 

@@ -82,5 +82,5 @@ def test_the_demo_names_a_missing_package(
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == missing else find_spec(name))
     said = demo("run", *SERVER)
     assert said.status == 3
-    assert f"needs {missing}: pip install 'lanes-runtime[{extra}]'" in said.err
+    assert f"needs {missing}: pip install '.[{extra}]' in the checkout of lanes" in said.err
     assert said.err.count("\n") == 1

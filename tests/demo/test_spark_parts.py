@@ -209,8 +209,8 @@ def test_the_spark_demo_names_its_missing_options(
 @pytest.mark.parametrize(
     ("module", "install"),
     [
-        ("confluent_kafka", "'lanes-runtime[cli,kafka,postgres,spark]'"),
-        ("psycopg", "'lanes-runtime[cli,kafka,postgres,spark]'"),
+        ("confluent_kafka", "'.[cli,kafka,postgres,spark]' in the checkout of lanes"),
+        ("psycopg", "'.[cli,kafka,postgres,spark]' in the checkout of lanes"),
         ("psycopg_pool", "psycopg-pool"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_kafka_command_names_a_missing_package_and_the_remedy(
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "confluent_kafka" else find_spec(name))
     status, out, err = lanes(*arguments)
     assert (status, out) == (3, "")
-    assert "needs confluent_kafka: pip install 'lanes-runtime[cli,kafka]'" in err
+    assert "needs confluent_kafka: pip install '.[cli,kafka]' in the checkout of lanes" in err
 
 
 @pytest.fixture

@@ -241,8 +241,8 @@ def test_main_names_the_extra_of_uvloop(capsys: pytest.CaptureFixture[str], monk
         lanes.main(MemorySource(MemoryBroker()), acknowledge, backend="uvloop")
     assert ended.value.code == 1
     assert capsys.readouterr().err == (
-        "lanes: ConfigError: backend=\"uvloop\": uvloop is not installed; pip install 'lanes-runtime[uvloop]' (in a "
-        "checkout, pip install '.[uvloop]'), or write backend=\"auto\"\n"
+        "lanes: ConfigError: backend=\"uvloop\": uvloop is not installed; pip install '.[uvloop]' in the checkout of "
+        'lanes, or write backend="auto"\n'
     )
 
 

@@ -223,8 +223,8 @@ def test_the_command_without_pyspark_names_the_package(
     found = importlib.util.find_spec
     monkeypatch.setattr(kit, "find_spec", lambda name: None if name == "pyspark" else found(name))
     status, said = command(capsys, monkeypatch, *NEEDED, "--handler", "shop:charge", "--table", "t")
-    first = "lanes: `lanes spark` needs pyspark: pip install 'lanes-runtime[cli,spark]'"
-    assert (status, said) == (3, f"{first}; in a checkout, pip install '.[cli,spark]'\n")
+    remedy = "pip install '.[cli,spark]' in the checkout of lanes"
+    assert (status, said) == (3, f"lanes: `lanes spark` needs pyspark: {remedy}\n")
 
 
 @pytest.mark.slow

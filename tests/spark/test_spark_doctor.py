@@ -156,7 +156,7 @@ def test_old_and_missing_packages_are_reported(env: dict[str, str], monkeypatch:
     monkeypatch.setattr(importlib.metadata, "version", versions({"pyspark": "3.5.8", "pandas": None}))
     found = look(env)
     assert found["pyspark"] == Check("pyspark", False, "3.5.8, but 4.2 is needed", "pip install 'pyspark>=4.2'")
-    assert found["pandas"] == Check("pandas", False, "not installed", "pip install 'lanes-runtime[spark]'")
+    assert found["pandas"] == Check("pandas", False, "not installed", "pip install '.[spark]' in the checkout of lanes")
     assert found["Spark"].ok is False
     assert found["Spark"].detail.endswith(", and pyspark is 3.5.8")
     assert "pip install 'pyspark==4.3.0'" in found["Spark"].remedy
@@ -237,7 +237,11 @@ def test_a_connector_elsewhere_is_found_and_none_is_needed_for_tables(tmp_path: 
     ("script", "words", "remedy"),
     [
         ('lanes:{"python": [3, 9, 1], "missing": [], "lanes": "0.1.0"}', "3.9.1.*of one minor version", sys.executable),
-        ('lanes:{"python": HERE, "missing": ["lanes"], "lanes": null}', "has no lanes", "pip install 'lanes-runtime"),
+        (
+            'lanes:{"python": HERE, "missing": ["lanes"], "lanes": null}',
+            "has no lanes",
+            "pip install '.[spark]' in the",
+        ),
         ('lanes:{"python": HERE, "missing": [], "lanes": "0.0.1"}', "lanes-runtime 0.0.1, and this", "pip install"),
         ("nonsense", "this Python ended with status 0: no output", sys.executable),
     ],

@@ -130,7 +130,7 @@ def _packages(home: Path) -> list[Check]:
     for name, least in PACKAGES.items():
         version, needed = _version(name), ".".join(map(str, least))
         if version is None:
-            check = Check(name, False, "not installed", "pip install 'lanes-runtime[spark]'")
+            check = Check(name, False, "not installed", "pip install '.[spark]' in the checkout of lanes")
         elif _numbers(version) < least:
             check = Check(name, False, f"{version}, but {needed} is needed", f"pip install '{name}>={needed}'")
         else:
@@ -236,10 +236,10 @@ def _worker(what: str, python: str, found: Mapping[str, Any]) -> Check:
         return Check(what, False, why, f"PYSPARK_PYTHON={sys.executable}")
     if found["missing"]:
         why = f"{detail} has no {', '.join(found['missing'])}"
-        return Check(what, False, why, f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'")
+        return Check(what, False, why, f"{python} -m pip install '.[spark]' in the checkout of lanes {_lanes()}")
     if found["lanes"] != _lanes():
         why = f"{detail} has lanes-runtime {found['lanes']}, and this process {_lanes()}"
-        return Check(what, None, why, f"{python} -m pip install 'lanes-runtime[spark]=={_lanes()}'")
+        return Check(what, None, why, f"{python} -m pip install '.[spark]' in the checkout of lanes {_lanes()}")
     return Check(what, True, f"{detail}, lanes-runtime {found['lanes']}")
 
 

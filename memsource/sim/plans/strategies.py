@@ -17,7 +17,8 @@ try:
     from hypothesis import strategies as st
 except ImportError as error:
     raise ImportError(
-        "memsource.sim.plans.strategies needs hypothesis, which is not installed: pip install 'lanes-runtime[testing]'"
+        "memsource.sim.plans.strategies needs hypothesis, which is not installed: pip install '.[testing]' in the "
+        "checkout of lanes"
     ) from error
 
 __all__ = ["fault_plans", "plans", "schedules", "traffics"]

@@ -33,7 +33,8 @@ try:
     from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 except ImportError as error:
     raise ImportError(
-        "memsource.sim.runs.machine needs hypothesis, which is not installed: pip install 'lanes-runtime[testing]'"
+        "memsource.sim.runs.machine needs hypothesis, which is not installed: pip install '.[testing]' in the "
+        "checkout of lanes"
     ) from error
 
 __all__ = ["SimulationMachine"]

@@ -92,5 +92,5 @@ def test_without_hypothesis_the_remedy_is_named() -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "ImportError: memsource.sim.plans.strategies needs hypothesis, which is not installed: "
-        "pip install 'lanes-runtime[testing]'"
+        "pip install '.[testing]' in the checkout of lanes"
     )
