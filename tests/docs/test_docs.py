@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import fcntl
 import functools
+import json
 import os
 import re
 import shlex
@@ -311,6 +312,22 @@ def test_readme_start_pages_and_guides_run_on_one_broker(urls: Urls, tmp_path: P
 def check_page(page: Path, urls: Urls, tmp_path: Path) -> None:
     for block in blocks_of(name_of(page), page.read_text()):
         check(block, urls, tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_the_programs_about_ranges_run_again_and_keep_the_operators_moves(urls: Urls, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "guides" / "ranges.md"
+    check_page(page, urls, tmp_path)
+    named = '--log ranged-orders --group billing --dsn "$POSTGRES_URL"'
+    for moved in ("assign 32768 65535 a", "split 16384 c"):
+        check(block("sh", f"lanes ring {moved} {named}\n", "postgres"), urls, tmp_path)
+    check_page(page, urls, tmp_path)
+    check(block("sh", f"lanes ring status --json {named} > status.json\n", "postgres", "folder"), urls, tmp_path)
+    assert json.loads((tmp_path / "status.json").read_text())["ranges"] == [
+        {"lo": 0, "hi": 16383, "consumer": "a"},
+        {"lo": 16384, "hi": 32767, "consumer": "c"},
+        {"lo": 32768, "hi": 65535, "consumer": "a"},
+    ]
 
 
 def block(language: str, text: str, *words: str) -> Block:
