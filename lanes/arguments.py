@@ -52,7 +52,7 @@ def names_unknown_options(
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Make the constructor of a class raise an error that names the right arguments after a wrong call.
 
-    Such a call has an unknown option, a value without a name, or too few arguments.
+    The wrong calls have an unknown option, a value without a name, or too few arguments.
 
     Args:
         caller: Name by which users call the constructor.
@@ -209,7 +209,7 @@ _PASSWORD: Final = re.compile(r"(?is)((?:password|passwd|secret|token)[\w.-]*[\"
 def shown_value(value: object) -> str:
     """Return a wrong argument as text for an error, without possible secrets.
 
-    Users may swap arguments, so a configuration with a password, or the URL of a server, may stand in place of a name.
+    A user may swap arguments by mistake, and pass a configuration with a password or the URL of a server as a name.
 
     Args:
         value: The argument.

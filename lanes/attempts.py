@@ -34,7 +34,7 @@ class Attempts(Protocol):
     """A store of failed messages, from which the next owner of a partition continues their attempts.
 
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
-    message. Each call is idempotent and cancel-safe: a cancelled call takes effect completely or not at all. After a
+    message. Each call is idempotent and cancel-safe: a cancelled call has its complete effect or no effect. After a
     retryable ``SourceError``, or an exception that is no error of ``lanes``, the consumer repeats the call until the
     call succeeds, or until the consumer gives up or loses the partition. Any other error of ``lanes`` stops the
     consumer after a drain.
@@ -48,14 +48,14 @@ class Attempts(Protocol):
 
         Returns:
             The attempts by position: positions of 0 or more, and entries with 1 … 2³¹−2 attempts. The consumer checks
-                the entries. An invalid entry stops the consumer with ``ContractError`` after a drain.
+            the entries. An invalid entry stops the consumer with ``ContractError`` after a drain.
         """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
         """Store a failed attempt durably before the call returns.
 
-        The store keeps an entry with a higher fencing token or more attempts. The store raises no error for a kept
-        entry, because the source decides about ownership.
+        The store keeps an entry with a higher fencing token or more attempts. The store raises no error for an entry
+        that it does not change, because the source decides about ownership.
 
         Args:
             message: The message that has failed.
@@ -72,14 +72,14 @@ class Attempts(Protocol):
 
 
 class GivenUpBefore(MessageError):
-    """A message was given up under an earlier assignment; its handler is not called again.
+    """An earlier assignment gave the message up, so the consumer does not call the handler again.
 
     Args:
         attempt: The entry of the message in the store.
 
     Attributes:
         error_type: Type of the exception of the message's last attempt.
-        blocked: Whether the lane of the message was blocked, and is blocked again. False = the dead letter of the
+        blocked: Whether the message blocked its lane before, and blocks the lane again. False = the dead letter of the
             message may be unwritten.
     """
 

@@ -18,4 +18,6 @@ def _boot_time() -> float:
 
 # Without CLOCK_BOOTTIME, as on macOS, the clock stops while the machine is suspended.
 monotonic: Final[Clock] = _boot_time if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-"""The monotonic clock in seconds. It counts the time of a suspended machine where the system has ``CLOCK_BOOTTIME``."""
+"""The monotonic clock in seconds. On systems with ``CLOCK_BOOTTIME`` the clock also counts the time in which the
+machine is suspended.
+"""

@@ -98,9 +98,9 @@ class Settings:
             a call.
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Requires ``batch``.
         timeout: Seconds that a handler may take, above 0. The consumer cancels a handler that takes longer, and the
-            attempt fails. A handler in a thread cannot be cancelled. Such a handler keeps its lane and its thread, and
-            the
-            log reports the handler. The consumer kills a process whose handler takes longer. ``None`` = no limit.
+            attempt fails. A handler in a thread cannot be cancelled. A handler that runs past its timeout in a thread
+            keeps its lane and its thread, and the log reports the handler. The consumer kills a process whose handler
+            takes longer. ``None`` = no limit.
         sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``.
             ``"inline"`` = the event loop, which waits for the handler. ``"processes"`` = ``processes`` long-lived
             processes, for handlers that use the CPU.
@@ -302,7 +302,7 @@ class Settings:
 
     @property
     def longest_drain(self) -> float:
-        """Maximum number of seconds from the start of a drain until a partition without a lease is handed over.
+        """Maximum number of seconds from the start of a drain until the handover of a partition without a lease.
 
         The sum of ``drain_timeout``, ``grace``, 5 s for the last settlement and 10 s for the release by the source.
         """

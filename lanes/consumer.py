@@ -95,13 +95,13 @@ class Consumer:
         handler: Async or plain function of one ``Message``, or of a list of messages with ``Settings(batch=…)``. A
             plain function runs in threads; see ``Settings.sync_handlers``.
         settings: Bounds, order, retries and times. ``None`` = the defaults.
-        dead_letters: Target for messages that are given up, for example because their attempts are used up.
+        dead_letters: Target for messages that the consumer gives up, for example after their last attempt.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
         history: History that records the events of the run, row by row, in a file of its directory.
         journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. No handler
             waits for the files.
-        decode: Plain function that returns ``Message.data`` before the handler is called.
-        on_event: Function that is called with each ``GroupEvent``.
+        decode: Plain function that returns ``Message.data`` before the call of the handler.
+        on_event: Function that the consumer calls with each ``GroupEvent``.
         clock: Monotonic clock in seconds, for simulation.
 
     Raises:
@@ -207,9 +207,9 @@ class Consumer:
     async def run(self) -> None:
         """Consume until ``stop`` is called or a finite source has ended.
 
-        The call blocks until every partition is handed over or lost, and the source is closed. A ``MemoryError`` of a
-        handler, or an exception that is not an ``Exception``, such as ``SystemExit``, stops the consumer after a drain
-        and is raised.
+        The call blocks until the consumer has released or lost every partition, and has closed the source. After a
+        ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, the consumer
+        drains, stops and raises that exception.
 
         A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
         asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
@@ -217,8 +217,8 @@ class Consumer:
         without a drain. Such a stop cancels async handlers, waits ``grace`` for handlers in threads, and settles
         finished messages. The broker redelivers all other messages later.
 
-        An error that ends the run is also logged, because an application may lose the exception of a task. Only the
-        thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
+        The consumer also logs an error that ends the run, because an application may lose the exception of a task. Only
+        the thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
 
         Raises:
             ConfigError: A setting contradicts the broker, the source or a limit of the system; or a handler returned an
@@ -344,8 +344,7 @@ class Consumer:
 
         Await this method while another task calls ``run``, or in the block of the context manager, whose end drains the
         consumer. The call does not stop the consumer. The call returns at once if ``run`` has ended. Idempotent and
-        cancel-safe.
-        Any number of tasks may wait. Only the thread of the event loop may call this method.
+        cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call this method.
 
         Raises:
             ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
@@ -454,7 +453,7 @@ class Consumer:
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
         - A partition has waited longer than ``Settings.unhealthy_after`` for the attempt store or a failing settlement.
         - A lane is blocked, or waits for the confirmation of its dead letter.
-        - All threads are stuck.
+        - Every thread for handlers is stuck.
         - ``max_ahead`` is reached.
         - A partition of an unpaused consumer has delivered nothing for ``Settings.unhealthy_after``, although messages
           wait at the broker and the bounds leave room. This condition requires a source that is
@@ -549,7 +548,7 @@ class Consumer:
             key: The key. ``None`` = messages without a key.
 
         Returns:
-            Number of lanes that were blocked.
+            Number of blocked lanes that the call released.
 
         Raises:
             LanesError: The consumer has not started, or has stopped, or another thread runs the consumer.
@@ -653,7 +652,7 @@ class Consumer:
         return bound
 
     def _check_destination(self) -> None:
-        """Raise ``ConfigError`` if the source reads its own dead letters, because each one could create another."""
+        """Raise ``ConfigError`` if the source would read its own dead letters."""
         found = self._addressed.destination() if self._addressed is not None else None
         if found is not None and self._reading is not None and self._reading.reads(found):
             subject = f" (subject {found.subject!r})" if found.subject else ""

@@ -54,7 +54,7 @@ class DetailedReader(Protocol):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeadLetter:
-    """A message that was given up.
+    """A message that the consumer gave up.
 
     Attributes:
         id: 32 hex digits, a function of the origin alone. A second write of the dead letter has the same id.
@@ -119,7 +119,7 @@ def dead_letter_id(source: str, incarnation: str, partition: int, position: int)
 def dead_letter(
     message: Message, failure: Failure, wall_time: float, place: QueuePartition | None = None, system: str = ""
 ) -> DeadLetter:
-    """Make the dead letter of a message that was given up.
+    """Create the dead letter of a message that the consumer gave up.
 
     Args:
         message: The message.

@@ -76,7 +76,7 @@ class MessageError(LanesError):
     The error is the outcome of that message. The consumer applies the poison policy to the message without a retry.
 
     Attributes:
-        unread: Whether ``decode=`` raised the error, so that the handler was not called.
+        unread: Whether ``decode=`` raised the error before the call of the handler.
         decoder_error: Type and text of the exception that ``decode=`` raised, for the dead letter; empty = ``decode=``
             raised this error itself.
     """

@@ -49,7 +49,7 @@ class GroupEvent:
 
 
 OnEvent = Callable[[GroupEvent], None]
-"""A plain function that is called on the event loop, in the order of the events, and must not block.
+"""A plain function that the consumer calls on the event loop, in the order of the events. The function must not block.
 
 If the function raises an exception, the consumer stops after a drain.
 """

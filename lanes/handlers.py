@@ -29,7 +29,9 @@ returned awaitable, stops the consumer. For a batch, see ``BatchOutcomes``.
 """
 
 Decode = Callable[[Message], object]
-"""A plain function that returns ``Message.data`` for a message. It runs right before the handler of the message."""
+"""A plain function that returns ``Message.data`` for a message. The function runs immediately before the handler of the
+message.
+"""
 
 AsyncHandler = Callable[[Message], Awaitable[object]]
 SyncHandler = Callable[[Message], object]
@@ -56,7 +58,9 @@ _DECODING_NAMES: Final = frozenset(("decode", "loads", "model_validate_json", "p
 _ANNOTATIONS_AS_TEXT: Final[dict[str, Any]] = (
     {"annotation_format": importlib.import_module("annotationlib").Format.STRING} if sys.version_info >= (3, 14) else {}
 )
-"""From Python 3.14 on, an annotation is evaluated when it is read, and may contain names for type checkers only."""
+"""From Python 3.14 on, reading an annotation evaluates it, and the annotation may contain names that only type checkers
+know.
+"""
 
 _BY_POSITION: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _LISTS: Final = (list, Sequence, MutableSequence, Collection, Iterable)
@@ -398,7 +402,7 @@ def check_returned(handler: object, returned: object, message: Message) -> None:
 
 
 def refuse_awaitable(handler: object, returned: object, message: Message) -> None:
-    """Raise ``ConfigError`` if a handler returned an awaitable, which would never be awaited."""
+    """Raise ``ConfigError`` if a handler returned an awaitable, because no caller would await it."""
     if returned is None or not inspect.isawaitable(returned):
         return
     if inspect.iscoroutine(returned):

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
 FOLDED_FOR: Final = 10.0
-"""Seconds after a line in which further lines of its kind are counted instead of logged."""
+"""Seconds after a line in which the object counts further lines of the same kind."""
 
 _KINDS_LIMIT: Final = 50
-"""Maximum number of kinds that are counted separately."""
+"""Maximum number of kinds with separate counts."""
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class _Window(Generic[T]):
     Attributes:
         since: Time of the last logged line, in seconds.
         count: Number of counted lines after the last logged line.
-        latest: The newest of the counted lines, in a list; empty = no line is counted.
+        latest: The newest of the counted lines, in a list; empty = no counted line.
     """
 
     since: float
@@ -42,7 +42,7 @@ class Counted(Generic[T]):
     Attributes:
         kind: Kind of the lines.
         count: Number of lines, 1 or more.
-        seconds: Seconds in which the lines were counted.
+        seconds: Length in seconds of the interval of the count.
         latest: The newest line.
     """
 
@@ -67,7 +67,7 @@ class LineLimit(Generic[T]):
         return len(self._windows)
 
     def logs(self, kind: str, line: T, now: float) -> bool:
-        """Return whether to log a line now. The object counts each line that must not be logged now."""
+        """Return whether to log a line now. The object counts each line that the caller must not log now."""
         window = self._windows.get(kind)
         if window is None and len(self._windows) >= _KINDS_LIMIT:
             self._forget(now)
@@ -79,13 +79,13 @@ class LineLimit(Generic[T]):
         return self._count(window, line)
 
     def next_at(self) -> float:
-        """Return the time at which ``due`` returns counted lines; infinity = no line is counted."""
+        """Return the time at which ``due`` returns counted lines; infinity = no counted line."""
         return min(
             (window.since + FOLDED_FOR for window in self._windows.values() if window.count), default=float("inf")
         )
 
     def due(self, now: float) -> list[Counted[T]]:
-        """Take out the lines that were counted for ``FOLDED_FOR`` seconds."""
+        """Remove and return the lines with a count of at least ``FOLDED_FOR`` seconds."""
         return self._take(now, FOLDED_FOR) if self.next_at() <= now else []
 
     def end(self, now: float) -> list[Counted[T]]:
@@ -135,7 +135,7 @@ class FoldedLog:
 
         Args:
             level: Level of the line.
-            kind: Text that is equal for lines that repeat one fact.
+            kind: Text that is the same for all lines about one fact.
             text: The line.
         """
         if not self._log.isEnabledFor(level):

@@ -1,4 +1,4 @@
-"""Calls into an event loop, asyncio or trio, from tasks, callbacks and other threads, and a wait for such calls."""
+"""Calls into an event loop of asyncio or trio, from tasks, callbacks and other threads."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _turn() -> Generator[None, None, None]:
 def turn_of_loop() -> Callable[[], Awaitable[None]]:
     """Return a function whose result, awaited in a task of the running loop, gives the loop one turn.
 
-    The await can be cancelled, like ``anyio.lowlevel.checkpoint``, which takes several times as long on asyncio.
+    A caller can cancel the await, as with ``anyio.lowlevel.checkpoint``, which takes several times as long on asyncio.
     """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return _turn
@@ -79,12 +79,13 @@ def runs_a_loop() -> bool:
 
 
 class ThreadSafeCall:
-    """A callable that calls a function on the event loop on which the object was made. The call does not block.
+    """A callable that calls a function on the event loop on which the program created the object.
 
-    In a task of that loop, the object calls the function at once. From a callback of the loop, such as a signal
-    handler, or
-    from another thread, ``wake`` is called in the next turn of the loop. The task that ``wake`` wakes then calls
-    ``serve``. After the loop is closed, the object calls no function.
+    The call does not block.
+
+    In a task of that loop, the object calls the function at once. After a call from another thread, or from a callback
+    of the loop such as a signal handler, the loop calls ``wake`` in its next turn. The task that ``wake`` wakes then
+    calls ``serve``. After the loop is closed, the object calls no function.
 
     Args:
         function: Function to call.

@@ -33,7 +33,7 @@ log = logging.getLogger("lanes")
 
 # Exit statuses of consumers and commands alike: each number has one meaning.
 EXIT_DRAINED: Final = 0
-"""The consumer was drained, after the first signal or at the end of a finite source; or the command succeeded.
+"""The consumer has drained, after the first signal or at the end of a finite source; or the command succeeded.
 
 A first signal before the source is open ends the start, with nothing to drain.
 """
@@ -42,7 +42,7 @@ EXIT_FAILED: Final = 1
 EXIT_UNUSABLE: Final = 3
 """The command failed, for example because of bad input, a missing package or a broker that cannot be reached."""
 EXIT_AT_ONCE: Final = 4
-"""A second signal stopped the consumer at once; unfinished messages are delivered again."""
+"""A second signal stopped the consumer immediately; the broker delivers unfinished messages again."""
 EXIT_HALTED: Final = 5
 """A message failed for good under the poison policy ``exit``, or user code cancelled a handler; a drain followed."""
 EXIT_USAGE: Final = 64
@@ -53,7 +53,7 @@ EXIT_CLOSED_PIPE: Final = 141
 """The reader of the command's output ended first, as ``head`` does; a shell shows this status after SIGPIPE."""
 
 SAME_REQUEST: Final = 1.0
-"""Seconds after a signal in which further signals count as the same one.
+"""Seconds after a signal in which the process ignores further signals.
 
 A supervisor may signal the process and its group, and the process then gets each request twice.
 """
@@ -153,8 +153,8 @@ async def serve(consumer: Consumer, *, grace: float = GRACE, gc: Literal["tuned"
     """Run a consumer under SIGINT and SIGTERM. Call this function on the main thread.
 
     The first signal starts a drain, or ends a start whose source is not open yet. The second signal cancels the
-    handlers and stops at once. Further signals within one second of a signal count as the same signal, because a
-    supervisor may signal the process and its group.
+    handlers and stops at once. The process ignores further signals within one second of a signal, because a supervisor
+    may signal both the process and its group.
 
     A thread answers the signals, so the process responds at once even while a handler blocks the event loop. If the
     consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
@@ -191,7 +191,8 @@ def _collector(gc: str) -> AbstractContextManager[None]:
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
     """Run a consumer under SIGINT and SIGTERM.
 
-    With ``ends_process`` the process has no other job. It then ends at most ``grace`` seconds after a second signal.
+    With ``ends_process`` the process has no other job. The process then ends at most ``grace`` seconds after a second
+    signal.
     """
     check_import()
     failure: BaseException | None = None
@@ -220,7 +221,7 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             scope.cancel()
 
         def end_process(failure: BaseException | None) -> NoReturn:
-            """End the process beside a handler that ignores its cancellation, for which the event loop would wait."""
+            """End the process without waiting for a handler that ignores its cancellation."""
             try:
                 status = _status(consumer._life.name, failure, at_once=at_once)
             except SystemExit as leaving:
@@ -297,7 +298,7 @@ class _StopSignals:
     Args:
         caller: Name of the function that the user has called, for the error.
         drain: Function that the thread calls after the first signal, and that returns the text to print.
-        cancel: Function that is called on the event loop after the second signal.
+        cancel: Function to call on the event loop after the second signal.
         grace: Maximum number of seconds from the second signal to the end of the process.
 
     Raises:

@@ -14,7 +14,7 @@ from lanes.source import Retention
 __all__ = ["Pace", "by_age", "by_newer", "soonest"]
 
 PACE_OVER: Final = 60.0
-"""Seconds over which a pace is measured."""
+"""Length in seconds of the measurement of a pace."""
 
 _LEAST: Final = 1e-3
 """Shortest span in seconds."""

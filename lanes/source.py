@@ -289,8 +289,7 @@ class Source(Protocol):
 
         Args:
             settlements: At most one settlement for each partition. The runtime passes the next settlement of a
-                partition only after this call has ended. Concurrent calls may pass settlements of different
-                partitions.
+                partition only after this call has ended. Concurrent calls may pass settlements of different partitions.
 
         Raises:
             SourceError: With ``retryable=True``, the source may not have sent a settlement. The caller then repeats the
@@ -700,8 +699,7 @@ class Dividing(Protocol):
 
         ``settle`` has stored a position that is true for the parts too. Every unfinished message of the parts is above
         this position, and is not one of the completed messages. The runtime repeats the call after a retryable error,
-        unless
-        the partition drains or is lost meanwhile. The release of a drained partition hands its parts over too.
+        unless the partition drains or is lost meanwhile. The release of a drained partition hands its parts over too.
 
         Args:
             partition: The assignment, which keeps its other messages.

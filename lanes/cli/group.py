@@ -15,7 +15,7 @@ from lanes.cli.misuse import Misuse
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _WITHOUT_BRACES: Final = str.maketrans("", "", "{}")
-"""Some versions of typer write a required argument in braces."""
+"""Translation that removes the braces in which some versions of typer write a required argument."""
 
 
 class Command(TyperCommand):

@@ -1,4 +1,4 @@
-"""The dead letters that ``--queue`` and ``--partitions`` select, and those of further partitions of these queues.
+"""The dead letters that ``--queue`` and ``--partitions`` select, and those of the same queues' other partitions.
 
 A dead letter names its physical queue, and the logical queue if its consumer registered one. For dead letters without a
 registered queue, the number of partitions is unknown. The physical names then show whether a command omits dead letters

@@ -51,8 +51,8 @@ def register(group: typer.Typer, name: str, point: EntryPoint) -> None:
 def _help(point: EntryPoint) -> str:
     """Read the help text of an entry point from its source file.
 
-    An import would take seconds, and fail if the client of a broker is not installed. The text is the docstring of
-    a command function, or the first argument of the call that makes a group.
+    The import of a broker's client would take seconds, and would fail if the client is missing. The text is the
+    docstring of a command function, or the first argument of the call that makes a group.
     """
     package, *rest = point.module.split(".")
     spec = find_spec(package)

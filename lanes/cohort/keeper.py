@@ -104,13 +104,12 @@ class LeaseKeeper:
         happened: Function that the keeper calls with the number of the partition and each event of the machine.
         changed: Function that the keeper calls after new events, and after the deadline has moved.
         clock: Clock of the deadlines.
-        nonce: Function that returns a value that was never used before.
+        nonce: Function that returns a unique value at each call.
         patience: Maximum number of seconds to wait for the answer to a request for consumers. After this time the
             result is unknown.
-        drain_within: Seconds within which a revoked partition should be drained.
-        overdue: Function that the keeper calls once with the number of a partition that is not drained in time. This
-            member still owns the
-            partition, because only the consumer can report the finished messages by ``drained``.
+        drain_within: Seconds within which the consumer should drain a revoked partition.
+        overdue: Function that the keeper calls once with the number of a partition whose drain takes too long. This
+            member still owns the partition, because only the consumer can report the finished messages by ``drained``.
         pace: Pace of the checkpoints, which all keepers of the member share.
     """
 
@@ -193,8 +192,7 @@ class LeaseKeeper:
         Args:
             outstanding: Number of outstanding messages of the ledger.
             ledger: Function that the keeper calls when the checkpoint is due. The function returns the whole ledger, or
-                None if every finished
-                message is below the floor or stored by then.
+                None if every finished message is below the floor or stored by then.
         """
         if self._ledger is None:
             self._ledger = ledger

@@ -17,7 +17,7 @@ class Entry(NamedTuple):
     """The newest entry of a key.
 
     Attributes:
-        value: The value; None = the key was deleted, has expired, or was never written.
+        value: The value; None = the key has no value, because of a deletion, its expiry, or a missing write.
         revision: A number that rises with every write of the store; 0 = the store has no record of the key.
     """
 
@@ -128,7 +128,7 @@ class EpochConsumer:
 
     Attributes:
         partition: Number of the cohort partition.
-        epoch: Epoch of the ownership for which the durable was created.
+        epoch: Epoch of the ownership for which a member created the durable.
         sub: Number of the durable within the epoch.
         nonce: Nonce of the acquisition that created the durable.
         floor: Ack floor of the durable, a sequence of the stream. Every message of the partition up to the floor is
@@ -161,7 +161,9 @@ class EpochConsumers(Protocol):
         """
 
     async def marked(self) -> int | None:
-        """Read the mark of the cohort. A mark shows that the cohort was used before, even when the bucket is gone.
+        """Read the mark of the cohort.
+
+        A mark shows that members have used the cohort before, even after the loss of the bucket.
 
         Returns:
             Seconds of the longest lease of all callers of ``mark``, 0 = unknown; None = no member has called ``mark``.

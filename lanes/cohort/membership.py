@@ -42,7 +42,7 @@ HINTED: Final = (f"{LEASE_PREFIX}>", f"{MEMBER_PREFIX}>", f"{DRAIN_PREFIX}>", PL
 """Patterns of the keys that ``Membership.hint`` needs. No member waits for a state, which is written often."""
 
 _PAUSE: Final = 0.1
-"""Seconds after which a request without an answer is repeated."""
+"""Seconds after which the member repeats a request without an answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class CohortSettings:
     """The settings of one member.
 
     Attributes:
-        lease: Seconds for which a partition is owned without a renewal, a whole number of 3 or more.
+        lease: Seconds for which a member owns a partition without a renewal, a whole number of 3 or more.
         weight: Weight of this member, 1 or more. Members share the partitions in proportion to their weights.
         active_members: Maximum number of members that share the partitions, 1 or more; None = all. The value of the
             member that joined last applies.
@@ -58,9 +58,9 @@ class CohortSettings:
             the cohort. A member owns more partitions if all members have reached their targets.
         default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
             The value of the member that joined last applies.
-        drain_within: Seconds within which a moving partition should be drained, more than 0.
-        overdue: Rule for a partition that is not drained in time. ``"keep"`` = log a warning, and let the next
-            owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
+        drain_within: Seconds within which the consumer should drain a moving partition, more than 0.
+        overdue: Rule for a partition whose drain takes longer than ``drain_within``. ``"keep"`` = log a warning, and
+            let the next owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -124,7 +124,7 @@ class Membership:
             generation has changed. The function must not block.
         clock: Clock of the deadlines.
         wall: Clock of the seconds since 1970, for the time of the join.
-        nonce: Function that returns a value that was never used before.
+        nonce: Function that returns a unique value at each call.
         roster: Function that makes the roster. A test of a mixed cohort passes the roster of earlier code.
 
     Raises:
@@ -335,12 +335,13 @@ class Membership:
         Args:
             partition: Number of the cohort partition.
             outstanding: Number of outstanding messages of the ledger.
-            ledger: Function that returns the whole ledger when the write begins. None = no write is needed.
+            ledger: Function that returns the whole ledger when the write begins. The function returns None if no write
+                is needed.
         """
         self._keepers[partition].checkpoint_soon(outstanding, ledger)
 
     def checkpoint_within(self, seconds: float) -> None:
-        """Set the interval within which finished messages are written; see ``lanes.source.Checkpointing``.
+        """Set the interval within which the member writes finished messages; see ``lanes.source.Checkpointing``.
 
         Args:
             seconds: The interval, 0 or more.

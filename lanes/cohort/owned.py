@@ -1,9 +1,8 @@
 """The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
-``OwnedPartitions`` connects a ``Membership`` with the calls of a source, and does no I/O. The object turns the
-events of the membership into source events. The object selects four things: the durable to read, the settlements to
-send, the ledgers to store, and the partitions to give up. The source itself receives messages and sends
-acknowledgements.
+``OwnedPartitions`` connects a ``Membership`` with the calls of a source, and does no I/O. The object turns the events
+of the membership into source events. The object selects four things: the durable to read, the settlements to send, the
+ledgers to store, and the partitions to give up. The source itself receives messages and sends acknowledgements.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class OwnedPartition(ABC):
     Attributes:
         number: Number of the cohort partition.
         partition: The assignment that the consumer receives.
-        ledger: The delivered messages, and which of them are finished.
+        ledger: The delivered messages, with the finished messages among them.
         expected: Number of the durable's next delivery.
         announced: Whether the consumer has received the assignment.
         revoked: Whether the member must hand the partition over, because the plan changed or the member stops.
@@ -66,7 +65,7 @@ class OwnedPartition(ABC):
         """Return the ledger for a write, if a finished message above the floor is unsaved.
 
         Returns:
-            The whole ledger, whose messages now count as saved. None = no message is unsaved.
+            The whole ledger, whose messages now count as saved. The result is None if every message is saved.
         """
         return self.ledger.save() if self.ledger.since_saved else None
 
@@ -125,12 +124,11 @@ class OwnedPartitions(Generic[T]):
         incarnation: Incarnation of the partitions; "" = the source has none.
         membership: Function that makes the membership.
         make: Function that makes the object of one ownership.
-        follow: Function that lets the object read the durable that a ``LeaseOwned`` names, after an acquisition
-            or a takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the
-            ``failure``.
+        follow: Function that lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a
+            takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
         in_flight: Number of messages that can be in flight, which the source may raise. The member stores a ledger
-            at once when more finished messages than this number are unsaved above its floor. A crash therefore repeats
-            at most twice this number of messages. The member stores fewer unsaved messages at the pace of
+            immediately when more unsaved finished messages than this number are above its floor. A crash therefore
+            repeats at most twice this number of messages. The member stores fewer unsaved messages at the pace of
             ``Membership.checkpoint_soon``. The member stores no such ledgers of a work queue.
         clock: Clock of the deadlines.
         wake: Function that the object calls when the source should call ``step`` and ``next_events``; must not block.
@@ -212,7 +210,7 @@ class OwnedPartitions(Generic[T]):
         return max((self.read_up_to(owned.ledger.highest) for owned in self.by_number.values()), default=0)
 
     def read_up_to(self, highest: int) -> int:
-        """Return the highest sequence that was read, from the highest sequence of a ledger.
+        """Return the highest sequence that the consumer has read, from the highest sequence of a ledger.
 
         Before the first message, the ledger contains the unread sequence directly below the start of the cohort.
 
@@ -220,7 +218,7 @@ class OwnedPartitions(Generic[T]):
             highest: The highest sequence of the ledger.
 
         Returns:
-            The sequence; 0 = no message was read.
+            The sequence; 0 = the consumer has read no message.
         """
         return 0 if highest == self.membership.first - 1 else highest
 
@@ -308,7 +306,7 @@ class OwnedPartitions(Generic[T]):
                 self.lose(owned, "the deadline passed before the renewal of the lease was seen")
 
     def next_events(self) -> list[SourceEvent]:
-        """Return the new events for the consumer, in order, without the events of partitions that are being released.
+        """Return the new events for the consumer, in order, except the events of partitions during their release.
 
         The member may own a released partition again before the consumer has received the end of the release.
 
@@ -339,7 +337,7 @@ class OwnedPartitions(Generic[T]):
         """Request a new durable, because a delivery is missing or the connection is new.
 
         The source pulls no message until the new durable exists. Delivered messages stay in flight. Idempotent. The
-        call has no effect for an ownership that is over, because the member may own the partition again.
+        call has no effect for an ownership that has ended, because the member may own the partition again.
 
         Args:
             owned: The partition.
@@ -351,7 +349,7 @@ class OwnedPartitions(Generic[T]):
     def lose(self, owned: T, reason: str) -> None:
         """Give up a partition after its durable or the clock has shown that this member no longer owns it. Idempotent.
 
-        The call has no effect for an ownership that is over, because the member may own the partition again.
+        The call has no effect for an ownership that has ended, because the member may own the partition again.
 
         Args:
             owned: The partition.

@@ -58,8 +58,9 @@ _NAMED_LIMIT: Final = 10
 """Maximum number of partitions in one log line."""
 
 _SILENT: Final = 0.8
-"""Share of a heartbeat's time to live after which a missing heartbeat has expired. A member that leaves removes a
-heartbeat that is younger."""
+"""Share of a heartbeat's time to live after which a missing heartbeat has expired. A leaving member removes any younger
+heartbeat.
+"""
 
 
 def _named(partitions: Sequence[int]) -> str:
@@ -181,7 +182,7 @@ class Roster:
 
         Raises ``ConfigError`` for a cohort with another configuration. If the record is missing while durables or the
         mark of the cohort exist, the bucket was lost. In that case the call writes no state, and a member waits for the
-        length of a lease before it acquires a partition. A bucket that is lost during this call has the same effect.
+        length of a lease before it acquires a partition. The loss of the bucket during this call has the same effect.
         """
         entry = await self._store.read(CONFIG_KEY)
         if entry.value is None:
@@ -336,7 +337,7 @@ class Roster:
     # --- the plan
 
     async def look(self) -> None:
-        """Read the plan, then the heartbeats, and write a changed plan if they require one.
+        """Read the plan, then the heartbeats, and write a changed plan if the heartbeats require a change.
 
         The order matters: a member that replaces a plan has read heartbeats that are newer than that plan.
         """
@@ -464,7 +465,7 @@ class Roster:
                 )
 
     def heard(self, key: str) -> bool:
-        """Record a hint that a heartbeat was written, and return whether its member is new."""
+        """Record a hint about a written heartbeat, and return whether its member is new."""
         seen = self._seen.get(key)
         if seen is not None:
             seen.since = self._clock()

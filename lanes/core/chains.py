@@ -78,7 +78,7 @@ class Chains:
                 tail.next = message
 
     def free(self, message: Message) -> None:
-        """Remove the head from its lane. A queued successor is then ready."""
+        """Remove the head from its lane. The call then makes a queued successor ready."""
         following = message.next
         message.next = None
         if following is not None:
@@ -161,11 +161,11 @@ class Chains:
                 tails[message.lane] = message
 
     def forget(self, ended: PartitionId, assigned: Collection[PartitionId]) -> None:
-        """Forget the lanes of a partition that has neither an assignment nor a running handler. Idempotent.
+        """Remove the lanes of a partition that has neither an assignment nor a running handler. Idempotent.
 
         Args:
             ended: The partition, or a piece of it, whose assignment or last handler has ended.
-            assigned: The partitions and pieces that are assigned.
+            assigned: The assigned partitions and pieces.
         """
         whole = ended.whole
         if self.tails.get(whole):
@@ -189,7 +189,7 @@ def successors(message: Message) -> list[Message]:
 
 
 def _has_started(message: Message) -> bool:
-    """Return whether a message has started, so that a lower position that arrives late runs after it.
+    """Return whether a message has started, so that a late message with a lower position runs after this message.
 
     A started message has left the queue, or waits in the queue for a further attempt. A returned message has not
     started, because its attempt does not count.

@@ -23,14 +23,15 @@ PROMPT: Final = 1 / 20
 """Share of ``commit_interval`` after which a commit is due, unless the commits of the engine would cost too much."""
 
 MESSAGE_PACE: Final = 40e-6
-"""Seconds between two commits for each message above the confirmed floors. A commit costs up to 1.2 µs of CPU for each
-such message, because it lists the finished ones, so all commits cost about 3 % of a CPU at most."""
+"""Seconds between two commits for each message above the confirmed floors. A commit lists the finished messages and
+costs up to 1.2 µs of CPU for each of them. At this pace all commits together cost at most about 3 % of a CPU.
+"""
 
 PARTITION_PACE: Final = 1e-3
 """Seconds between two commits for each partition with changes, as such a partition costs about 30 µs of CPU."""
 
 _UNKNOWN: Final = -NEVER
-"""A time of the next commit that has always passed, so that the time is computed."""
+"""A time in the past, which makes the engine compute the time of the next commit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +47,7 @@ class PartitionCommits:
         confirmed_ordinal: Number of the first delivery above the confirmed floor.
         changes: Number of changes since the last commit; after an unknown result, ``_count`` or more.
         since: Time of the first change since the last commit, in seconds of the engine's clock.
-        sending: The commit in transit; None = no commit is in transit.
+        sending: The sent and unanswered commit; None = no such commit.
         over: Whether no further commit may begin.
         finished: Number of messages that finished in this assignment and are missing in every confirmed commit.
     """
@@ -74,7 +75,7 @@ class PartitionCommits:
         return self.changes > 0 and self.sending is None and not self.over
 
     def due_at(self, pace: float, *, urgent: bool) -> float:
-        """Return the time at which the pending changes must be committed.
+        """Return the time at which the source must commit the pending changes.
 
         Args:
             pace: Seconds from the first change to the commit.
@@ -89,7 +90,7 @@ class PartitionCommits:
         return max(at, self.not_before)
 
     def send(self, settlement: Settlement) -> None:
-        """Record that a commit with every pending change was sent."""
+        """Record that the source has sent a commit with every pending change."""
         self.sending = settlement
         self.changes = 0
         self._sent = self.finished
@@ -291,7 +292,7 @@ class Committer:
         )
 
     def _urgent(self, partition: Partition, ledger: OffsetLedger) -> bool:
-        """Return whether messages wait for a commit of the floor, which is then due at once."""
+        """Return whether messages wait for a commit of the floor, which is then due immediately."""
         return partition in self.ahead and ledger.floor() > _commits(partition).confirmed
 
     def pace(self, pending: list[_Pending]) -> float:
@@ -304,7 +305,7 @@ class Committer:
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
         """Record a confirmed commit, and admit messages that waited for the commit.
 
-        The call has no effect for a partition that was given up before the confirmation.
+        The call has no effect if the consumer gave the partition up before the confirmation.
 
         Args:
             settlement: The commit.

@@ -32,7 +32,9 @@ HANDED_OVER: Final = "handed over"
 LOST: Final = "lost"
 
 OVER: Final = frozenset({UNRELEASED, HANDED_OVER, LOST})
-"""The phases without a further task. An unreleased partition is still owned, and the runtime reports it lost."""
+"""The phases without a further task. This process still owns an unreleased partition, and the runtime reports the
+partition as lost.
+"""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "begun"): ENDING,
@@ -121,7 +123,7 @@ class PartitionDrain:
     def begin(self, now: float, timeout: float) -> None:
         """Stop starting messages, and wait at most ``timeout`` seconds for running handlers.
 
-        The engine emits ``Drained`` when no handler runs and no message of the prefix waits, perhaps at once.
+        The engine emits ``Drained`` when no handler runs and no message of the prefix waits, possibly during this call.
         """
         self._move("begun")
         self.until = now + timeout

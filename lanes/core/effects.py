@@ -99,8 +99,8 @@ class Redelivered(Effect):
     Attributes:
         message: The new delivery.
         cause: ``held`` = the message is still in flight, and now has the token of the new delivery. ``settled`` = the
-            message had finished; it is settled again and does not run again. ``late`` = the position is unknown and
-            below a delivered position; the engine admitted the message.
+            message had finished; the engine settles it again, and no handler runs. ``late`` = the position is unknown
+            and below a delivered position; the engine admitted the message.
     """
 
     message: Message
@@ -109,7 +109,7 @@ class Redelivered(Effect):
 
 @dataclass(slots=True, eq=False)
 class Parted(Effect):
-    """No handler of a given up part of a partition runs: store the finished messages, and hand the part over.
+    """No handler of a released part of a partition runs: store the finished messages, and hand the part over.
 
     Attributes:
         partition: The assignment, which keeps its other messages.

@@ -1,13 +1,12 @@
 """The engine: ordered lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
 
-Rules
------
+Rules -----
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
    lane starts after the execution is finished. A message that waits for a retry or for its dead letter is not finished.
-2. In flight = delivered and not settled. If the source settles each message individually, a message leaves the count
-   when its settlement was sent. If the source commits, a message leaves the count when it is finished. An abandoned
-   message leaves the count at once. A message whose handler runs at the fence leaves the count when the handler ends.
-   A draining partition admits no message.
+2. In flight = delivered and not settled. If the source settles each message individually, the engine counts a message
+   until the source has sent its settlement. If the source commits, the engine counts a message until it is finished. An
+   abandoned message leaves the count at once. A message whose handler runs at the fence leaves the count when the
+   handler ends. A draining partition admits no message.
 3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its lane: messages of
    that lane in a new assignment wait for the handler.
 4. A redelivered position never runs twice at the same time. If the position is in flight, its message receives the new
@@ -15,27 +14,24 @@ Rules
    by position, and counts the position as late. The positions of a source that commits always rise.
 5. A draining partition starts no message, except to close the prefix. The engine abandons queued and stopped messages
    at once. Running handlers may end. A success counts. The engine abandons a failed message. The engine emits
-   ``Drained``
-   once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later messages of its
-   lane must not overtake its message. If a source cannot hand over the completed set, finished messages above a queued
-   message would run again. For such a source the queued messages below the highest started message also run
-   (*prefix-closing*), until ``stop_closing``.
+   ``Drained`` once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later
+   messages of its lane must not overtake its message. If a source cannot hand over the completed set, finished messages
+   above a queued message would run again. For such a source the queued messages below the highest started message also
+   run (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
 7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state. A
    commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the confirmed
    floor.
 
-Operation
----------
-``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the queue ``ready``. A
-worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
-its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
-source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
-reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all other cases. Time
-is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
+Operation --------- ``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the
+queue ``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the
+``finished`` list of its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as
+settlements. If the source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or
+``unsettled`` reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all
+other cases. Time is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
 
-Calls never block and must be made on one thread, except ``hold_starts``. ``effects`` lists tasks for the runtime. The
+No call blocks. One thread must make all calls, except ``hold_starts``. ``effects`` lists tasks for the runtime. The
 runtime performs the effects and empties the list after its calls.
 """
 
@@ -305,9 +301,9 @@ class Engine(Ownership):
             self.effects.append(effect(message, failure, follows))
 
     def kept(self, message: Message) -> None:
-        """Record that the store of attempts has saved a failed attempt, so that the message may be retried.
+        """Record that the store of attempts has saved a failed attempt, so that the engine may retry the message.
 
-        Idempotent; has no effect for a message that is not held.
+        Idempotent; has no effect unless the message waits for a retry.
         """
         self.stopped.kept(message)
 
@@ -349,7 +345,8 @@ class Engine(Ownership):
         """Make each lane ready whose hold has ended.
 
         The engine checks a lasting bound every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
-        again. Otherwise the engine emits ``PauseDue`` when the bound has lasted for ``PAUSE_AFTER`` seconds.
+        again. Without a pause by the user, the engine emits ``PauseDue`` after a bound has lasted for ``PAUSE_AFTER``
+        seconds.
         """
         self._ready.extend(self.stopped.due(now))
         flow = self.flow
@@ -392,7 +389,7 @@ class Engine(Ownership):
     def _resumed_early(self) -> bool:
         """Start the intake again above the low-water marks if a handler is idle. Return whether the intake starts.
 
-        Otherwise the messages that wait for a stuck message would stop all other messages.
+        Without this rule, the messages that wait for a stuck message would stop all other messages.
         """
         if not (self.flow.stopped_early and self._has_idle_handler()):
             return False
@@ -503,7 +500,7 @@ class Engine(Ownership):
         return list(self.stopped.by_head.values())
 
     def in_flight_since(self, time: float) -> list[Message]:
-        """Return the admitted, unsettled messages that were delivered at or before ``time``."""
+        """Return the admitted, unsettled messages whose delivery was at or before ``time``."""
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:

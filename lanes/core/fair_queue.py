@@ -2,9 +2,8 @@
 
 A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head and
 fewer than ``limit`` running calls. After its turn, a budget moves to the end of the sequence. A budget with a head and
-a
-free call therefore waits for at most one call of each other budget. The partitions of a physical queue share its turns
-in sequence.
+a free call therefore waits for at most one call of each other budget. The partitions of a physical queue share its
+turns in sequence.
 
 The queue has the methods of ``collections.deque`` that the engine uses, so an engine without budgets keeps its deque.
 """

@@ -19,10 +19,11 @@ from typing import Final
 from lanes.core.types import NEVER, Room
 
 PAUSE_AFTER: Final = 1.0
-"""Seconds at a bound after which the clients are paused. A pause costs more than a short wait."""
+"""Seconds at a bound after which the source pauses its clients. A pause costs more than a short wait."""
 
 LOOK_EVERY: Final = PAUSE_AFTER / 2
-"""Seconds at a bound after which intake may start again above the low-water marks, and so pauses no client."""
+"""Seconds at a bound after which intake may start again above the low-water marks, which avoids a pause of the clients.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,10 +42,11 @@ class Flow:
             is known only on arrival.
         taking: Whether intake runs: False from a high mark until both low marks are reached.
         paused: Whether the user paused the consumer.
-        pausing: Whether the clients are paused, because a bound lasted for ``PAUSE_AFTER`` seconds.
-        pause_at: Time from which the clients are paused. ``NEVER`` = intake runs, or the clients are paused already.
-        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the clients are paused without
-            room.
+        pausing: Whether the source pauses its clients, because a bound lasted for ``PAUSE_AFTER`` seconds.
+        pause_at: Time from which the source pauses its clients. ``NEVER`` = intake runs, or the clients are paused
+            already.
+        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the source already pauses its
+            clients.
     """
 
     max_in_flight: int

@@ -1,4 +1,4 @@
-"""A lane: messages that are handled in order, by default the messages of one key.
+"""A lane: messages that run in order, by default the messages of one key.
 
 A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane,
 ``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
@@ -89,7 +89,7 @@ class StoppedLane:
     Attributes:
         head: The first message of the lane.
         failure: The last failure of the head.
-        until: Earliest end of a hold, in seconds of the engine's clock; 0 = the lane is stopped without a time limit.
+        until: Earliest end of a hold, in seconds of the engine's clock; 0 = the lane waits without a time limit.
         kept: Whether the hold may end: the store of attempts has the failure, or the consumer has no store.
     """
 
@@ -122,7 +122,7 @@ class StoppedLanes:
     """The stopped lanes of one engine.
 
     Args:
-        keeps: Whether a hold ends only after ``kept`` was called for its head.
+        keeps: Whether a hold ends only after a call of ``kept`` for its head.
 
     Attributes:
         by_head: The lanes by their heads.

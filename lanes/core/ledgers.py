@@ -3,10 +3,9 @@
 ``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger knows whether
 the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted
 runs, so a long sequence of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the
-lowest runs. The engine handles a redelivered position again if the ledger has forgotten the position, so no message is
-lost. For a source
-that never redelivers a settled position, the ledger keeps no settled positions: on a sparse partition each position
-would be a separate run.
+lowest runs. If the ledger has forgotten a position, the engine handles a redelivery of the position again, and loses no
+message. For a source that never redelivers a settled position, the ledger keeps no settled positions: on a sparse
+partition each position would be a separate run.
 
 ``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
 *ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
@@ -73,7 +72,8 @@ class AckLedger:
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
         """Move messages to the settled runs, and return their number and bytes.
 
-        The call is idempotent: it skips messages that are no longer in flight or were replaced at their positions.
+        The call is idempotent: the call skips messages that are no longer in flight, or whose position has a newer
+        delivery.
         """
         unsettled = self.unsettled
         take_out = unsettled.pop
@@ -164,7 +164,7 @@ class AckLedger:
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
     def _add(self, start: int, end: int) -> None:
-        """Add the positions ``start`` … ``end`` − 1, which were not settled before, to the settled positions."""
+        """Add the unsettled positions ``start`` … ``end`` − 1 to the settled positions."""
         starts, ends = self._starts, self._ends
         above = bisect_right(starts, start)
         joins_below = above > 0 and ends[above - 1] == start
@@ -191,7 +191,8 @@ class AckLedger:
 
 
 _TRIM: Final = 1_024
-"""Minimum number of entries below the floor that are trimmed at once, so that trimming costs O(1) amortised."""
+"""Minimum number of entries below the floor that the ledger removes together, so that the removal costs O(1) amortised.
+"""
 
 
 class PositionFell(ValueError):
@@ -203,8 +204,8 @@ class OffsetLedger:
 
     Args:
         floor: The first offset that the source reads.
-        completed: Runs of offsets above ``floor`` that a former owner finished. The messages of these runs are
-            finished on arrival.
+        completed: Runs of offsets above ``floor`` that a former owner finished. The engine finishes the messages of
+            these runs on arrival.
 
     Attributes:
         highest: Highest offset admitted; ``floor`` - 1 before the first message.
@@ -246,7 +247,7 @@ class OffsetLedger:
             now: Time now.
 
         Raises:
-            PositionFell: An offset does not rise. The ledger is then unchanged.
+            PositionFell: An offset does not rise. A call that raises leaves the ledger unchanged.
         """
         delivered = self._delivered
         ordinal = self._base + len(self._open) + len(self.waiting)
@@ -354,7 +355,7 @@ class OffsetLedger:
     def peek(self) -> int:
         """Return the result of ``floor()`` without a change of the ledger.
 
-        Other threads may make this call. The call may raise ``IndexError`` while the ledger's own thread trims.
+        Any thread may call this method. The call may raise ``IndexError`` while the ledger's own thread trims.
         """
         first = self._open.find(1, self._first)
         if first < 0:

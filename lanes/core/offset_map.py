@@ -1,8 +1,8 @@
 """The completed set above the floor as a short text for the metadata of a commit.
 
-The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. Without
-the text, or with a part of the text, finished messages run again and no message is lost. An encoder may therefore drop
-completed offsets, the highest first. A decoder ignores an invalid text.
+The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. If the
+text is missing or shortened, the next owner repeats finished messages, but loses no message. An encoder may therefore
+drop completed offsets, the highest first. A decoder ignores an invalid text.
 
 **The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
 bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,

@@ -19,7 +19,7 @@ class Outbox:
         self.dirty: list[Partition] = []
 
     def finished(self, message: Message) -> None:
-        """Add a message that was handled or whose dead letter is confirmed."""
+        """Add a handled message, or a message with a confirmed dead letter."""
         self._mark(message.partition)
         message.partition.finished.append(message)
 
@@ -40,7 +40,7 @@ class Outbox:
         return settlements
 
     def give_back(self, settlement: Settlement) -> None:
-        """Queue a possibly unsent settlement again, without the messages that were abandoned since."""
+        """Queue a possibly unsent settlement again, without messages that the engine has abandoned in the meantime."""
         partition = settlement.partition
         self._mark(partition)
         partition.finished = [m for m in settlement.messages if m.state == FINISHED] + partition.finished

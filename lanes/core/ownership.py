@@ -1,8 +1,7 @@
 """The partitions of an engine, and the calls that assign, drain, fence, release or lose a partition.
 
 This module contains the state of the engine and every call that changes a whole partition. ``lanes.core.engine`` adds
-the
-calls for single messages.
+the calls for single messages.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ class AlreadyAssigned(ValueError):
 
 
 class SecondPartition(ValueError):
-    """Error: a second partition was assigned under the order ``serial``, which handles one partition."""
+    """Error: the source assigned a second partition under the order ``serial``, which handles one partition."""
 
 
 class Ownership:
@@ -41,7 +40,7 @@ class Ownership:
         self.committer = Committer(policy, self.chains, self.effects)
 
     def owns(self, partition: Partition) -> bool:
-        """Return whether this process still owns this assignment, which was neither given up nor replaced."""
+        """Return whether this process still owns this assignment, and has neither released nor replaced it."""
         return self.partitions.get(partition.id) is partition
 
     def assign(self, partition: Partition) -> None:
@@ -87,11 +86,9 @@ class Ownership:
 
         The engine abandons queued and stopped messages of the part at once. Running handlers may end: a success counts,
         and the engine abandons a failed message. After the part's last handler, the engine emits ``Parted`` without a
-        wait for other
-        parts. Until ``parted``,
-        the floor stays below each message of the part that is not finished, so that a commit is true for the part too.
-        A drain of the partition replaces the hand-over of the part. The call has no effect for a partition that drains
-        or is fenced.
+        wait for other parts. Until ``parted``, the floor stays below each unfinished message of the part, so that a
+        commit is also correct for the part. A drain of the partition replaces the hand-over of the part. The call has
+        no effect for a draining or fenced partition.
 
         Args:
             partition: The assignment of a source that commits. The source delivers no further message of the part.
@@ -154,7 +151,7 @@ class Ownership:
     def stop_closing(self, partition: Partition) -> list[Message]:
         """Stop closing the prefix of a draining partition, and return the messages that it abandons.
 
-        Idempotent; has no effect for a partition that does not drain, or is fenced.
+        Idempotent; has no effect unless the partition drains and is not fenced.
         """
         if not (partition.live and partition.unended):
             return []

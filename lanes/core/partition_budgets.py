@@ -3,15 +3,11 @@
 ``make_engine`` makes the plain ``Engine`` for a policy without these budgets, so that its hot path stays the same. Each
 partition has a separate budget, but all partitions of a physical queue (``Policy.queues``) share one budget.
 
-Calls
------
-``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
-for each budget that has messages in the call.
+Calls ----- ``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call
+counts once for each budget that has messages in the call.
 
-Messages in flight
-------------------
-A source knows one bound for all its partitions, ``Room.messages``, and the partitions that deliver nothing,
-``Room.paused``. The engine therefore requests at most the number of messages that
+Messages in flight ------------------ A source knows one bound for all its partitions, ``Room.messages``, and the
+partitions that deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
 *each* unpaused budget may still have. The engine pauses the partitions of a nearly full budget. A budget is *full* when
 its remaining messages are less than a quarter of the bound beyond the calls. The partitions of a full budget deliver
 again at the low mark. A nearly full budget therefore reduces the room of other budgets to a few messages only if the
@@ -58,7 +54,7 @@ class PartitionBudgetEngine(Engine):
         reserve: Number of remaining messages below which a budget is full.
         low: Number of messages in flight at which a full budget delivers again.
         assigned: The assignments of each budget.
-        parting: Number of parts of an assignment that are given up, and not handed over.
+        parting: Number of released parts of an assignment before their handover.
     """
 
     def __init__(self, policy: Policy) -> None:

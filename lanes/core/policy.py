@@ -44,7 +44,7 @@ Poison = Literal["skip", "block", "block_and_dlq", "exit"]
 """The policy for a message without an attempt left."""
 
 Order = Literal["key", "partition", "serial", "none"]
-"""The unit within which messages are handled in order. ``serial``: the one partition of the source."""
+"""The unit within which messages run in order. ``serial``: the one partition of the source."""
 
 Keyless = Literal["any", "one_lane"]
 """The lane of a message without a key. ``any``: no lane. ``one_lane``: the lane of all messages without a key."""
@@ -55,8 +55,8 @@ Follows = Literal["hold", "dead_letter", "dead_letter_and_block", "block", "halt
 | value | next step |
 |---|---|
 | ``hold`` | the lane waits for the next attempt |
-| ``dead_letter`` | the dead letter is written, then the message is finished |
-| ``dead_letter_and_block`` | the dead letter is written, then the lane blocks |
+| ``dead_letter`` | write the dead letter, then finish the message |
+| ``dead_letter_and_block`` | write the dead letter, then block the lane |
 | ``block`` | the lane blocks |
 | ``halt`` | the consumer stops |
 """

@@ -41,8 +41,7 @@ def jump(digest: int, partitions: int) -> int:
     """Return the partition of a digest, in 0 … ``partitions`` − 1.
 
     The function rounds the quotient and the product to IEEE 754 doubles, as in the paper. With exact integers, some
-    digests
-    would have another partition.
+    digests would have another partition.
 
     Args:
         digest: An unsigned number of 64 bits.

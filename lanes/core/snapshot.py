@@ -117,7 +117,7 @@ class CommitsState(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """One assignment, which is owned, or was given up while its handlers still run.
+    """One assignment that the process owns, or has given up while its handlers still run.
 
     Attributes:
         in_flight: The messages of the assignment's ledger, in order of delivery.

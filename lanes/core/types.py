@@ -52,12 +52,14 @@ Runs: TypeAlias = list[tuple[int, int]]
 """Positions as sorted, disjoint, half-open runs: ``[(3, 5), (9, 10)]`` is 3, 4 and 9."""
 
 WHOLE_PARTITION: Final = -2
-"""The lane of messages that are handled in the order of their partition. No other lane has this number."""
+"""The lane of messages that run in the order of their partition. No other lane has this number."""
 
 KEY_INT_BYTES: Final = 16
 
 NEVER: Final = float("inf")
-"""A time that is never reached, such as the deadline of a partition without a lease; as a duration, no limit."""
+"""A time that the clock never reaches, such as the deadline of a partition without a lease. As a duration, the value
+means no limit.
+"""
 
 
 def key_bytes(key: PartitionKey) -> bytes:
@@ -159,7 +161,7 @@ class PieceId(PartitionId):
 
 
 class Part(Protocol):
-    """A part of a partition that a source gives up; the object knows which messages belong to the part."""
+    """A part of a partition that a source releases; the object decides which messages belong to the part."""
 
     def __call__(self, message: Message) -> bool:
         """Return whether a message of the partition belongs to the part. The call does not block.
@@ -203,7 +205,7 @@ class Reader(Protocol):
         """
 
     def subject(self, raw: object) -> str:
-        """Read the name under which the message was published.
+        """Read the name under which the producer published the message.
 
         Args:
             raw: The raw message.
@@ -234,7 +236,7 @@ class Ledger(Protocol):
         """Return the admitted, unsettled messages in order of delivery."""
 
     def unfinished(self) -> list[Message]:
-        """Return the messages in flight that are not finished, in order of delivery."""
+        """Return the unfinished messages in flight, in order of delivery."""
 
     def oldest(self) -> Message | None:
         """Return the unfinished message that was delivered first; None = no message is unfinished."""
@@ -271,8 +273,8 @@ class Parting:
     Attributes:
         part: The part.
         running: Messages of the part whose handlers run.
-        given_up: Messages of the part that were abandoned. The floor stays below these messages, so that the commits of
-            the assignment are true for the part too.
+        given_up: Messages of the part that the engine has abandoned. The floor stays below these messages, so that the
+            commits of the assignment are also correct for the part.
     """
 
     part: Part
@@ -285,11 +287,11 @@ class PartitionInternals:
     """Attributes of an assignment for the engine and the runtime. These are not public, and may change.
 
     Attributes:
-        ledger: The messages in flight; unset until the partition is assigned.
+        ledger: The messages in flight; unset before the assignment.
         commits: The commits of the assignment. ``None`` = the source settles each message individually.
         tails: The last message of each lane.
         steady: Whether the assignment is live and does not drain.
-        draining: Whether the assignment drains, so that no further message may start.
+        draining: Whether the assignment drains, which stops further starts of messages.
         unended: While the assignment drains, the number of handlers that must end or still have to start.
         dirty: Whether the assignment has messages to settle.
         finished: The finished messages to settle.
@@ -345,7 +347,7 @@ class Partition(PartitionInternals):
         completed: See ``Args``.
         deadline: Time up to which the lease certainly holds.
         fencing_token: See ``Args``.
-        assignment: Number of the assignment in its consumer, over all partitions: 1, 2, 3 …; 0 before it is assigned.
+        assignment: Number of the assignment in its consumer, over all partitions: 1, 2, 3 …; 0 before the assignment.
             Rows of a history name an assignment by this number.
         live: Whether results of the assignment count.
     """

@@ -46,7 +46,7 @@ class DeadLetterBox(Protocol):
     """The dead letters of one topic or subject. Disposing of an id disposes of every copy of its dead letter.
 
     Attributes:
-        remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id.
+        remembers: Whether the latest ``find`` distinguished disposed dead letters from unknown ids.
         other_messages: Number of messages read by this box that are not dead letters.
     """
 
@@ -62,7 +62,7 @@ class DeadLetterBox(Protocol):
         """
 
     async def ids(self, limit: int | None = None) -> Sequence[str]:
-        """List the dead letters that are not disposed of. The call takes time in proportion to the number of messages.
+        """List the dead letters without a disposition. The call takes time in proportion to the number of messages.
 
         Args:
             limit: Maximum number of ids; None = no limit.

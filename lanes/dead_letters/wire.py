@@ -27,7 +27,7 @@ _ORIGIN: Final = "Lanes-Origin-"
 """Prefix for the name of an original header that would have a meaning to the broker or to ``lanes``."""
 
 TRUNCATED: Final = "Lanes-Truncated"
-"""Header of a dead letter that was cut to fit: the number of bytes of its original value."""
+"""Header of a shortened dead letter: the number of bytes of its original value."""
 
 REPLAYED: Final = "Lanes-Dead-Letter"
 """Header of a republished message: the id of its dead letter."""
@@ -63,7 +63,7 @@ class Parts(NamedTuple):
 
 
 class ReadDeadLetter(NamedTuple):
-    """A dead letter that was read from a stored message.
+    """A dead letter that a box has read from a stored message.
 
     Attributes:
         dead_letter: The dead letter.
@@ -157,7 +157,7 @@ class Wire:
         return [*headers, (REPLAYED, dead_letter.id.encode())]
 
     def refusal(self, message: Message, what: str) -> MessageError:
-        """Make the error for a message that is not a dead letter; ``what`` = the fault, such as ``has no header …``."""
+        """Create the error for a message that is no dead letter; ``what`` = the fault, such as ``has no header …``."""
         return MessageError(
             f"no dead letter: {message.partition.id} position {message.position} {what}; read only messages that "
             f"{self.writer} has written, {self.remedy}"
@@ -175,11 +175,12 @@ class Wire:
 def cut_to_fit(
     dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """Cut a dead letter to ``limit`` bytes if possible. Also return the size of the original value; None = not cut.
+    """Cut a dead letter to ``limit`` bytes if possible.
+
+    Also return the size of the original value; None = the value is complete.
 
     The cut removes all original headers first, and then the end of the value. ``size`` returns the bytes of a dead
-    letter with
-    the headers that ``Wire.fields`` adds to a cut dead letter.
+    letter with the headers that ``Wire.fields`` adds to a cut dead letter.
     """
     if limit is None or size(dead_letter, None) <= limit:
         return dead_letter, None

@@ -3,6 +3,6 @@
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.
 
-With a history, a handler of one message is called only after the ``started`` row of its message is in the file or was
-given up.
+With a history, the consumer calls the handler of a message only after the history has written or dropped the
+``started`` row.
 """

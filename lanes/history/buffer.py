@@ -1,7 +1,7 @@
-"""The bounded buffer between the event loop, which makes rows, and the thread, which writes rows.
+"""The bounded buffer between the event loop, which creates rows, and the thread, which writes rows.
 
-The event loop never waits for the thread. The buffer gives up a row that does not fit, and puts a ``dropped`` row in
-its place. The ``dropped`` row has the number of the last missing row. The field ``count`` of the ``dropped`` row is the
+The event loop never waits for the thread. The buffer drops a row that does not fit, and stores a ``dropped`` row
+instead. The ``dropped`` row has the number of the last missing row. The field ``count`` of the ``dropped`` row is the
 number of missing rows, including the last one.
 """
 
@@ -22,7 +22,7 @@ WAKE_ROWS: Final = 4_096
 
 TAKE_ROWS: Final = 4_096
 TAKE_BYTES: Final = 2 << 20
-"""Maximum number of bytes that the thread takes at once, plus one row."""
+"""Maximum number of bytes, plus one row, that the thread takes in one step."""
 
 _ROW: Final = re.compile(r'\{"n":(\d+),"event":"[^"]*"(,"member":"[^"]*","mono":[\d.]+,"wall":[\d.]+)')
 
@@ -31,7 +31,7 @@ class RowBuffer:
     """Rows as lines, added by one thread and taken by another thread.
 
     The adding thread calls ``put``, or appends to ``rows`` and then calls ``added``. ``dropped`` is the number of
-    rows that were given up.
+    dropped rows.
     """
 
     __slots__ = (

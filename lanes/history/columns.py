@@ -29,7 +29,7 @@ RUN: Final = b"lanes.run"
 """Key of the run's id in the metadata of a file."""
 
 UNREADABLE: Final = "?\n"
-"""Line that stands for a table row without an event, because the original line was no row."""
+"""Line that replaces a table row without an event, because the original line was no row."""
 
 _TEXT, _WHOLE, _REAL = "string", "int64", "double"
 
@@ -96,8 +96,7 @@ class RowTables:
         """Make the ``pyarrow.Table`` of lines that end in newlines. The call raises no error, even for broken lines.
 
         With ``checked`` the call converts each row back, and stores a line that differs from the original in
-        ``detail``.
-        Lines from other programs than ``lanes.history.recorder`` need ``checked``.
+        ``detail``. Lines from other programs than ``lanes.history.recorder`` need ``checked``.
         """
         parts = [self._completed(part, at, run) for at, part in self._parts(lines)]
         table = self._pa.concat_tables(parts).combine_chunks() if parts else self._schema.empty_table()
@@ -237,7 +236,7 @@ def _quoted(text: str) -> str:
 
 
 def _known(line: str) -> tuple[dict[str, object], str | None]:
-    """Return the fields of an unusual line that columns can hold, and the line itself if it is a JSON object."""
+    """Return the fields of an unusual line that fit the columns, and the line itself if it is a JSON object."""
     text = line.removesuffix("\n")
     try:
         fields = json.loads(text)

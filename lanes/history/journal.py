@@ -30,7 +30,7 @@ log = logging.getLogger("lanes.journal")
 ROTATE_AFTER: Final = 30.0
 ROTATE_BYTES: Final = 64 * 1024 * 1024
 BUFFER_LIMIT: Final = 1 << 17
-"""Maximum number of rows that wait for the thread. A row that does not fit is dropped and counted."""
+"""Maximum number of rows that wait for the thread. The journal drops and counts a row that does not fit."""
 BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 """Maximum number of bytes of the waiting rows, plus one MiB."""
 
@@ -101,7 +101,7 @@ class Journal:
 
     @property
     def dropped(self) -> int:
-        """Number of rows that did not fit into the buffer, or could not be written."""
+        """Number of rows that did not fit into the buffer, or whose write failed."""
         return self._buffer.dropped + (0 if self._writer is None else self._writer.lost)
 
     @property
@@ -169,7 +169,7 @@ def journal_of(journal: Journal | str | os.PathLike[str] | None) -> Journal | No
 
 
 def recorder(history: History | None, journal: Journal | None) -> Recorder | None:
-    """Return a recorder that writes the history, the journal or both; None = neither is given.
+    """Return a recorder that writes the history, the journal or both; None = the consumer has neither.
 
     Raises ``ConfigError`` when history and journal have different names for this process.
     """
@@ -248,7 +248,7 @@ class _JournalRecorder(Recorder):
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history, which copies every row into a journal, even rows that the file gives up."""
+    """The file of a history, which copies every row into a journal, even rows that the file drops."""
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path

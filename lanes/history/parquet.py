@@ -34,7 +34,7 @@ _log = logging.getLogger("lanes.journal")
 
 
 class ParquetFile:
-    """One file, written under a hidden name and renamed when it is complete.
+    """One file with a hidden name, which the thread renames when the file is complete.
 
     Raises ``OSError`` if the file cannot be created or written. With ``overwrite`` the new file replaces the hidden
     file of an interrupted attempt; otherwise an existing hidden file is an error too.
@@ -107,7 +107,7 @@ class JournalWriter:
 
     Attributes:
         files: Number of complete files.
-        lost: Number of rows that could not be written.
+        lost: Number of rows whose write failed.
     """
 
     def __init__(
@@ -146,7 +146,9 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._work, name=f"lanes-journal-{name}", daemon=True)
 
     def start(self, begin: str) -> None:
-        """Create the first file and start the thread. The row ``begin`` is the first row and is never given up.
+        """Create the first file and start the thread.
+
+        The row ``begin`` is the first row, and the writer never drops it.
 
         Raises ``ConfigError`` when the file cannot be created.
         """
@@ -247,7 +249,7 @@ class JournalWriter:
             _log.warning("journal %s: writing works again; a `dropped` row has the number of missing rows", file.path)
 
     def _fail(self, error: Exception, last: str, rows: int) -> None:
-        """Give up the open file, if a file is open, and ``rows`` more rows up to ``last``."""
+        """Drop the open file, if a file is open, and ``rows`` more rows up to ``last``."""
         self.lost += self._rows + rows
         self._lost_last = last
         file, self._file, self._rows = self._file, None, 0

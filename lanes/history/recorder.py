@@ -1,4 +1,4 @@
-"""The history of a run: one row for every event of a message, written so that it survives ``kill -9``.
+"""The history of a run: one row for every event of a message, which survives ``kill -9``.
 
 Each run of a consumer writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment
 ends with an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
@@ -14,11 +14,10 @@ rows survive the death of the process, but not the death of the machine. The run
 handlers of a time slice and before it sends a settlement. While the disk accepts rows, a file therefore contains a
 prefix of the run. A segment without an ``end`` row means a crash.
 
-A full disk must not stop a consumer. The recorder gives up and counts rows that it cannot write. The numbers of these
-rows are missing. When writes succeed again, a ``dropped`` row has the number of missing rows. Until then
-``incomplete``, the last field of the ``begin`` row, is 1. The recorder overwrites the field in the file, which needs no
-space on most file systems. A reader therefore sees that rows are missing, even when the process dies before it can
-write.
+A full disk must not stop a consumer. The recorder drops and counts rows that it cannot write. The numbers of these rows
+are missing. When writes succeed again, a ``dropped`` row has the number of missing rows. Until then ``incomplete``, the
+last field of the ``begin`` row, is 1. The recorder overwrites the field in the file, which needs no space on most file
+systems. A reader therefore sees that rows are missing, even when the process dies before it can write.
 
 One event loop owns a history, which is not thread-safe. After ``fork`` the child process must not use the history,
 because both processes would write rows with the same numbers.
@@ -38,7 +37,7 @@ from lanes.core.types import NEVER, Message, Partition, PartitionId
 from lanes.history.writer import BUFFER_BYTES, BUFFER_ROWS, THREE_DIGITS, RowWriter
 
 _ENDLESS: Final = 1e9
-"""Seconds that stand for a drain without a limit, because JSON has no infinity."""
+"""Seconds that mean a drain without a limit, because JSON has no infinity."""
 
 ERROR_NAME_LIMIT: Final = 200
 """Maximum number of characters of an exception's type name in a row."""
@@ -49,7 +48,7 @@ class History:
     """The history of one run: a file in ``directory``. Pass the object to one consumer.
 
     The consumer creates the file when its source opens. After that, a fault of the disk raises no error: the history
-    gives up and counts rows that it cannot write.
+    drops and counts rows that it cannot write.
 
     Args:
         directory: Folder of the file; the history creates a missing folder.
@@ -80,7 +79,7 @@ class History:
 
     @property
     def dropped(self) -> int:
-        """The number of rows that were given up."""
+        """The number of dropped rows."""
         return self._recorder.dropped
 
 
@@ -103,7 +102,7 @@ class Recorder(RowWriter):
     a time of the engine's clock in seconds, 0 or more. The recorder gives up rows before ``open`` and after ``close``.
 
     ``written`` is the highest number of a written or given-up row. A handler may start when ``written`` has reached the
-    number that ``started`` returned. ``dropped`` counts the rows that were given up.
+    number that ``started`` returned. ``dropped`` counts the dropped rows.
     """
 
     __slots__ = ()
@@ -140,9 +139,9 @@ class Recorder(RowWriter):
 
         Args:
             message: The message.
-            cause: ``held`` = the message is still in flight here, and its token was replaced. ``settled`` = the message
-                had finished, and is acknowledged again. ``late`` = the message is unknown, and its position is below an
-                earlier delivery.
+            cause: ``held`` = the message is still in flight in this process, and the engine replaced its token.
+                ``settled`` = the message had finished, and the source acknowledges it again. ``late`` = the message is
+                unknown, and its position is below an earlier delivery.
             now: Time of the engine's clock, in seconds.
         """
         self._message("redelivered", message, self._stamp(now), f',"cause":"{cause}"')
@@ -207,7 +206,7 @@ class Recorder(RowWriter):
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
     def dlq_sent(self, message: Message, now: float) -> None:
-        """Record that the dead letter of a message is about to be written."""
+        """Record that the consumer is about to write the dead letter of a message."""
         self._message("dlq_sent", message, self._stamp(now))
 
     def dlq_confirmed(self, message: Message, now: float) -> None:
@@ -219,7 +218,9 @@ class Recorder(RowWriter):
         self._message("archived", message, self._stamp(now))
 
     def acks(self, messages: Sequence[Message], now: float) -> None:
-        """Record that finished messages are about to be settled. The caller flushes before it sends the settlement.
+        """Record that the source is about to settle finished messages.
+
+        The caller flushes before it sends the settlement.
 
         Under a lease, the call may first write a ``leased`` row, like ``started``.
         """
@@ -238,7 +239,7 @@ class Recorder(RowWriter):
             begin += len(piece)
 
     def abandoned(self, messages: Sequence[Message], now: float) -> None:
-        """Record that this process gave up messages without a settlement, which run again elsewhere or later."""
+        """Record that this process abandoned unsettled messages, which this or another process handles later."""
         stamp = self._stamp(now)
         for message in messages:
             self._message("abandoned", message, stamp)
@@ -291,15 +292,15 @@ class Recorder(RowWriter):
         self._row("drained", self._owned(partition), now)
 
     def revoked(self, partition: Partition, now: float) -> None:
-        """Record that the partition was handed over."""
+        """Record the handover of the partition."""
         self._row("revoked", self._owned(partition), now)
 
     def lost(self, partition: Partition, now: float) -> None:
-        """Record that the partition was lost without a handover."""
+        """Record the loss of the partition without a handover."""
         self._row("lost", f"{self._owned(partition)}{_deadline(partition)}", now)
 
     def commit_sent(self, partition: Partition, floor: int, completed: int, now: float) -> None:
-        """Record that a commit of ``floor`` with ``completed`` runs above it is about to be sent, after a flush.
+        """Flush, and record that the source is about to commit ``floor`` with the ``completed`` runs above it.
 
         Under a lease, the call may first write a ``leased`` row, like ``started``.
         """
@@ -313,7 +314,7 @@ class Recorder(RowWriter):
         self._row("commit_ok", f'{self._owned(partition)},"floor":{floor}', now)
 
     def commit_failed(self, partition: Partition, floor: int, now: float) -> None:
-        """Record that the commit of ``floor`` was refused, or has an unknown result."""
+        """Record that the broker refused the commit of ``floor``, or that the result is unknown."""
         self._row("commit_failed", f'{self._owned(partition)},"floor":{floor}', now)
 
     def ahead_reached(self, partition: Partition, oldest: Message | None, now: float) -> None:

@@ -36,13 +36,13 @@ BUFFER_BYTES: Final = 1 << 20
 """Maximum number of buffered bytes, plus 64 rows. The row that reaches this number flushes the buffer."""
 
 _PIECE: Final = 64
-"""Maximum number of rows that are added at once."""
+"""Maximum number of rows that one call adds."""
 
 KEY_DIGITS: Final = 16
 """Number of hex digits of a key's hash."""
 
 HEAD_END: Final = "0}\n"
-"""End of a ``begin`` row: the digit ``incomplete``, which can be overwritten in place."""
+"""End of a ``begin`` row: the digit ``incomplete``, which the writer can overwrite in place."""
 
 MEMBER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -57,11 +57,11 @@ THREE_DIGITS: Final = [f"{min(number, 999):03d}" for number in range(1024)]
 
 
 class GivenUp(NamedTuple):
-    """The result of one ``append``: the rows that it gave up.
+    """The result of one ``append``: the dropped rows.
 
     Attributes:
-        rows: Number of rows that were given up.
-        marker: Whether the ``dropped`` row before the rows was given up.
+        rows: Number of dropped rows.
+        marker: Whether the writer also dropped the ``dropped`` row before the rows.
     """
 
     rows: int
@@ -396,7 +396,7 @@ class RowWriter:
     def flush(self) -> None:
         """Hand every buffered row to the kernel by one ``write(2)``. Never raises.
 
-        The writer gives up rows that it cannot write. The next write begins with the missing part of a torn line and a
+        The writer drops rows that it cannot write. The next write begins with the missing part of a torn line and a
         ``dropped`` row.
         """
         rows, file = self._rows, self._file

@@ -1,7 +1,8 @@
 """The log lines about handlers that a drain's limit has cut off, and whose messages run again.
 
-The lines count separately the handlers that end within the grace after their cancellation, and those that still run.
-Partitions that drain together share one line of each kind. ``named`` lists positions for these and other lines.
+The lines have separate counts of the handlers that end within the grace after their cancellation, and of handlers that
+still run. Partitions that drain together share one line of each kind. ``named`` lists positions for these and other
+lines.
 """
 
 from __future__ import annotations

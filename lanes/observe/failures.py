@@ -2,9 +2,9 @@
 
 The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure of
 a message is an error line. Ten seconds after a warning, one line counts the further messages that failed with the same
-exception type. Every failed attempt after which the message runs again is also a debug line with its traceback.
-The first message that is given up is an error line with the traceback. The log counts further messages in the same way,
-and shows each as a debug line with its traceback.
+exception type. Every failed attempt after which the message runs again is also a debug line with its traceback. An
+error line with the traceback reports the first message that the consumer gives up. The log counts further messages in
+the same way, and shows each as a debug line with its traceback.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FailedAttempts:
         )
 
     def next_at(self) -> float:
-        """Return the time of the next line about counted messages; infinity = nothing is counted."""
+        """Return the time of the next line about counted messages; infinity = no counted message."""
         return min(self._limit.next_at(), self._given_up.next_at())
 
     def due(self, now: float) -> None:
@@ -152,7 +152,7 @@ def traceback_of(error: BaseException) -> BaseException | None:
 
 
 def _decode_failed(error: BaseException) -> bool:
-    """Return whether ``lanes`` made this error because ``decode=`` raised another exception, the cause.
+    """Return whether ``lanes`` created this error because ``decode=`` raised the exception in its cause.
 
     A decoder may also raise ``MessageError`` itself. The text of that error may contain user data, and its frames are
     the user's.

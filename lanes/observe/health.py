@@ -57,9 +57,9 @@ class Health:
             reasons. A restart of the process does not end the outage. False for a source that does not notice an
             outage.
         rejoining: Whether the consumer waits for the group's first answer after it joined, or after an outage in which
-            it lost its partitions. Such a consumer is healthy, and handles nothing. A restart of the process does not
-            shorten the wait. An answer of the group may assign no partition. False for a source that does not notice
-            the wait.
+            it lost its partitions. A waiting consumer is healthy, and handles no message. A restart of the process does
+            not shorten the wait. An answer of the group may assign no partition. False for a source that does not
+            notice the wait.
         findings: Findings of the source that need an operator, one line each, such as messages that no consumer of the
             group reads. The consumer counts as healthy, because a restart of the process removes no finding.
     """
@@ -279,7 +279,7 @@ class Stalls:
         return stalls
 
     def next_at(self) -> float:
-        """Return the time of the next report; ``NEVER`` = no report is due."""
+        """Return the time of the next report; ``NEVER`` = no planned report."""
         return min((at for _, at in self._waits.values()), default=NEVER)
 
     def _awaited(self, partition: Partition) -> _Awaited:

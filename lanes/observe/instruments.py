@@ -36,7 +36,7 @@ DURATION_BUCKETS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75
 """Bucket limits in seconds, as the messaging conventions of OpenTelemetry define them."""
 
 _SNAPSHOT_AGE: Final = 1.0
-"""Seconds after which a snapshot is too old for a gauge that has not read that snapshot."""
+"""Maximum age in seconds of a snapshot that a gauge may read."""
 
 
 class Gauge(NamedTuple):

@@ -1,7 +1,8 @@
 """The check of the intake, which finds partitions that have room and messages at the broker but no deliveries.
 
-A broker may accept requests and never answer them. Handlers then have no work, no call fails, and no message grows old.
-The runtime checks the partitions at regular intervals. All times are seconds of the engine's clock. Nothing blocks.
+A broker may accept requests and never answer them. No handler runs, no call fails, and no message ages, so only this
+check detects the fault. The runtime checks the partitions at regular intervals. All times are seconds of the engine's
+clock. Nothing blocks.
 """
 
 from __future__ import annotations

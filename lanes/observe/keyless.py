@@ -10,7 +10,7 @@ from lanes.source import Delivered
 log = logging.getLogger("lanes")
 
 _MESSAGES: Final = 100
-"""Number of messages without a key, from the first message of a run on, after which the warning is logged."""
+"""Number of first messages of a run that must all lack a key before the consumer logs the warning."""
 
 _NAMED: Final = 5
 """Maximum number of topics or streams that the warning names."""

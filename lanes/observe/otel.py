@@ -54,9 +54,9 @@ Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned
 """The end of a handler call.
 
 ``ack``: the call succeeded. ``retry``: the call failed, and the message is retried. ``dead_letter``: the call failed,
-and the message becomes a dead letter. ``error``: the call failed, and its key is blocked, its partition is drained, or
-the consumer stops. ``cancelled``: ``lanes`` cancelled the call, or made no call because the lease had expired.
-``abandoned``: the result of the call does not count.
+and the message becomes a dead letter. ``error``: the call failed and blocks its key, drains its partition, or stops the
+consumer. ``cancelled``: ``lanes`` cancelled the call, or made no call because the lease had expired. ``abandoned``: the
+result of the call does not count.
 """
 
 
@@ -64,7 +64,7 @@ HEADER_VALUE_LIMIT: Final = 8_192
 """Maximum number of bytes of a header with a trace context, as the W3C recommendation allows."""
 
 HEADER_REPEAT_LIMIT: Final = 32
-"""Maximum number of headers of one name that are read, because a ``tracestate`` has at most 32 entries."""
+"""Maximum number of headers of one name that the telemetry reads, because a ``tracestate`` has at most 32 entries."""
 
 ERROR_TYPE_LIMIT: Final = 200
 """Maximum number of characters of an exception's type name in a span or a label."""
@@ -116,10 +116,10 @@ class Telemetry:
         queues: Sequence[PartitionedQueue] = (),
         clock: Clock = monotonic,
     ) -> Telemetry | None:
-        """Make the telemetry of a consumer; None = the process has no SDK.
+        """Create the telemetry of a consumer; None = the process has no SDK.
 
-        Consumers with the same name share their series. The telemetry ignores an SDK that is configured after this
-        call.
+        Consumers with the same name share their series. The telemetry ignores an SDK that the program configures after
+        this call.
 
         Args:
             name: Name of the consumer.
@@ -161,7 +161,7 @@ class Telemetry:
         self._add(self._instruments.consumed, count, {**self.labels(partition), OPERATION_NAME: "receive"})
 
     def settled(self, partition: Partition, count: int) -> None:
-        """Count messages that were settled, or finished if the source commits."""
+        """Count settled messages; if the source commits, count finished messages."""
         self._add(self._instruments.settled, count, self.labels(partition))
 
     def retried(self, message: Message) -> None:
@@ -312,8 +312,8 @@ class Handling:
     def end(self, result: Result, error: BaseException | None = None) -> None:
         """End the span with the result, and with the type of the handler's ``error``.
 
-        The result of a batch is the first result other than ``ack``, or ``ack`` if all messages were acknowledged.
-        Idempotent. Does nothing when the block was never entered.
+        The result of a batch is the first result other than ``ack``, or ``ack`` if every message has this result.
+        Idempotent. Does nothing without a preceding entry of the block.
         """
         if self._ended or self._began is None:
             return

@@ -1,7 +1,7 @@
 """The log lines about the partitions of a run: joined, planned, assigned, revoked, drained.
 
-The lines are the same for every source. Partitions that change together share one line. When the last drain has ended,
-one line gives the number of messages that all drains have cost.
+The lines are the same for every source. Partitions that change together share one line. After the last drain, one line
+states how many messages run again because of the drains.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class DrainCost:
         partition: The assignment.
 
     Attributes:
-        unstarted: Number of delivered messages that were abandoned before their handlers were called.
+        unstarted: Number of delivered messages that the engine abandoned before the call of their handlers.
         unsettled: Number of finished messages whose settlement failed.
     """
 
@@ -54,7 +54,7 @@ class DrainCost:
 
     @property
     def again(self) -> int:
-        """Number of messages whose handlers were called here, and which the next owner runs again."""
+        """Number of messages that ran in this process, and that the next owner runs again."""
         unfinished = sum(1 for message in self._open if message.state not in (FINISHED, SETTLED))
         return self._again + self.unsettled + unfinished
 

@@ -27,10 +27,10 @@ SHARE: Final = 0.1
 """Share of the retention that is left at the alarm, at least."""
 
 _MARGIN: Final = 2 * PERIOD
-"""Seconds by which the alarm comes earlier, because looks and facts of the broker are a little old."""
+"""Seconds by which the alarm precedes the deadline, because the facts about the broker are slightly old."""
 
 _UNFINISHED_FOR: Final = 1.0
-"""Seconds since its delivery after which an unfinished message is held, blocked or slow."""
+"""Seconds since its delivery after which an unfinished message counts as delayed."""
 
 _TOLD_EVERY: Final = 30.0
 """Seconds between two log lines about different messages of one partition."""
@@ -53,7 +53,7 @@ class _Danger:
 
 @dataclass(slots=True)
 class _Told:
-    """The last log line about a partition; ``gone`` = the line says that the message may be deleted already."""
+    """The last log line about a partition; ``gone`` = the line reports a possible deletion of the message."""
 
     message: Message
     at: float
@@ -161,7 +161,7 @@ class RetentionWatch:
 
 
 def _head(partition: Partition, now: float) -> Message | None:
-    """Return the message with the lowest position that has been unfinished for a second."""
+    """Return the lowest message that has been unfinished for a second or longer."""
     if not partition.live:
         return None
     if partition.commits is not None:

@@ -24,7 +24,7 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Oldest:
-    """The unfinished message that was delivered first.
+    """The unfinished message with the earliest delivery.
 
     Attributes:
         partition: Source and number of the message's partition, as in ``Status.partitions``.
@@ -80,7 +80,7 @@ class PartitionStatus:
     """The status of one partition.
 
     Attributes:
-        in_flight: Number of messages of this assignment that were delivered and are not settled.
+        in_flight: Number of delivered and unsettled messages of this assignment.
         running: Number of messages of this assignment whose handlers run.
         capacity: Bounds of the partition: the bounds per partition, or those of the consumer.
         full: Whether ``max_in_flight_per_partition`` stops the partition.
@@ -94,7 +94,7 @@ class PartitionStatus:
         draining: Whether the partition drains.
         lag: Number of unsettled messages at the broker, or of positions if the source commits positions; None =
             unknown.
-        oldest: Unfinished message that was delivered first; None = every message is finished.
+        oldest: Unfinished message with the earliest delivery; None = every message is finished.
         expiring: Unfinished message that the broker may delete soon; None = no such message is known.
         queue: Name of the partition's partitioned queue; None = the partition belongs to no partitioned queue.
         queue_partition: Number of the partition's physical queue; None = the partition belongs to no partitioned queue.
@@ -127,11 +127,11 @@ class QueueStatus:
         assigned: Numbers of the physical queues that this process reads, in ascending order.
         capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
             ``max_in_flight`` of the consumer.
-        in_flight: Number of messages that were delivered and are not settled.
+        in_flight: Number of delivered and unsettled messages.
         running: Number of messages whose handlers run.
         lag: Sum of the lags of the assigned partitions; None = an assigned partition has an unknown lag, or no
             partition is assigned.
-        oldest: Unfinished message that was delivered first; None = every message is finished.
+        oldest: Unfinished message with the earliest delivery; None = every message is finished.
         stranded: Physical queues outside the ``partitions`` that have messages of the queue. No consumer of the group
             reads these physical queues, because producers use another number of partitions. Empty = no such physical
             queue is known.
@@ -160,7 +160,7 @@ class Status:
     """A snapshot of one consumer.
 
     Attributes:
-        in_flight: Number of messages that were delivered and are not settled.
+        in_flight: Number of delivered and unsettled messages.
         max_in_flight: Bound of ``in_flight``.
         peak_in_flight: Highest value of ``in_flight``.
         in_flight_bytes: Bytes of the messages in flight.

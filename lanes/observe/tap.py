@@ -56,14 +56,14 @@ class Tap:
             self.telemetry.redelivered(effect.message, effect.cause)
 
     def held(self, message: Message, delay: float, *, asked: bool) -> None:
-        """Record that a failed message is retried after ``delay`` seconds; ``asked`` = its handler chose the delay."""
+        """Record that a retry follows after ``delay`` seconds; ``asked`` = the handler chose the delay."""
         if self.history is not None:
             self.history.retry(message, delay, self._clock(), asked=asked)
         if self.telemetry is not None:
             self.telemetry.retried(message)
 
     def parking(self, message: Message) -> None:
-        """Record that a dead letter is about to be written."""
+        """Record that the consumer is about to write a dead letter."""
         if self.history is not None:
             self.history.dlq_sent(message, self._clock())
 
@@ -111,7 +111,7 @@ class Tap:
     # --- settling
 
     def settling(self, settlements: Sequence[Settlement], now: float) -> None:
-        """Record settlements that are about to be sent.
+        """Record settlements that the source is about to send.
 
         The call flushes the history rows before the runtime sends the settlements.
         """
@@ -171,14 +171,14 @@ class Tap:
             self.history.drained(partition, self._clock())
 
     def revoked(self, partition: Partition) -> None:
-        """Record that a partition was released."""
+        """Record the release of a partition."""
         if self.history is not None:
             self.history.revoked(partition, self._clock())
         if self._on_event is not None:
             self._on_event(GroupEvent.of("revoked", partition))
 
     def lost(self, partition: Partition, reason: str) -> None:
-        """Record that a partition was lost without a release."""
+        """Record the loss of a partition without a release."""
         if self.history is not None:
             self.history.lost(partition, self._clock())
         if self._on_event is not None:

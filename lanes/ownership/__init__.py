@@ -1,4 +1,4 @@
-"""Ownership of partitions on a store that assigns no owners: two small contracts, and the step that joins them.
+"""Ownership of partitions on a store that assigns no owners: locks, states, and the acquisition of both.
 
 A ``Locks`` decides which process may handle a partition. A ``StateStore`` stores the position of the partition, and
 refuses writes of a former owner. Reading order: ``state``, ``locks``, ``acquisition``, ``held_lock``, ``local``,

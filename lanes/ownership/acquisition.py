@@ -53,7 +53,7 @@ async def acquire(
 
     The call acquires the lock first. The call cancels the claim when the lock is lost or its deadline passes, for
     example while the claim waits for a connection. The call therefore raises the epoch of a living owner only if the
-    store performs an earlier sent claim. That owner claims again after the store has refused its write.
+    store performs an earlier sent claim. The former owner claims again after the store has refused its write.
 
     If the claim fails, or the lock is lost during the claim, the call releases the lock. A cancelled call releases its
     lock.
@@ -68,7 +68,8 @@ async def acquire(
         clock: Clock of the deadlines.
 
     Returns:
-        The lock and the state; None = another holder has the lock, or the lock was lost before the claim ended.
+        The lock and the state; None = another holder has the lock, or the process lost the lock before the end of the
+        claim.
 
     Raises:
         StateLocked: A transaction of the former owner is still open. Acquire the partition later.
@@ -105,7 +106,7 @@ class _Claim:
         self._changed()
 
     async def perform(self, states: Claims, key: StateKey, start: int, held: Held) -> State | None:
-        """Return the claimed state; None = the lock was lost before the claim ended."""
+        """Return the claimed state; None = the process lost the lock before the end of the claim."""
         if not self._holds(held):
             return None
         state = None

@@ -60,7 +60,7 @@ class HeldLock:
 
     @property
     def lost(self) -> str:
-        """The reason why the lock is lost; "" = the lock is not lost."""
+        """The reason for the loss of the lock; "" = the lock is not lost."""
         return self._lost
 
     @property
@@ -72,10 +72,10 @@ class HeldLock:
         """Record a confirmed renewal.
 
         If the service confirms a renewal after the deadline, the lock is lost, because its consumer may have given the
-        partition up. The call has no effect for a lock that is not active.
+        partition up. The call has no effect for an inactive lock.
 
         Args:
-            deadline: The new deadline, counted from the time at which the renewal was sent.
+            deadline: The new deadline, counted from the time at which the process sent the renewal.
 
         Returns:
             Whether the lock is still active.
@@ -99,7 +99,7 @@ class HeldLock:
         return passed
 
     def lose(self, reason: str) -> None:
-        """Record that the lock is lost. The call has no effect for a lock that is not active.
+        """Record the loss of the lock. The call has no effect for an inactive lock.
 
         Args:
             reason: Reason of the loss, for logs.

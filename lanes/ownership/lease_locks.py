@@ -23,13 +23,13 @@ _MARGIN: Final = 1 / 6
 """Share of the lease in which no handler starts."""
 
 _PAUSE: Final = 0.1
-"""Seconds after which a request without an answer is repeated."""
+"""Seconds after which the locks repeat a request without an answer."""
 
 _LAST: Final = 1.0
-"""Seconds in which a lost lock is given up at the store."""
+"""Seconds in which the locks try to release a lost lock at the store."""
 
 _FREE: Final = b""
-"""The value of a released lock. It expires, because a store has no deletion."""
+"""The value of a released lock. The value expires, because a store has no deletion."""
 
 _PREFIX: Final = "k."
 
@@ -49,7 +49,7 @@ class LeaseLocks:
         store: The store. The caller opens and closes the store.
         lease: Seconds until a lock ends without a renewal, a whole number of 3 or more.
         clock: Clock of the deadlines.
-        nonce: Function that returns a value that was never used before.
+        nonce: Function that returns a unique value at each call.
 
     Raises:
         ConfigError: The lease is out of its range.
@@ -109,7 +109,7 @@ class LeaseLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that is called when the deadline has risen or the lock is lost.
+            changed: Function that the locks call after the deadline has risen, or after the loss of the lock.
 
         Returns:
             The lock; None = this or another process holds it.

@@ -22,10 +22,10 @@ _HOLDERS: Final[dict[tuple[str, str], HeldLock]] = {}
 class LocalLocks:
     """Locks between the consumers of one process; see ``lanes.ownership.Locks``.
 
-    All objects of a process share their locks, also on event loops of several threads. A lock is held until its release
-    or ``aclose``, and never lost. Two processes cannot read each other's locks. The state store then refuses the writes
-    of one process, so messages run again, and handlers of one key overlap. Use ``LocalLocks`` only where no second
-    process can start.
+    All objects of a process share their locks, also on event loops of several threads. A lock lasts until its release
+    or ``aclose``, and cannot be lost. Two processes cannot read each other's locks. The state store then refuses the
+    writes of one process, so messages run again, and handlers of one key overlap. Use ``LocalLocks`` only where no
+    second process can start.
 
     The locks run on asyncio and trio.
 
@@ -57,7 +57,7 @@ class LocalLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: The locks never call this function, because the lock is never lost.
+            changed: The locks never call this function, because a local lock cannot be lost.
 
         Returns:
             The lock; None = a consumer of this process holds it.

@@ -23,13 +23,13 @@ class Held(Protocol):
     def deadline(self) -> float:
         """Time until which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
 
-        A renewal raises the deadline, counted from the time at which the renewal was sent. The deadline never falls.
-        A deadline that has passed is final. Infinity = the lock is held until the process ends.
+        A renewal raises the deadline, counted from the time at which the process sent the renewal. The deadline never
+        falls. A deadline that has passed is final. Infinity = the lock is held until the process ends.
         """
 
     @property
     def lost(self) -> str:
-        """The reason why the lock is lost, for logs; "" = the lock is not lost. A lost lock stays lost.
+        """The reason for the loss of the lock, for logs; "" = the lock is not lost. A lost lock stays lost.
 
         A lock is lost when its service reports the loss, its connection ends, or its deadline passes without a
         confirmed renewal. ``Locks.run`` detects each loss, and also releases a lock with a passed deadline at its
@@ -40,8 +40,8 @@ class Held(Protocol):
         """Release the lock. After the call, another process can acquire the lock. Idempotent.
 
         The call never frees a later acquisition, of this or another process. If the service does not answer, the lock
-        expires, and the call raises nothing. After a cancellation, this process no longer holds the lock, which the
-        service frees at once or at its expiry.
+        expires, and the call raises nothing. After a cancellation, this process no longer has the lock. The service
+        frees the lock immediately or at its expiry.
         """
 
 
@@ -80,8 +80,9 @@ class Locks(Protocol):
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that is called on the event loop when ``deadline`` has risen or ``lost`` is set. The
-                function must not block or raise. The locks do not call the function after ``release`` has begun.
+            changed: Function that the locks call on the event loop after ``deadline`` has risen or ``lost`` has a
+                value. The function must not block or raise. The locks do not call the function after ``release`` has
+                begun.
 
         Returns:
             The lock; None = this or another process holds it.

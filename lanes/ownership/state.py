@@ -94,7 +94,7 @@ class StateStore(Protocol):
             keys: Names of the states.
 
         Returns:
-            The states by name. The result omits states that were never claimed.
+            The states by name. The result omits states that no owner has claimed.
         """
 
     async def claim(self, key: StateKey, start: int) -> State:
@@ -122,15 +122,15 @@ class StateStore(Protocol):
         """Write states if their epochs are unchanged. The write is durable when the call returns. Idempotent.
 
         The store compares the epoch of each change with the stored epoch, and never replaces the stored epoch. The
-        positions of a state never fall. A change with a lower floor than the stored floor changes nothing and is no
-        error, because a later call was faster.
+        positions of a state never fall. The store ignores a change below the stored floor without an error, because a
+        later call may have arrived earlier.
 
         Args:
             changes: The new states, at most one for each key. The changes are independent of each other.
 
         Returns:
-            A result for each change, in order. False = the state is missing or has another epoch, so another process
-            owns the partition, and nothing was written.
+            A result for each change, in order. False = another process owns the partition, because the state is missing
+            or has another epoch; the store wrote nothing.
         """
 
 

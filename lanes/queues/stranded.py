@@ -193,8 +193,8 @@ class StrandedWatch:
     def conclude(self, asked: Collection[str], facts: Mapping[str, QueueFacts], now: float) -> Look:
         """Update ``found`` from the facts that one check has read from the broker.
 
-        A physical queue counts from its second check on, because a rebalance briefly leaves partitions without a
-        reader.
+        The alarm includes a physical queue only after its second check, because partitions briefly have no reader
+        during a rebalance.
 
         Args:
             asked: Names of the check.

@@ -13,7 +13,9 @@ from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import QueueFacts
 
 Progress = Literal["done", "due", "unknown"]
-"""Whether a step is done. ``unknown`` = the broker does not show it, and a person must confirm it."""
+"""Whether a step is done. ``unknown`` = the broker does not show whether the step has happened, and a person must
+confirm the step.
+"""
 
 _NONE: Final = QueueFacts()
 
@@ -59,7 +61,7 @@ class Runbook(NamedTuple):
         steps: The steps.
         create: Physical queues to create, each with its number of broker partitions. Empty while the existing physical
             queues contradict each other.
-        remove: Physical queues that may be removed, because no member reads them and every group has finished them.
+        remove: Removable physical queues: no member reads them, and every group has finished their messages.
         faults: Faults that strand messages, or refuse the change; empty = the change may continue.
     """
 
@@ -248,7 +250,7 @@ def refused_removals(runbook: Runbook, removed: Sequence[str], facts: Mapping[st
         facts: Facts by the name of the physical queue.
 
     Returns:
-        A text for each reason; empty = all existing physical queues may be removed.
+        A text for each reason; empty = the operator may remove all existing physical queues.
     """
     reasons = []
     for name in removed:

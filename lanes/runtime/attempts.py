@@ -1,20 +1,17 @@
 """The attempts of messages in a store, loaded before a partition starts, and stored while a lane waits.
 
-Operation
----------
-A new partition is *loading* until the store has returned the attempts of its former owners. The runtime defers messages
-that arrive before the answer. These messages count against the bounds, and enter the engine in their order after the
-answer. Other partitions continue. A message with attempts continues with the next attempt. If a former owner gave a
-message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane reaches the message,
-no handler is called, and the poison policy decides.
+Operation --------- A new partition is *loading* until the store has returned the attempts of its former owners. The
+runtime defers messages that arrive before the answer. These messages count against the bounds, and enter the engine in
+their order after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a
+former owner gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane
+reaches the message, no handler is called, and the poison policy decides.
 
 The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
 has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore
 has one extra attempt for each process that died during an attempt or its write. A hand-over whose writes ended in time
 adds no attempt. The keeper writes the entries of one message in sequence. One call drops up to 500 entries of settled
-messages. No lane
-waits for such a call. After a long freeze no call begins before the source has confirmed the partition, because
-another process may own the partition.
+messages. No lane waits for such a call. After a long freeze no call begins before the source has confirmed the
+partition, because another process may own the partition.
 
 The keeper repeats a failed call until the call succeeds or its partition is given up, unless the error is permanent.
 Only lanes with a failure, loading partitions and drains wait for a repeated call. A message that never fails causes no

@@ -34,8 +34,7 @@ def tune_gc() -> None:
 
     The function is for programs that use ``lanes.run`` or ``Consumer``. ``lanes.main`` and ``lanes.serve`` have the
     same effect during their calls. Call the function once, after the imports. The call collects all garbage, which
-    takes
-    longer the more objects the process has. Idempotent. Any thread may call this function.
+    takes longer the more objects the process has. Idempotent. Any thread may call this function.
 
     The thresholds of the collector become 100,000, 20 and 100 (``gc.set_threshold``), and ``gc.freeze`` exempts all
     existing objects from later collections. Python still collects cycles, but up to 100,000 objects in cycles, some 10

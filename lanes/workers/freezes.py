@@ -109,8 +109,7 @@ class StartLooks:
 
     A woken worker checks with the time of its wake-up. Other starts also check for a freeze, because the process may
     have been frozen since the last check. Up to 5,000 starts a second, each start checks for a freeze; above this rate,
-    one start in 16
-    checks.
+    one start in 16 checks.
 
     Args:
         watch: The watch.

@@ -2,8 +2,7 @@
 
 A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker waits
 on a doorbell, which wakes the worker only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one
-turn of the
-loop. The task of a worker starts when the worker is woken for the first time.
+turn of the loop. The task of a worker starts when the worker is woken for the first time.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
 message, so heartbeats and settlements continue. A handler that suspends also yields to the event loop. If a handler

@@ -160,14 +160,17 @@ class LeaseRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Event: the ownership is lost or may be lost. Start no handler and send no request for the partition."""
+    """Event: the member has lost the ownership, or may have lost it.
+
+    Start no handler and send no request for the partition.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """Event: a revoked partition is handed over, its ledger is stored, and its lease is free."""
+    """Event: the member has stored the ledger of a revoked partition, and has released its lease."""
 
 
 LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

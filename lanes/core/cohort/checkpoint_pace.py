@@ -56,7 +56,7 @@ class CheckpointPace:
         return min(self.interval, max(self.interval * PROMPT, cost))
 
     def end(self, partition: int) -> None:
-        """Record that a partition no longer waits, because its write begins or its ownership is over. Idempotent."""
+        """Record that a partition no longer waits, because its write begins or its ownership has ended. Idempotent."""
         self._outstanding -= self._waiting.pop(partition, 0)
 
     def __repr__(self) -> str:

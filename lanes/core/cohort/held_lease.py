@@ -23,7 +23,7 @@ class HeldLease:
     Args:
         nonce: Random text that identifies the acquisition.
         revision: Revision of the lease.
-        sent: Clock reading in seconds, taken just before the write was sent.
+        sent: Clock reading in seconds, from just before the member sent the write.
         ttl: Length of the lease in seconds.
         margin: Number of seconds at the end of the lease in which no handler starts.
 
@@ -55,7 +55,10 @@ class HeldLease:
         return self.step != REST or now >= self.renew_at
 
     def found(self, revision: int) -> None:
-        """Record the revision that a read returned. A new revision shows that a write without an answer was applied."""
+        """Record the revision that a read returned.
+
+        A new revision shows that the store has applied a write without an answer.
+        """
         if revision != self.revision and self._unsure is not None:
             self.expires = max(self.expires, self._unsure + self._ttl - self._margin)
             self._unsure = None
@@ -75,7 +78,7 @@ class HeldLease:
         self.step = READ
 
     def unknown(self, sent: float) -> None:
-        """Record a write without an answer, which may be applied now, later or never."""
+        """Record a write without an answer, which the store may apply now, later or never."""
         if self._unsure is None:
             self._unsure = sent
         self.step = READ

@@ -42,7 +42,7 @@ from lanes.core.types import NEVER
 __all__ = ["LOOK_SECONDS", "WORKQUEUE", "Handler", "IllegalInput", "LeaseMachine"]
 
 LOOK_SECONDS: Final = 0.25
-"""Seconds until a lease of another member is read again, and until an action without an answer is repeated."""
+"""Seconds until the machine reads another member's lease again, or repeats an action without an answer."""
 
 LIMITS: Final = "limits"
 WORKQUEUE: Final = "workqueue"
@@ -127,7 +127,7 @@ class LeaseMachine:
 
     @property
     def deadline(self) -> float:
-        """The time from which no handler may start; minus infinity unless the partition is owned or drains.
+        """The time from which no handler may start; minus infinity unless the member owns or drains the partition.
 
         While the partition is owned, the deadline never falls. A deadline that has passed never rises.
         """
@@ -137,7 +137,7 @@ class LeaseMachine:
 
     @property
     def token(self) -> int | None:
-        """The epoch of the acquisition, which handlers receive. ``None`` = the partition is not owned."""
+        """The epoch of the acquisition, which handlers receive. ``None`` = this member owns no partition."""
         return self._epoch if self._announced else None
 
     @property
@@ -183,7 +183,10 @@ class LeaseMachine:
         self.planned(False, now)
 
     def hinted(self, now: float) -> None:
-        """Read the lease at once if the machine waits for it, because the lease may have changed. Idempotent."""
+        """Read the lease immediately if the machine waits for the lease, because the lease may have changed.
+
+        Idempotent.
+        """
         if self.phase == phases.LOOKING:
             self._not_before = now
 
@@ -207,10 +210,10 @@ class LeaseMachine:
             self._step("takeover")
 
     def checkpoint(self, done: Done, now: float) -> None:
-        """Write the whole ledger now, so that a crash repeats only messages that finish later.
+        """Write the whole ledger now, so that after a crash only messages that finish later run again.
 
         The machine repeats the write until the write succeeds, a newer checkpoint replaces it, or the ownership ends.
-        The call has no effect for a partition that is not owned.
+        The call has no effect unless this member owns the partition.
         """
         self.expire(now)
         if self._announced and self.phase not in (phases.SAVING, phases.RELEASING):
@@ -307,7 +310,7 @@ class LeaseMachine:
             action: The action.
             result: The result; ``Unknown`` = no answer arrived.
             now: Clock reading in seconds.
-            sent: Clock reading in seconds, taken just before the action was sent.
+            sent: Clock reading in seconds, from just before the member sent the action.
 
         Raises:
             IllegalInput: ``next`` did not return this action.

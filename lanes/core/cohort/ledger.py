@@ -1,8 +1,7 @@
 """The ledger of a cohort partition: the messages that the next owner must handle.
 
 The ledger stores the sequences that are not done. The ledger therefore stays small even if one stuck key lags far. The
-source
-keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
+source keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
 
 A new owner reads a ``Done`` of the former owner. Deliveries that the former owner did not finish are outstanding, at
 most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done, provided that the source misses
@@ -72,8 +71,8 @@ class DeliveryLedger:
     """The ledger of one ownership. Calls are O(1) amortised, except for ``snapshot`` and ``save``.
 
     A new consumer delivers the outstanding sequences first, in the order of the stream. If the consumer skips a
-    sequence, its message has left the stream, for example by a limit or a purge. No owner can finish that message, so
-    its sequence counts as done.
+    sequence, its message has left the stream, for example by a limit or a purge. The ledger counts the sequence of a
+    removed message as done, because no owner can finish that message.
 
     Args:
         done: The ``Done`` of the former owner.
@@ -158,7 +157,7 @@ class DeliveryLedger:
         return self.snapshot()
 
     def _pass_over(self, ahead: _Open | None, sequence: int) -> None:
-        """Settle the outstanding sequences below ``sequence`` that a consumer skipped; their messages are gone."""
+        """Settle the skipped sequences below ``sequence``, whose messages the stream has removed."""
         while ahead is not None and ahead.sequence <= sequence:
             passed, ahead = ahead, ahead.after
             if passed.sequence < sequence:

@@ -32,7 +32,7 @@ SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
 """The phases before the lease is held. In ``ACQUIRING``, a write of the lease may be on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
-"""The phases in which the lease is held, and the consumer is missing or lower consumers are left."""
+"""The phases in which the member has the lease, but the consumer is missing or lower consumers exist."""
 
 TRANSITIONS: Final[dict[tuple[str, str], str]] = {
     (IDLE, "planned"): LOOKING,
