@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from random import Random
 from typing import Final
@@ -19,7 +20,7 @@ from memsource.sim.loop.virtual import until
 from memsource.sim.plans.traffic import Traffic
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import TAIL, World
-from tests.cohort.cases import BRIEF, DEPENDENT, FAILS_ONCE, SLOW, STEPS, VERY_SLOW, Case, case_of
+from tests.cohort.cases import BRIEF, DEPENDENT, FAILS_ONCE, LAST, SLOW, STEPS, VERY_SLOW, Case, case_of
 from tests.memsource.sim.app import staying
 
 __all__ = ["app"]
@@ -29,6 +30,9 @@ _LATE: Final = (0.05, 1.0, 4.0, 15.0)
 
 _CHANGES: Final = {"join": 1, "leave": 1, "stop": 2, "drain": 1}
 """Number of new plans that an action may cause."""
+
+_LAST: Final = 8.0
+"""Virtual seconds that a message waits for the drain whose limit it nearly reaches."""
 
 _SETTLES: Final = 900.0
 """Virtual seconds of a run: twice the longest freeze, and the remaining work."""
@@ -244,6 +248,8 @@ class _Cohort:
             await anyio.sleep(0.2)
         elif kind == SLOW:
             await anyio.sleep(1.5)
+        elif kind == LAST:
+            await self.last(number, member)
         elif kind == VERY_SLOW:
             try:
                 await anyio.sleep(12.0)
@@ -257,6 +263,13 @@ class _Cohort:
         self.handled[number, message.position] += 1
         if self.clean and not any(self.case.drift) and self.handled[number, message.position] > 1:
             self.world.find("RepeatsNothing", f"{number}/{message.position} ran twice, and nothing had gone wrong")
+
+    async def last(self, number: int, member: str) -> None:
+        """Return just before the limit of a drain; without a drain, after some seconds."""
+        source = next(each for each in reversed(self.broker.members) if each.member == member)
+        keeper = source.membership._keepers[number]
+        if await until(lambda: keeper._drain_by < math.inf, _LAST):
+            await anyio.sleep(max(0.0, keeper._drain_by - keeper._clock() - 0.01))
 
     def starts(self, member: str, number: int, message: Message) -> None:
         """No handler starts under an ownership after a newer ownership has begun."""

@@ -14,9 +14,9 @@ from memsource.jetstream.pull_consumer import ConsumerSettings
 from memsource.sim.plans.plan import Plan
 from tests.cohort.former import former_roster
 
-__all__ = ["AIMED", "DEPENDENT", "Case", "broker", "case_of"]
+__all__ = ["AIMED", "DEPENDENT", "FORCED", "Case", "broker", "case_of"]
 
-QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW = range(6)
+QUICK, STEPS, BRIEF, SLOW, FAILS_ONCE, VERY_SLOW, LAST = range(7)
 """The faults of a message, which its value names."""
 
 AIMED = 1000
@@ -25,8 +25,13 @@ AIMED = 1000
 DEPENDENT = 2000
 """The first seed in whose runs a second fault often follows a lost request or reply."""
 
+FORCED = range(20_000, 21_000)
+"""The seeds whose drains end by force while other messages of the partition finish."""
+
 _CALM = (QUICK, STEPS, STEPS, BRIEF, BRIEF, SLOW, SLOW)
 _TROUBLE = (*_CALM, FAILS_ONCE, VERY_SLOW)
+_FORCED = (BRIEF, SLOW, LAST, VERY_SLOW)
+_MOVES = ("join", "leave", "drain")
 _ACTIONS = ("stop", "join", "join", "leave", "publish", "drain")
 
 
@@ -60,12 +65,13 @@ class Case:
 def case_of(seed: int) -> Case:
     """The case of a seed."""
     rng, forced = random.Random(f"cohort {seed}"), random.Random(f"forced {seed}")
-    force = forced.random() < 0.3
-    calm = rng.random() < 0.4
-    concurrency = rng.randint(1, 4)
+    ends = seed in FORCED
+    force = forced.random() < 0.3 or ends
+    calm = rng.random() < 0.4 and not ends
+    concurrency = 8 if ends else rng.randint(1, 4)
     bound = concurrency + rng.randint(0, 6)
-    n = rng.randint(6, 30)
-    kinds = _CALM if calm else _TROUBLE
+    n = 40 if ends else rng.randint(6, 30)
+    kinds = _FORCED if ends else _CALM if calm else _TROUBLE
     aiming = random.Random(f"targets {seed}")
     aimed, mixed = AIMED <= seed < DEPENDENT, aiming.random() < 0.5 and AIMED <= seed < DEPENDENT
     former = tuple(mixed and aiming.random() < 0.4 for _ in range(4))
@@ -73,13 +79,14 @@ def case_of(seed: int) -> Case:
     return Case(
         calm=calm,
         # With fewer partitions, targets would seldom change a plan.
-        partitions=max(rng.randint(1, 3), 4 * aimed),
-        members=rng.randint(1, 3),
+        partitions=max(rng.randint(1, 3), 4 * aimed, 2 * ends),
+        members=max(rng.randint(1, 3), 2 * ends),
         retention=rng.choice(["limits", "workqueue", "interest"]),
         cohort=CohortSettings(
             lease=rng.choice([3.0, 3.0, 4.0, 10.0]),
             active_members=rng.choice([None, None, None, 1, 2]),
-            drain_within=5.0 if calm else forced.choice([1.0, 5.0]),
+            # A limit below the longest handlers cancels some messages of a partition, and others have just finished.
+            drain_within=forced.uniform(0.2, 1.5) if ends else 5.0 if calm else forced.choice([1.0, 5.0]),
             overdue="force" if force else "keep",
         ),
         # With forced drains the clocks are right, so that only cancelled messages may run twice.
@@ -98,11 +105,11 @@ def case_of(seed: int) -> Case:
             grace=0.5,
         ),
         n=n,
-        keys=rng.choice([1, 2, 3, 6]),
+        keys=12 if ends else rng.choice([1, 2, 3, 6]),
         kinds=tuple(rng.choice(kinds) for _ in range(n)),
         actions=tuple(
-            (rng.choice([0.05, 0.3, 0.8, 1.5, 4.0]), rng.choice(_ACTIONS), rng.randrange(8))
-            for _ in range(rng.randint(0, 4))
+            (rng.choice([0.05, 0.3, 0.8, 1.5, 4.0]), rng.choice(_MOVES if ends else _ACTIONS), rng.randrange(8))
+            for _ in range(rng.randint(3 * ends, 4))
         ),
         targets=targets,
         former=former,

@@ -20,7 +20,7 @@ from memsource.adapters.runs import AdapterSchedule, run_schedule
 from memsource.personality import PersonalityName
 from memsource.sim.runs.campaign import Campaign as Schedules
 from memsource.sim.runs.run import Conditions
-from tests.cohort.cases import AIMED
+from tests.cohort.cases import AIMED, FORCED
 from tests.cohort.slices import campaign as cohort_campaign
 from tests.core.cohort.campaign import walk
 from tests.core.test_engine_machine import EngineMachine
@@ -193,6 +193,7 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "jetstream_widths": partial(_widths, personality="jetstream"),
     "lease_walks": _walks,
     "cohort_targets": partial(_cohort, begin=AIMED),
+    "cohort_forced": partial(_cohort, begin=FORCED.start),
     "kept_attempts": _kept_attempts,
     "retry_loops": _retry_loops,
     "engine": partial(_machine, machine=EngineMachine),

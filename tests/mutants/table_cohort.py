@@ -134,14 +134,15 @@ COHORT: Final = (
         "PerKeyOrder",
         "CaughtUp",
     ),
-    _mutant(
+    Mutant(
         "forced_without_ledger",
         "lanes.cohort.membership",
         "    def _overdue(self, partition: int) -> None:\n",
         "    def _overdue(self, partition: int) -> None:\n"
         "        if self.settings.overdue == 'force':\n            return self.gone(partition, 'overdue')\n",
         "after a forced move, the next owner repeats finished messages",
-        "RepeatsNothing",
+        "cohort_forced",
+        ("RepeatsNothing",),
     ),
     _mutant(
         "old_view_planned",

@@ -163,7 +163,7 @@ BACKENDS: Final = (
     ),
     Backend(
         "cohort",
-        ("cohort", "cohort_targets", "lease_walks", "jetstream_widths"),
+        ("cohort", "cohort_targets", "cohort_forced", "lease_walks", "jetstream_widths"),
         "cohort_schedules",
         "",
         ("jetstream", "faults"),
