@@ -9,7 +9,15 @@ from tests.mutants import Mutant
 from tests.mutants.hunted import Hunted, hunted
 from tests.mutants.table import MUTANTS
 
-_SLOW = ("cohort", "jetstream_adapter", "kafka_adapter", "lease_walks", "postgres_adapter", "ranges_adapter")
+_SLOW = (
+    "cohort",
+    "cohort_forced",
+    "jetstream_adapter",
+    "kafka_adapter",
+    "lease_walks",
+    "postgres_adapter",
+    "ranges_adapter",
+)
 
 
 @pytest.fixture(scope="session")
