@@ -41,7 +41,7 @@ GOAL: Final = 0.6
 KEYS, MESSAGES, IN_FLIGHT = 1_000, 100_000, 2_000
 
 MOVES: Final = {1: 0.6, 20: 2.0}
-"""Number of partitions that move at once, and the seconds that they may take."""
+"""Number of partitions that move together, and the maximum time of the move in seconds."""
 
 LEASE: Final = 3.0
 FAILOVER_GOAL: Final = LEASE + 1.0

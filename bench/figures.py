@@ -114,7 +114,7 @@ def middle(measured: Sequence[Pair]) -> Pair:
 
 
 def cpu_micros(work: Callable[[], object], messages: int) -> float:
-    """Return microseconds of this thread's CPU a message; the CPU of other threads and processes does not count."""
+    """Return the CPU time of this thread for one message, in microseconds."""
     begin = time.thread_time_ns()
     work()
     return (time.thread_time_ns() - begin) / 1_000 / messages

@@ -1,4 +1,4 @@
-"""The lateness of a timer beside handlers that wait 10 ms, compared with bare tasks at the same rate.
+"""The lateness of a timer while handlers wait 10 ms, compared with bare tasks at the same rate.
 
 A probe repeatedly sleeps for 1 ms. The figure is the p99 of the probe's lateness: the time after the millisecond until
 the probe runs. Each turn of the event loop that starts or ends hundreds of handlers makes the probe and every other

@@ -3,7 +3,7 @@
 A payment is two statements: an `INSERT` into the ledger and an `UPDATE` of the account. The baseline is the same
 transaction without the claim, on the same connections and server.
 
-- One connection: the case handles one message after the other, without an event loop.
+- One connection: the case handles the messages sequentially, without an event loop.
 - 16 connections: each task of one event loop has a connection.
 - Batch: one connection handles 100 messages in each transaction.
 - The smallest effect uses one connection, and an `INSERT` into a table without an index. With the claim, the

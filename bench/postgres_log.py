@@ -1,7 +1,7 @@
 """PostgreSQL as a broker: a log and a subscription against hand-written programs, on one server with its disk.
 
 10 ms: the case of `bench.waiting` over a log. The baseline is 1,000 bare tasks over the same batched `SELECT`, with
-equally frequent stores of a position. A further figure, as information, is for 16 workers that take one row each by
+equally frequent stores of a position. A further figure without a goal measures 16 workers that each lock one row by
 `FOR UPDATE SKIP LOCKED`.
 
 Serial: the consumer handles one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT`

@@ -1,4 +1,4 @@
-"""Handlers that use the CPU: in one and in two processes, against the event loop; and the cost of a call.
+"""Handlers that use the CPU, in one process and in two processes, compared with the event loop; and the cost of a call.
 
 The figure is messages a second, from the first to the last handled message, without the start of the processes. Every
 handler uses 5 ms of CPU, or none. The handlers record their ends on the system's clock, which all processes share.

@@ -56,7 +56,7 @@ def keys_of(count: int, keys: int, traffic: Traffic) -> Sequence[int]:
         count: Number of messages.
         keys: Number of keys.
         traffic: ``uniform`` = the draw gives each key the same probability. ``zipf`` = the draw selects the n-th key
-            n**-1.1 times as often as the first key. ``turns`` = the keys take turns, so all keys can be busy until the
+            n**-1.1 times as often as the first key. ``turns`` = the keys alternate, so all keys can be busy until the
             end.
 
     Returns:
@@ -153,7 +153,7 @@ class FiniteSource:
         """Do nothing: no timer runs."""
 
     async def release(self, partition: Partition) -> None:
-        """Do nothing: no other owner waits."""
+        """Do nothing, because no other owner waits."""
 
     async def aclose(self) -> None:
         """Do nothing: a source without a broker needs no closing."""

@@ -53,7 +53,7 @@ class Watching:
 
 
 def figures(effort: Effort) -> list[Figure]:
-    """Measure the cases, and the memory only once, because it takes a minute."""
+    """Measure the cases. The function measures the memory only once, because this measurement takes a minute."""
     with TemporaryDirectory() as folder, session() as spark:
         peak, early = _memory(spark, Path(folder), effort.messages(HOT_MESSAGES))
         count = effort.messages(MESSAGES)

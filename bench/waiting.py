@@ -1,8 +1,8 @@
 """The runtime with handlers that wait: throughput compared with the limit that the waiting time sets, and delays.
 
 10 ms: the figure is messages a second with 1,000 handlers at once, on asyncio and on uvloop. The baseline is 1,000 bare
-tasks that take the same messages from one iterator and await the same handler on the same loop. All runs have the
-garbage collector of `lanes.main`.
+tasks that take the same messages from one iterator and await the same handler on the same loop. All runs use the
+settings of the garbage collector that `lanes.main` sets.
 
 Zipf: the figure is messages a second over keys, one of which has 15 % of the traffic. The messages of a key run one at
 a time, so the busiest key limits every program. The baseline is the rate for all messages if a bare task handles the
@@ -154,7 +154,7 @@ def _zipf(count: int) -> Pair:
 
 
 def one_by_one(times: int) -> float:
-    """Return the seconds in which one bare task waits ``ZIPF_WAIT`` so many times."""
+    """Return the seconds in which one bare task waits for ``ZIPF_WAIT`` the given number of times."""
 
     async def busiest() -> None:
         for _ in range(times):

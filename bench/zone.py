@@ -62,7 +62,7 @@ def figures(effort: Effort) -> list[Figure]:
 
 
 def name(wait: str, keys: int, beside: str = "") -> str:
-    """Return the name of a case; ``beside`` names a baseline other than the plain loop."""
+    """Return the name of a case; ``beside`` names any baseline other than the plain loop."""
     return f"zone {wait}, {keys:,} key{'s' if keys > 1 else ''}{beside and f', {beside}'}"
 
 

@@ -62,7 +62,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,32}")
 class DemoConfig:
     """The configuration of one run.
 
-    Raises ``DemoError`` for a value that cannot be used.
+    Raises ``DemoError`` for an unusable value.
 
     Attributes:
         server: URLs of NATS servers with JetStream, addresses of Kafka brokers, or the URL of a PostgreSQL server.
@@ -88,8 +88,8 @@ class DemoConfig:
         partitions: Number of partitions that the processes share; None = 8 on Kafka, otherwise 64. With a
             ``width`` above 1, the topics of Kafka share this number, and have at least one each. A JetStream cohort
             then has one partition for each physical queue.
-        width: Number of physical queues that hold the events, by their cases; 1 is the plain stream, topic or log. A
-            log of PostgreSQL is one queue.
+        width: Number of physical queues for the events; the case of an event selects the queue. 1 = a plain stream,
+            topic or log. A log of PostgreSQL is one queue.
         protocol: Protocol of the Kafka group.
         ranges: Whether the members own ranges of keys, which move during the run. Ranges exist only on PostgreSQL.
         lease: Lease of the JetStream cohort, or of the advisory locks on PostgreSQL, in seconds.
@@ -215,7 +215,7 @@ class WorkerConfig:
         max_in_flight: Bound on delivered, unsettled messages.
         ack_wait: ``ack_wait`` of the durable consumer in seconds.
         seconds: Length of the one-at-a-time sample in seconds.
-        fail_every: On average one of this many events fails once or twice; 0 = no event does.
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails.
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
         broker: Kind of broker.
         protocol: Protocol of the Kafka group.

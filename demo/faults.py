@@ -15,7 +15,7 @@ class Faults:
     """The shares of the events that fail.
 
     Attributes:
-        fail_every: On average one of this many events fails once or twice; 0 = no event does.
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails.
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
     """
 

@@ -17,7 +17,7 @@ class Verdict(NamedTuple):
 
     Attributes:
         name: Name of the checker.
-        status: One of passed, violated and unproven; on Spark, one of held, violated and unproven.
+        status: The verdict: passed, violated or unproven; on Spark: held, violated or unproven.
         detail: Reason for the status, in one line.
     """
 
@@ -57,7 +57,7 @@ class Findings(NamedTuple):
 
 
 def examine(directory: Path, seen: Seen | None = None) -> Findings:
-    """Read and check all segments of a directory. Blocks. ``seen`` has facts about a group; None without a group."""
+    """Read and check all segments of a directory. Blocks. ``seen`` states facts about a group; None without a group."""
     import memsource
     from memsource.checkers import MARGIN, BoundedRepeats, NothingStranded, checkers_within
 

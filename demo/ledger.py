@@ -1,8 +1,9 @@
 """The ledger: the outcome of every write, in a SQLite file that only the parent process opens.
 
-The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step is a row of
-an append-only table without a unique key, so a doubly applied step has two rows. A refused write is a *repeat* if the
-step is stored, which is harmless because delivery is at least once. Any other refused write is an *order violation*.
+The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step adds a row
+to an append-only table without a unique key, so a step that applies twice has two rows. A refused write is a *repeat*
+if the step is stored, which is harmless because delivery is at least once. Any other refused write is an *order
+violation*.
 """
 
 from __future__ import annotations

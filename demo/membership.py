@@ -21,8 +21,7 @@ class Member(NamedTuple):
     """A member in a report of the broker.
 
     A classic member of Kafka receives a new ``id`` at each join. A member on PostgreSQL receives a new ``id`` at each
-    connection.
-    With ranges, ``partitions`` contains pieces such as ``"3#17"``.
+    connection. With ranges, ``partitions`` contains pieces such as ``"3#17"``.
     """
 
     id: str
@@ -147,7 +146,7 @@ def moves(snapshots: Sequence[Snapshot]) -> Moves:
 
 
 def least_moves(owners: Sequence[str | None], members: Collection[str]) -> int:
-    """Return the least number of owned partitions that must move, so that ``members`` share all partitions evenly."""
+    """Return the minimum number of owned partitions that must move before ``members`` share all partitions evenly."""
     held = sorted((Counter(owners)[member] for member in members), reverse=True)
     each, more = divmod(len(owners), len(members)) if members else (0, 0)
     kept = sum(min(count, each + (index < more)) for index, count in enumerate(held))

@@ -87,7 +87,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether the run kept every promise."""
         return not self.broken
 
     @property

@@ -38,7 +38,8 @@ _ANSWER_WITHIN: Final = 60.0
 """Most seconds to wait at the end until the server returns the dead letters."""
 
 _FIRST_SHARE: Final = 0.2
-"""Share of the events that is published before a group begins, unless the stream's retention is ``"interest"``."""
+"""Share of the events that the parent publishes before a group begins, unless the stream's retention is ``"interest"``.
+"""
 
 _RETRY: Final = 0.25
 

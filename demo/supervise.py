@@ -14,7 +14,7 @@ from demo.errors import DemoError
 
 _CHUNK: Final = 1 << 16
 _WORDS_LIMIT: Final = 500
-"""Most characters of a child's last line that are kept."""
+"""Maximum number of stored characters of a child's last line."""
 
 
 class Child:

@@ -24,7 +24,7 @@ EXIT_BROKEN: Final = 1
 EXIT_UNUSABLE: Final = 3
 """Exit status after an error that stops the demo, such as bad input, a missing server or a closed stdout."""
 EXIT_SIGNAL: Final = 128
-"""Base of the exit status after a signal. The number of the signal is added, so Ctrl+C makes 130."""
+"""Base of the exit status after a signal. The exit status adds the number of the signal, so Ctrl+C gives status 130."""
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

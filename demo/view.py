@@ -25,7 +25,7 @@ FOOTER: Final = (
 """Meaning of two rows of the panel."""
 
 _RATE_WINDOW: Final = 2.0
-"""Length of the interval over which the rate is averaged, in seconds."""
+"""Length in seconds of the interval of the average rate."""
 
 
 class Outcome(Protocol):
@@ -33,7 +33,7 @@ class Outcome(Protocol):
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether the run kept every promise."""
 
     @property
     def broken(self) -> list[str]:

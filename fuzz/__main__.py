@@ -1,6 +1,6 @@
 """Attack the targets, each for its share of N seconds (60): `python -m fuzz [--seconds N] [TARGET...]`.
 
-If a coverage-guided fuzzer is installed, it attacks a target for the first half of a share of 4 s or more. Random
+If a coverage-guided fuzzer is installed, the fuzzer tests a target for the first half of a share of 4 s or more. Random
 examples attack the target for the remaining time. The last output is a table of target, random examples, inputs of the
 fuzzer, seconds and failures. The command prints the traceback of each failure. The exit status is 0 if no target
 failed, 1 if a target failed, and 2 for a wrong argument.

@@ -1,4 +1,4 @@
-"""Reading returns the written dead letter; any other headers give a dead letter or MessageError."""
+"""A read returns the written dead letter. With any other headers, it returns a dead letter or raises MessageError."""
 
 from __future__ import annotations
 

@@ -16,5 +16,5 @@ STEPS = 50
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of runs of up to ``STEPS`` rules. Each rule takes several steps."""
+    """Return tests of runs of up to ``STEPS`` rules. Each rule performs several steps."""
     return machine_properties(ModesMachine, STEPS, effort, tick)

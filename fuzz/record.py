@@ -1,4 +1,4 @@
-"""The adapter reads records and commit metadata as they were written, refuses them or ignores them."""
+"""The adapter reads records and commit metadata unchanged, refuses them or ignores them."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def check_keys(subject: str, index: int, headers: dict[str, str] | None, name: s
 
 
 def known(key: bytes | str | int | None) -> bytes | str | int:
-    """Return a key that must not be None."""
+    """Return the key, and fail if the key is None."""
     assert key is not None
     return key
 

@@ -1,6 +1,6 @@
 """A token decodes to the plan of its origin; any other text decodes to a plan or raises TokenRefused.
 
-Each plan has one text, which several compressed forms decode to.
+Each plan has one text. Several compressed forms decode to the same text.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NAMES = st.sampled_from(["lanes", "python", "personality", "seed", "limit", "fau
 
 
 def check_made(plan: Plan) -> None:
-    """Check a token that was made from a plan."""
+    """Check a token of a plan."""
     token = encode(plan)
     assert decode(token) == plan
     assert token.isascii() and token.isprintable() and len(token) < 2_000
@@ -68,7 +68,7 @@ def changed(draw: st.DrawFn) -> str:
 
 
 def properties(effort: settings, tick: Callable[[], None]) -> list[Callable[[], None]]:
-    """Return tests of tokens: made from plans, changed, with other fields, made from any bytes, and any texts."""
+    """Return tests of tokens: from plans, changed, with other fields, from any bytes, and from any texts."""
 
     @effort
     @given(PLANS)

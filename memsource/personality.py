@@ -61,7 +61,7 @@ class Personality(Protocol):
         """End a member's process. The broker notices the end only by its own timers."""
 
     def freeze(self, member: str, until: float) -> None:
-        """Suspend a member's process until a time, as under SIGSTOP. No call of the process reaches the broker."""
+        """Suspend a member's process until a time, as under SIGSTOP. The crashed process makes no further call."""
 
     def rebalance(self, now: float) -> bool:
         """Make a new assignment plan, as after a change of members. Return whether the broker revokes a partition."""

@@ -98,8 +98,8 @@ class StreamQueues:
 
         Args:
             names: Names of the physical queues, beginning with partition 0.
-            named: Groups that count in each physical queue, even without a consumer. Such a group has finished nothing.
-                Empty = the groups of the first physical queue.
+            named: Groups that count in each physical queue, even without a consumer. A group with a missing durable has
+                finished no message of this queue. Empty = the groups of the first physical queue.
 
         Returns:
             The facts.

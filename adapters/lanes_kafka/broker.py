@@ -1,4 +1,4 @@
-"""Questions to a broker, asked by a client that only reads. Each question has a deadline.
+"""Questions to a broker, asked by a client that only reads. Each request to the broker has a deadline.
 
 Reading order: one answer and the cause of a failure (``wait_for``, ``answer``, ``likely_cause``), the settings of a
 broker (``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).

@@ -21,8 +21,8 @@ _VARYING: Final = re.compile(r"\(after [^()]*\)|\d+ ?ms\b")
 def _line(template: str, values: tuple[object, ...]) -> str:
     """Return a line without the name of its client.
 
-    Each log line already names the owner. Two clients of one owner, for example the source and its admin client, repeat
-    each other's lines.
+    Each log line of the client already names the owner. Two clients of one owner, for example the source and its admin
+    client, repeat each other's lines.
     """
     if len(values) != 3:
         return template % values

@@ -245,7 +245,7 @@ class KafkaSource:
                     self._owned[each.partition] = each.floor, not each.completed
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Do nothing, because Kafka has no timer for a message.
+        """Do nothing, because a Kafka broker does not limit the time of a message.
 
         Args:
             messages: The messages to keep alive.

@@ -1,4 +1,6 @@
-"""Advisory locks: one session of the server holds all locks of a process, and ends when the process is frozen or gone.
+"""Advisory locks: one session of the server holds all locks of a process.
+
+The server ends the session of a frozen or dead process.
 
 The server ends a session that is idle for one lease (``idle_session_timeout``), with its locks. A heartbeat after each
 third of the lease keeps the session. The heartbeat verifies that the server's process is the same and still has the
@@ -74,8 +76,8 @@ class AdvisoryLocks:
     """Advisory locks of PostgreSQL 14 or newer; see ``lanes.ownership.Locks``. Needs asyncio.
 
     One separate connection holds all locks of the object. The server ends the session of a frozen process, or of a lost
-    host, after one lease. ``open`` refuses a transaction-pooling proxy. Such a proxy shares sessions between clients
-    and cannot hold locks. With any proxy, a start briefly needs a second session.
+    host, after one lease. ``open`` refuses a transaction-pooling proxy. A transaction-pooling proxy shares sessions
+    between clients and cannot hold locks. With any proxy, a start briefly needs a second session.
 
     If the connection ends, the object loses all locks, and ``run`` connects again.
 
@@ -153,7 +155,8 @@ class AdvisoryLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that the locks call when the deadline of the lock has risen or the lock is lost.
+            changed: Function that the locks call after the deadline of the lock has risen, or after the loss of the
+                lock.
 
         Returns:
             The lock; None = this or another process holds the lock.

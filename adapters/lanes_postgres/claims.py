@@ -165,7 +165,7 @@ def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Split indices into rounds, because one statement may change a row only once. A round names each row once."""
+    """Split indices into groups, because one statement may change a row only once. A round names each row once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

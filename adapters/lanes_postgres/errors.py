@@ -14,7 +14,7 @@ _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
 _IDLE_IN_TRANSACTION: Final = "25P03"
-"""The server has ended the session of a process that was frozen in a transaction, so nothing was committed."""
+"""The server has ended the session of a process that was frozen in a transaction, and rolled the transaction back."""
 
 _REFUSED: Final = re.compile(
     "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"

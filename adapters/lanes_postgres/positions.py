@@ -42,7 +42,7 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 
 @names_unknown_options("lanes_postgres.Positions")
 class Positions:
-    """Records in the database of the effects which messages of one subscription have already had their effect.
+    """Records which messages of one subscription have had their effect, in the database of the effects.
 
     Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
     in the transaction of that connection. Threads and tasks may share an instance, because an instance has no state
@@ -226,8 +226,8 @@ class Positions:
     def unfence(self, connection: AsyncConnection[Any] | Connection[Any], topic: str) -> Awaitable[int] | int:
         """Delete the epochs of a topic, including the epochs of its attempts, but no position.
 
-        Call this method after the epochs of the topic have restarted. Effects still happen once, because the call keeps
-        the positions. Idempotent.
+        Call this method after the epochs of the topic have restarted. Each effect still happens only once, because the
+        call does not delete the positions. Idempotent.
 
         Args:
             connection: A connection in the user's transaction.

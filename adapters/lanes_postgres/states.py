@@ -102,7 +102,7 @@ class PostgresStates:
             keys: Names of the states.
 
         Returns:
-            The states by name. A state that no owner has claimed is absent.
+            The states by name. The result omits states that no owner has claimed.
 
         Raises:
             ConfigError: A key is invalid, or a table or permission is missing.

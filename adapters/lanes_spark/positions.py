@@ -162,8 +162,8 @@ def next_positions(
 ) -> dict[int, int]:
     """Return the end of the next batch, by partition.
 
-    Partitions share the cap in proportion to their remaining positions. All partitions therefore end in about the same
-    batch. Without remaining positions, the batch has no rows.
+    Partitions share the cap in proportion to their remaining positions. Batches therefore reach the ends of all
+    partitions at about the same time. Without remaining positions, the batch has no rows.
 
     Args:
         start: First position of the batch, by partition.

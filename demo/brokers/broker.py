@@ -63,8 +63,7 @@ class Broker(Protocol):
         """Publish the events in order after the events of earlier calls, each exactly once, and record them.
 
         The call waits for an unreachable server, on Kafka for at most 5 minutes. Raises ``DemoError`` after that time,
-        or if the
-        server refuses an event.
+        or if the server refuses an event.
         """
 
     async def left(self) -> Left | None:

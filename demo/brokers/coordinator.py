@@ -25,7 +25,9 @@ _WITHIN: Final = 5.0
 """Most seconds for an answer of the coordinator."""
 
 _MARGIN: Final = 10.0
-"""Seconds beyond ``_WITHIN`` after which the asking process counts as stuck. They include the start of the process."""
+"""Seconds beyond ``_WITHIN`` after which the asking process counts as stuck. The seconds include the start of the
+process.
+"""
 
 _SILENT: Final = '{"error": "the asking process has ended, or is stuck"}'
 

@@ -38,7 +38,7 @@ _DUPLICATE_WINDOW: Final = 3_600
 """Seconds in which the server recognises events that a publisher sends again after an outage."""
 
 _WINDOW: Final = 2_000
-"""Most events that are published and not yet confirmed."""
+"""Maximum number of published and unconfirmed events."""
 
 _CONFIRMED_WITHIN: Final = 5.0
 """Seconds without a confirmation after which the publisher sends the unconfirmed events again."""

@@ -25,16 +25,16 @@ from lanes.history.recorder import Recorder
 from lanes.queues.partitioned import PartitionedQueue
 
 _BATCH: Final = 2_000
-"""Most events that are published and not yet confirmed."""
+"""Maximum number of published and unconfirmed events."""
 
 _WITHIN: Final = 5.0
 """Most seconds for an answer of the broker."""
 
 _POLL: Final = 0.2
-"""Most seconds that a call of a client waits before it checks whether its caller has given up."""
+"""Maximum seconds for which a call of a client waits before it checks whether the caller has given up."""
 
 _UNCONFIRMED: Final = frozenset({KafkaError.REQUEST_TIMED_OUT, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND})
-"""Errors of a broker that has appended an event, or may still do so, and does not confirm it."""
+"""Errors after which a broker may have appended, or may still append, an event that it has not confirmed."""
 
 _QUIET: Final = {"log_level": 0}
 

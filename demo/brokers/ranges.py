@@ -75,7 +75,10 @@ class RangedBroker(PostgresBroker):
             raise NoAnswer(str(error)) from None
 
     async def give_away(self, member: str, others: Sequence[str]) -> None:
-        """Give the ranges of a member to other members in turn. Raises ``NoAnswer`` while the server is unreachable."""
+        """Assign the ranges of a member to the other members in turn.
+
+        Raises ``NoAnswer`` while the server is unreachable.
+        """
         mine = [each.range for each in await self.owned() if each.consumer == member]
         for number, each in enumerate(mine):
             await self.assign(each, others[number % len(others)])

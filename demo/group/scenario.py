@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from demo.brokers.ranges import RangedBroker
 
 _INTO: Final = 0.1
-"""Share of a part's events that is handled before the fault. Members then have hundreds of messages in flight."""
+"""Share of a part's events that the members handle before the fault. Members then have hundreds of messages in flight.
+"""
 
 _AGAIN: Final = 0.5
 """Seconds until the next change of a map, while the server does not answer."""
@@ -152,7 +153,7 @@ async def _operate(group: Members, action: Callable[[RangedBroker], Awaitable[No
 
 
 async def _begin(group: Members, phase: str, share: float, *, into: float = _INTO) -> int:
-    """Publish until ``share`` of all events is published, and wait until part ``into`` of the new events is handled.
+    """Publish up to the ``share`` of all events, and wait for the part ``into`` of the new events.
 
     Return the total number of published events.
     """

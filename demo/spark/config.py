@@ -30,7 +30,7 @@ _CONNECTIONS_LIMIT: Final = 200
 class SparkConfig:
     """The configuration of one run on Spark.
 
-    Raises ``DemoError`` for a value that cannot be used.
+    Raises ``DemoError`` for an unusable value.
 
     Attributes:
         kafka: Addresses of Kafka brokers.
@@ -132,7 +132,7 @@ class ReplayConfig:
         rows_per_batch: Maximum number of rows of a batch.
         concurrency: Maximum number of running handlers in a task.
         max_in_flight: Bound on delivered, unsettled messages in a task.
-        fail_every: On average one of this many events fails once or twice; 0 = no event does.
+        fail_every: Average number of events for each event that fails once or twice; 0 = no event fails.
         poison_every: Average number of events for each event that always fails; 0 = no event always fails.
     """
 

@@ -210,7 +210,7 @@ class Drivers:
     # --- kills
 
     async def _kill_worker(self) -> bool:
-        """Kill a worker during a task, and return whether that was possible. Another worker repeats the task."""
+        """Kill a worker during a task, and return whether that was possible. Spark repeats the task."""
         for task in list(self._tasks.values()):
             if task.ended or task.driver != self._progress.starts:
                 continue
@@ -258,7 +258,7 @@ class Drivers:
         self._made.append((kill, self._progress.starts))
 
     def _continues(self, task: _Seen) -> None:
-        """Record which kills are over because a task begins: a repeated task, or a task of the next driver."""
+        """Record the end of kills when a task begins: a repeated task, or a task of the next driver."""
         for kill, driver in self._made:
             if task.driver > driver:
                 kill.over(f"driver {task.driver}", monotonic() - self._begun)

@@ -41,8 +41,8 @@ class SparkReport:
         audit: Verdict of the audit in one word.
         verdicts: Verdicts of the audit for each promise.
         duplicates: Cause → number of repeated runs, by the audit.
-        unfinished: Number of incomplete journal files, for example of a killed worker. No verdict includes
-            incomplete files.
+        unfinished: Number of incomplete journal files, for example of a killed worker. The verdicts ignore incomplete
+            files.
         failure: Reason why the run ended early; None = the run did not end early.
     """
 
@@ -78,7 +78,7 @@ class SparkReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether the run kept every promise."""
         return not self.broken
 
     @property

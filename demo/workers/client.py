@@ -24,8 +24,8 @@ class ServiceGone(ConnectionError):
 class Client:
     """A client of ``demo.workers.service``. Runs on asyncio only. One event loop must make all calls.
 
-    One write sends all requests of a turn of the loop. If the connection breaks, its open requests fail, and the client
-    connects again.
+    The client sends all requests of one turn of the event loop in one write. If the connection breaks, its open
+    requests fail, and the client connects again.
     """
 
     def __init__(self, address: str, token: str) -> None:

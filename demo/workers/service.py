@@ -29,7 +29,7 @@ from demo.faults import draw
 from demo.ledger import Apply, Ledger
 
 _TICK: Final = 0.001
-"""Length of a tick in seconds. Answers that are due within one tick leave together."""
+"""Length of a tick in seconds. The service sends the answers of one tick together."""
 
 _LINE_LIMIT: Final = 1 << 16
 """Most bytes of an unfinished line. The service closes a connection with a longer unfinished line."""

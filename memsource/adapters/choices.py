@@ -43,7 +43,7 @@ _AT_CALLS: Final[tuple[Kind, ...]] = (
     "freeze",
     "cut_off",
 )
-"""Faults that are aimed at the requests of a call."""
+"""Faults that the chooser aims at the requests of a call."""
 
 Phase = Literal["open", "steady", "drain", "lease", "commit", "takeover", "close"]
 """The activity of a member."""
@@ -62,7 +62,7 @@ AMOUNTS: Final[Mapping[Kind, tuple[float, ...]]] = {
 """The amounts to draw from, in seconds; a kind without an entry has the amount 0."""
 
 _RATES: Final = (0.01, 0.02, 0.05, 0.1)
-"""Probabilities of a fault at a boundary. Each run has one of them."""
+"""Probabilities of a fault at a boundary. Each run has one of these probabilities."""
 
 _FOCUS: Final = 0.15
 """Probability of a fault at a boundary of the phase, or at a request of the call, on which a run concentrates."""
@@ -77,12 +77,12 @@ _ELSEWHERE: Final = 4.0
 """Divisor of the probability at the boundaries of the other phases, in a run that concentrates on one phase."""
 
 _MOST: Final = 6
-"""The most faults of a run that are drawn; faults that are aimed come in addition."""
+"""Maximum number of drawn faults of a run; a run may have further aimed faults."""
 
 _MOST_AIMED: Final = 8
 
 _LATE: Final = (2.0, 11.0)
-"""Seconds after which a client learns that a retry is lost."""
+"""Seconds after which a client detects the loss of a retry."""
 
 _OVERDUE: Final = 10.0
 """Seconds after which a client has repeated a request."""
@@ -91,13 +91,13 @@ _REPEATS: Final = (1, 1, 2, 4)
 """Numbers of times that a fault of a request happens again on the next requests of the same call."""
 
 _DELICATE: Final[tuple[Phase, ...]] = ("drain", "drain", "takeover", "lease", "commit", "close")
-"""Phases at which a fault is aimed."""
+"""Phases at which the chooser aims a fault."""
 
 _ENDING: Final[frozenset[Kind]] = frozenset({"freeze", "crash", "cut_off", "callback"})
 """Faults after which another member may take the partitions over."""
 
 _DEPENDENT: Final = 0.7
-"""Probability that a second fault is aimed at what a fault has made delicate."""
+"""Probability that the chooser aims a second fault at a state that the first fault has made vulnerable."""
 
 _AROUND: Final = (0.9, 1.1)
 """Factors of a deadline: a fault ends shortly before the deadline, or shortly after it."""
@@ -248,22 +248,23 @@ class _Aim:
 class Drawn:
     """Draws the faults of a run.
 
-    Each run draws the kinds of faults that it may have, the probability of a fault at a boundary, and the maximum
+    At its start a run draws the possible kinds of faults, the probability of a fault at a boundary, and the maximum
     number of faults. Runs with few kinds find errors that runs with all kinds hide (swarm testing: Groce, Zhang, Eide,
     Chen and Regehr, ISSTA 2012). More than half of the runs concentrate on one phase or on one call, because a drain, a
     takeover and most calls have few boundaries. After a fault, the chooser often aims a second fault. The second fault
-    may be of any kind that the broker has, and a third fault may be aimed after it.
+    has any kind that the broker supports, and an aimed third fault may follow.
 
     Args:
         seed: Seed of the draws.
         kinds: Faults that the broker can have.
         deadlines: Durations of the adapter's deadlines, in seconds, such as a session and a drain.
         phases: Phases on which a run may concentrate.
-        calls: Names of the requests on which a run may concentrate or at which a fault may be aimed. A run draws a
-            repeated name more often.
+        calls: Names of the requests on which a run may concentrate, or at which the chooser may aim a fault. A run
+            draws a repeated name more often.
         reactions: Names of the requests that a member is likely to make after a fault, by the kind of the fault.
-        waits: Whether faults also happen between two boundaries, and are aimed at members that take partitions over.
-        interruptions: Faults that are aimed at a member that works again soon after an interruption.
+        waits: Whether faults also happen between two boundaries, and whether the chooser aims faults at members that
+            take partitions over.
+        interruptions: Faults that the chooser aims at a member shortly after an interruption.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Coverage of pairs: which fault was followed by which other fault, and in which phase of the member."""
+"""Coverage of pairs: a fault, the next fault, and the phase of the member at the next fault."""
 
 from __future__ import annotations
 

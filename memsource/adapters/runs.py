@@ -1,4 +1,4 @@
-"""One run of whole consumers over a real adapter, from the seed that decides everything, or from given decisions."""
+"""One run of whole consumers over a real adapter, which a seed or a list of decisions determines."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ CHECKED: Final[tuple[MakeChecker, ...]] = tuple(
 """The checkers of a run. A freeze or a slow request excuses what is late."""
 
 _OF_STORED: Final = (AtLeastOnce, PerKeyOrder, OrderAcrossAssignments)
-"""The checkers that expect every delivered message to be handled at last, unless the broker deletes it."""
+"""The checkers that require a handler call for every delivered message, unless the broker deletes the message."""
 
 _QUICK, SLOW, _FAILS_ONCE, POISON, STUCK = range(5)
 _OUTCOMES: Final = (_QUICK, _QUICK, _QUICK, SLOW, _FAILS_ONCE, POISON)
@@ -63,7 +63,7 @@ class AdapterSchedule:
         decisions: Faults of the run; None = the seed decides.
         limit: Maximum number of messages; None = no limit.
         calm: Whether tasks take their steps first in, first out; otherwise the seed decides.
-        ends: Whether the faults are over after the last of ``decisions``. Otherwise the run waits for faults.
+        ends: Whether the faults are over after the last of ``decisions``. Other runs wait for faults.
     """
 
     adapter: str

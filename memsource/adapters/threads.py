@@ -86,7 +86,7 @@ class SteppedThread:
         assert self._over, f"{self.name} is joined before its last step"
 
     def wake(self) -> None:
-        """End the present pause, or the next pause of a thread that is not paused."""
+        """End the present pause of a thread, or else its next pause."""
         if self._waiting is None:
             self._woken = True
         elif not self._waiting.done():
@@ -187,7 +187,7 @@ def pause(until: float = 0.0) -> None:
 
 
 class SteppedQueue(Generic[T]):
-    """A ``queue.SimpleQueue`` from which one stepped thread gets."""
+    """A ``queue.SimpleQueue`` that one stepped thread reads."""
 
     def __init__(self) -> None:
         self._items: deque[T] = deque()

@@ -212,7 +212,7 @@ class AdapterWorld(World):
         return True
 
     def on_recreated(self) -> None:
-        """Forget the settled positions, because the broker has other messages at the same positions. Idempotent."""
+        """Delete the settled positions, because the broker has other messages at the same positions. Idempotent."""
         self.progress.forget()
 
     def find(self, check: str, what: str, cause: BaseException | None = None) -> None:
@@ -252,7 +252,7 @@ class AdapterWorld(World):
     # --- the end of the faults
 
     async def settled(self, timeout: float = 600.0) -> None:
-        """Let the faults happen, and then wait until all messages are finished; see ``World.settled``.
+        """Wait for the faults, and then until all messages are finished; see ``World.settled``.
 
         The faults end when the chooser has no further fault, or ``FAULTS_FOR`` seconds after the call.
         """

@@ -17,7 +17,7 @@ Owner = TypeVar("Owner", bound="AssignmentChecker[Any]")
 
 
 class Assignments(Generic[State]):
-    """One state for each assignment whose rows are all present. ``make`` returns the state for a first row.
+    """One state for each assignment without missing rows. ``make`` returns the state for a first row.
 
     After a gap in the rows of a process, only an assignment that begins after the gap has a state.
     """

@@ -41,9 +41,9 @@ class _Flight:
 class _Bound(PromiseChecker):
     """A checker of one bound on the messages that each member has in flight.
 
-    A message that the broker delivers again while the message is in flight counts once. A message stops counting when
-    it is settled, or, if the source commits, when it has finished. A message also stops counting when it is abandoned
-    or cancelled, when it fails during a drain, and when its assignment ends.
+    A message that the broker delivers again while the message is in flight counts once. The count of a message ends at
+    its settlement, or at its finish if the source commits. The count also ends when the process abandons or cancels the
+    message, after a failure during a drain, and at the end of the assignment.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -160,7 +160,7 @@ class _Bound(PromiseChecker):
             self._findings.doubt("segments without a begin row: their bounds are unknown")
 
     def _measure_certain(self, segment: Segment, flight: _Flight) -> None:
-        """Measure without deliveries that may be repeats, because the rows that mark repeats may be missing."""
+        """Measure without possible redeliveries, because the rows that mark redeliveries may be missing."""
         for partition, assignment, position in flight.tentative:
             flight.bytes -= flight.messages[partition, assignment].pop(position, 0.0)
         flight.size -= len(flight.tentative)
@@ -186,7 +186,7 @@ class BoundedInFlight(_Bound):
 
     @property
     def peak(self) -> int:
-        """The largest number of messages that one member had in flight."""
+        """The maximum number of messages in flight at one member."""
         return int(max((flight.peak for flight in self._flights.values()), default=0))
 
     def _limit(self, segment: Segment) -> int | None:

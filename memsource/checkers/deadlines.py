@@ -1,4 +1,4 @@
-"""Deadlines, judged by the clock of the process that must keep them."""
+"""Deadlines, by the clock of the process that must meet them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Deadlines:
     """The judge of actions that happen later than ``margin`` seconds after their deadline.
 
     A delay is a violation if the process wrote a row after the deadline and more than ``margin`` seconds before the
-    action. Without such a row the process may have been suspended, and the delay counts as a doubt. In virtual time,
-    only a fault of the process or a freeze causes a delay.
+    action. If the process wrote no row in the meantime, a suspend may have caused the delay, which then counts as a
+    doubt. In virtual time, only a fault of the process or a freeze causes a delay.
     """
 
     def __init__(self, findings: Findings, margin: float) -> None:

@@ -28,11 +28,11 @@ class _Outcomes:
 
 
 class OneTerminalOutcome(AssignmentChecker[_Outcomes]):
-    """Each message has one outcome in an assignment (61): the message finishes once, or is given up once.
+    """Each message has one outcome in an assignment (61): the process finishes the message once, or gives it up once.
 
-    A message finishes when its handler returns or its dead letter is confirmed. An unfinished message is given up
-    when it is abandoned, interrupted or fenced. Without batches, the process abandons a message that never started at
-    the handover of the partition. A later delivery may have another outcome.
+    A message finishes when its handler returns or its dead letter is confirmed. A process gives up an unfinished
+    message by abandoning, interrupting or fencing the message. Without batches, the process abandons each unstarted
+    message at the handover of the partition. A later delivery may have another outcome.
     """
 
     _state_class = _Outcomes

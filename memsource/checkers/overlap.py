@@ -23,12 +23,12 @@ class NoOverlap(PromiseChecker):
 
     - The assignment of the first handler was lost after the handler had started. The handler runs until its
       cancellation.
-    - The broker had taken one of the two assignments, and its process started the handler before it noticed the loss.
+    - The broker had revoked one of the two assignments, and its process started the handler before it noticed the loss.
     - The first assignment had a lease whose deadline has passed. If the broker takes a lease, the row of the loss
       records the end of the lease.
 
-    In an assignment under a lease, no message starts after the deadline, and no message is acknowledged after the
-    deadline or the loss. A message without a key, and each message with ``order="none"``, must not overlap with
+    In an assignment under a lease, no handler starts after the deadline, and the process acknowledges no message after
+    the deadline or the loss. A message without a key, and each message with ``order="none"``, must not overlap with
     itself. If keys share a lane, the checker judges each key separately.
 
     Args:

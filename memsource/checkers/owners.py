@@ -1,4 +1,4 @@
-"""The checkers of the owner of a partition, and of work on other partitions while a member gives one partition up."""
+"""The checkers of partition owners, and of the work on other partitions while a member releases one partition."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ExclusiveOwner(PromiseChecker):
     over. The owner keeps the promise if the other process lost the partition, or if the broker took the partition from
     one of the two.
 
-    Spark tasks share a partition, each with its own keys, so they are no rivals. ``NoOverlap`` judges their keys.
+    The checker accepts concurrent Spark tasks of one partition, because each task handles other keys. ``NoOverlap``
+    judges their keys.
 
     Args:
         timeline: History to judge.

@@ -169,15 +169,15 @@ class _Work:
         finished: For each finished and unsettled position, the number of the row in which the message ended.
         began: Positions of started and unfinished messages.
         abandoned: Positions of abandoned messages.
-        too_late: Positions of messages abandoned because the drain had no time left, or because a freeze preceded the
-            drain.
+        too_late: Positions of messages that the process abandoned at the end of the drain's time, or because a freeze
+            preceded the drain.
         drain: The drain of the assignment.
         frozen: Whether the drain began after a freeze, and the process had started no message since.
         floor: Last confirmed floor; -1 = none.
         sent: The commit that waits for its answer; None = no commit.
         confirmed: Number of the row of the latest confirmed commit; -1 = none.
         unsure: Whether the last commit failed or has an unknown result.
-        drained: Time at which the drain ended; None = it has not ended.
+        drained: Time at which the drain ended; None = the drain continues.
     """
 
     __slots__ = (

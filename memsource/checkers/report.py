@@ -36,7 +36,7 @@ class Counts:
             in another segment).
         dropped: Number of rows that the processes failed to write.
         gaps: Number of gaps in which rows are missing.
-        peak_in_flight: Largest number of messages that one member had in flight.
+        peak_in_flight: Maximum number of messages in flight at one member.
     """
 
     segments: int
@@ -73,8 +73,8 @@ def check_files(paths: Iterable[str | os.PathLike[str]]) -> Checked:
         paths: Files and directories to read.
 
     Returns:
-        The verdicts, the report, and an exit status: 0 = all promises were kept, 1 = a promise was violated, 2 = a
-        promise could not be proven, 3 = no history could be read.
+        The verdicts, the report, and an exit status: 0 = the run kept all promises, 1 = it violated a promise, 2 = a
+        promise is unproven, 3 = no history is readable.
     """
     try:
         segments = read(paths)

@@ -12,14 +12,14 @@ from memsource.history.rows import Row, whole
 from memsource.history.timeline import Assignment, Timeline
 
 _ROUNDING: Final = 2e-6
-"""Tolerance in seconds, because rows and delays are written in whole microseconds."""
+"""Tolerance in seconds, because rows state times and delays in whole microseconds."""
 
 
 class _Attempts:
     """The attempts of the messages of one assignment.
 
     Attributes:
-        latest: The latest attempt of each position, negative if it was cancelled.
+        latest: The latest attempt of each position; negative after a cancellation.
         unlimited: Positions of messages that were blocked at least once and therefore have no limit of attempts.
     """
 

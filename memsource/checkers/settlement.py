@@ -25,10 +25,10 @@ _FINAL: Final = 3  # includes _KNOWN
 class AtLeastOnce(PromiseChecker):
     """Each delivered or produced message is handled at least once, or its dead letter is confirmed.
 
-    A settled message that no process handled is lost. A message that was neither settled nor handled is still at
-    the broker. An unsettled and unhandled message is no violation, but the history does not prove that a process will
-    handle the message. A committed floor settles each position below it from the first position of its assignment on,
-    even without a delivery. A later owner that skips a completed message also settles this message.
+    The checker reports a settled message without a handler call as lost. The broker still has a message that is neither
+    settled nor handled. An unsettled and unhandled message is no violation, but the history does not prove that a
+    process will handle the message. A committed floor settles each position below it from the first position of its
+    assignment on, even without a delivery. A later owner that skips a completed message also settles this message.
 
     Args:
         timeline: History to judge.

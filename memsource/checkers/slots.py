@@ -1,7 +1,7 @@
 """The checkers of ranges: one owner of each slot at a time, a drain before each move, and slots without an owner.
 
-A piece of a partition, such as ``"orders/0#17"``, has the messages of some slots, or those without a key. The digest of
-a key in a row begins with the bytes of its slot.
+A piece of a partition, such as ``"orders/0#17"``, contains the messages of some slots, or the messages without a key.
+The digest of a key in a row begins with the bytes of its slot.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class ExclusiveSlot(_SlotChecker):
     messages in these cases only:
 
     - The first assignment was lost, its process has ended, or the deadline of its lease has passed.
-    - The broker had taken one of the two assignments, and its process has not noticed the loss.
+    - The broker had revoked one of the two assignments, and its process has not noticed the loss.
 
     The checker judges only sources that own ranges.
 
@@ -212,7 +212,7 @@ class DrainBeforeFeed(_SlotChecker):
 
     @on("retry", "blocked", "dlq_sent")
     def _waits(self, segment: Segment, row: Row) -> None:
-        """Forget the attempt of a failed message. A move gives the message back at once."""
+        """Forget the attempt of a failed message. A move returns the message immediately."""
         self._remove(segment, row)
 
     @on("commit_sent")

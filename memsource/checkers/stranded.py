@@ -25,8 +25,8 @@ class _Message(NamedTuple):
 class NothingStranded(PromiseChecker):
     """Every published message is handled, or its dead letter is confirmed.
 
-    A message in a physical queue that no consumer reads is never handled. A run that is under way also has unhandled
-    messages, so ``CHECKERS`` leaves this checker out. The checker judges a run after its end.
+    No process handles a message in a physical queue without a reader. A running consumer also has unhandled messages,
+    so ``CHECKERS`` omits this checker. The checker judges a run after its end.
 
     The note counts the messages that started before an earlier message of their key had ended in another partition.
     A change of the number of partitions may break the order only in this way.

@@ -12,7 +12,9 @@ from memsource.history.rows import Row
 from memsource.history.timeline import Timeline
 
 WITNESSES: Final = 5
-"""Largest number of violations, of gaps and of incomparable partitions that a verdict names; it counts the others."""
+"""Maximum number of violations, of gaps and of incomparable partitions that a verdict names; the verdict counts the
+others.
+"""
 
 _SHOWN: Final = 200
 
@@ -116,7 +118,7 @@ def at(segment: Segment, row: Row) -> str:
 
 
 def printable(text: str, limit: int = _SHOWN) -> str:
-    """Return a text as one line that is safe to print, because the names in a history may contain any characters."""
+    """Return a text as one printable line, because the names in a history may contain any characters."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 

@@ -15,7 +15,7 @@ from lanes.source import Assigned, Delivered, Generation, Progressed, Source, So
 Ability = Literal["ack wait", "revoke", "lose", "finish", "commits", "hands over"]
 """An ability of a source, its broker or its harness.
 
-- ``ack wait``: The broker redelivers messages that are unsettled for some time.
+- ``ack wait``: The broker redelivers a message that stays unsettled for a certain time.
 - ``revoke``, ``lose``: The harness can take partitions away.
 - ``finish``: The harness can make the source finite.
 - ``commits``: The source commits one position a partition.
@@ -165,7 +165,7 @@ class Committing:
 class Session:
     """An open source and its partitions. The session checks each event that the source delivers.
 
-    For a source that commits, the session keeps the state that an engine would keep.
+    For a source that commits, the session stores the same state as an engine.
 
     Args:
         harness: The harness of the check.

@@ -1,7 +1,7 @@
 """The contract suite of lease stores: each check raises ``ContractBroken`` if the backend breaks a promise.
 
 The author of a ``lanes.cohort.leases.LeaseStore`` writes a ``LeaseHarness`` and runs every check of ``LEASE_CHECKS``,
-each with a new harness. Some checks wait for the end of a time to live, one second or more.
+each with a new harness. Some checks wait for the expiry of a key, which takes one second or more.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LockAbility = Literal["expire", "lose"]
 """
 
 LATE: Final = 5.0
-"""Seconds after a lease within which a lock must have ended, and within which a loss must be noticed."""
+"""Maximum seconds from the end of a lease to the end of the lock, and to the detection of the loss."""
 
 _PAUSE: Final = 0.02
 
@@ -41,7 +41,7 @@ class LocksHarness(Protocol):
 
     @property
     def lease(self) -> float:
-        """Seconds until a lock that is not renewed ends. Only checks of the ability ``expire`` use this member."""
+        """Seconds until a lock ends without a renewal. Only checks of the ability ``expire`` use this member."""
 
     def locks(self) -> Locks:
         """Return the unopened locks of another process."""

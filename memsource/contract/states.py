@@ -48,7 +48,7 @@ _WITHIN: Final = 10.0
 """Seconds within which a claim beside an open transaction ends, on a busy machine too."""
 
 _AGAIN: Final = 0.002
-"""Seconds until a claim is repeated that found the state locked."""
+"""Seconds until the repetition of a claim that found the state locked."""
 
 KEY: Final = StateKey("billing", PartitionId("orders", 7))
 
@@ -179,7 +179,10 @@ async def check_every_call_may_be_repeated(make: MakeStates) -> None:
 
 
 async def check_changes_of_one_call_are_independent(make: MakeStates) -> None:
-    """One call answers each change in order. A refused change does not affect other changes; a call may be empty."""
+    """One call with several changes returns an answer for each change, in order.
+
+    A refused change does not affect other changes; a call may be empty.
+    """
     store = make()
     keys = [KEY._replace(partition=PartitionId("orders", number)) for number in range(200)]
     epochs = {key: (await store.claim(key, 0)).epoch for key in keys}
@@ -310,7 +313,7 @@ async def check_a_commit_stores_and_a_rollback_does_not(harness: TransactionHarn
 
 
 async def check_a_transaction_of_a_former_owner_is_fenced(harness: TransactionHarness) -> None:
-    """``store_in`` raises ``Fenced`` for an earlier epoch, and for a state that was never claimed."""
+    """``store_in`` raises ``Fenced`` for an earlier epoch, and for an unclaimed state."""
     store = harness.store()
     former = (await store.claim(KEY, 0)).epoch
     current = (await harness.store().claim(KEY, 0)).epoch

@@ -255,7 +255,7 @@ def _running(engine: Engine) -> list[Message]:
 
 
 def _settlement(engine: Engine, sent: tuple[Sent, ...]) -> Settlement:
-    """Return the settlement of sent acknowledgements: messages in flight, and messages that are settled again."""
+    """Return the settlement of sent acknowledgements: messages in flight, and repeated settlements."""
     partition = _owned(engine)
     if any(one.message.assignment != partition.assignment for one in sent):
         # The assignment of the acknowledgements is lost.

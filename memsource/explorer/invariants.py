@@ -57,7 +57,7 @@ def former_ended_first(position: int, unfinished: Collection[int]) -> None:
 
 
 def commit_only_what_is_done(commit: Commit, unfinished: Collection[int]) -> None:
-    """8: each position that a commit declares finished was handled, or has a confirmed dead letter."""
+    """8: for each position that a commit declares finished, a handler has succeeded or a dead letter is confirmed."""
     if wrong := covered(commit, unfinished):
         broken(commit_only_what_is_done, f"commit {commit} declares the unfinished positions {sorted(wrong)} finished")
 
@@ -236,7 +236,7 @@ def running_of(assignment: AssignmentState) -> list[int]:
 
 
 def ack_only_what_is_done(message: Message, done: Collection[int], *, owned: bool) -> None:
-    """19: an acknowledged message was handled, in the same assignment."""
+    """19: a member acknowledges a message only after it has handled the message in the same assignment."""
     if message.position not in done or not owned:
         broken(ack_only_what_is_done, f"position {message.position} is acknowledged, and {sorted(done)} are done")
 

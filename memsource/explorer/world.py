@@ -5,8 +5,8 @@ numbers the states of the group and of each member, and applies each event to ea
 
 The explorer leaves out two kinds of orders, because these orders cannot show further violations. First, the explorer
 tells a member of a lost partition at once, and leaves out the orders with a later notice. A late action of the member
-equals an action before the loss whose messages arrive after the loss. Second, while a member owns no partition and has
-no notice, its fenced handlers end last, because their ends affect no other member.
+equals an action before the loss whose messages arrive after the loss. Second, the fenced handlers of a member without
+partitions and notices end last, because their ends affect no other member.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _rotate(owners: Sequence[str | None], members: Sequence[str]) -> list[str | 
 
 
 class View(NamedTuple):
-    """A member as the other members see it: events, running handlers, ownership, live partitions and room."""
+    """The parts of a member that affect others: events, running handlers, ownership, live partitions and room."""
 
     events: tuple[Event, ...]
     running: frozenset[tuple[object, ...]]

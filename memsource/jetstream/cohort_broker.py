@@ -1,7 +1,7 @@
 """A stream and the bucket of an exclusive cohort as data, for members that run the real lease protocol.
 
-``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. In this module a member's
-request or its answer can be lost, and a request can take effect late.
+``memsource.jetstream.broker`` instead decides all assignments in one object, without delay. In this module the network
+can lose a member's request or its answer, and can delay the effect of a request.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from memsource.personality import PersonalityName
 NAMESPACE: Final = "orders"
 
 Before = Callable[[str, bool], Awaitable[LinkFault | None]]
-"""A function that is awaited before each request and after each answer, with the name of the member and whether the
-request writes; see ``Link``.
+"""An async function that the link calls before each request and after each answer, with the name of the member and
+whether the request writes; see ``Link``.
 """
 
 

@@ -8,7 +8,7 @@ nats-server, confirmed by measurements:
 - Retention ``interest`` keeps a message until each existing durable that delivers the message has acknowledged it.
   If the partition of a message has no durable, the stream deletes the message on arrival.
 - A deleted durable answers neither pulls nor acknowledgements.
-- Each durable counts its own deliveries. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
+- Each durable counts its deliveries separately. ``memsource.jetstream.pull_consumer`` has the rules of a pull consumer.
 """
 
 from __future__ import annotations

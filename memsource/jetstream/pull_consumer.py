@@ -31,7 +31,7 @@ _WRITTEN: Final = 0.1
 """Seconds after which the state is on disk."""
 
 _TIMER_DELAY: Final = 0.001
-"""Seconds between the due time and the timer, so that messages that are delivered together expire together."""
+"""Seconds between the due time and the timer, so that messages of one delivery expire together."""
 
 _LOOK_AFTER_CHANGE: Final = 0.1
 """Seconds after a change of ack_wait until the timer runs."""
@@ -43,7 +43,7 @@ _LOOK_AFTER_START: Final = 1.0
 """Seconds from a start to the run of the timer, unless ``ack_wait`` is shorter. nats-server draws 0.5 to 1.5 s."""
 
 _REMEMBERED: Final = 256
-"""Number of the last acknowledgements that can still be lost."""
+"""Number of the last acknowledgements that the server can still lose."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ class PullConsumer:
     def lose_ack(self, sequence: int, now: float) -> bool:
         """Queue a message, as after a lost acknowledgement or an expired wait.
 
-        Returns False for a message that is already in the queue, was dropped or was never delivered.
+        Returns False for a queued, dropped or undelivered message.
         """
         if sequence in self._queue or sequence in self._dropped or not self._was_delivered(sequence):
             return False

@@ -230,7 +230,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         self._changed()
 
     def start_broker(self, now: float) -> None:
-        """Start the broker. All session timeouts begin again. Idempotent."""
+        """Start the broker. The call restarts all session timeouts. Idempotent."""
         self._at(now)
         self.coordinator.start()
         self._changed()
@@ -335,7 +335,7 @@ class KafkaBroker(Watched, KeepsDeadLetters):
         return f"{self.topic}-{self._incarnation}" if self.coordinator.exists else None
 
     def introduce(self, client: Client) -> None:
-        """Add the client of a new process. Methods that take a member's name then act on this process."""
+        """Add the client of a new process. Methods with a member's name then act on this process."""
         self._clients[client.name] = client
 
     def join(self, client: Client, now: float) -> None:

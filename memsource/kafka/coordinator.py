@@ -180,8 +180,8 @@ class Coordinator:
     def release(self, client: Client, partition: int) -> None:
         """Release a partition of a client. Idempotent.
 
-        A revoked partition is then free. A partition that is not revoked stays assigned until the client leaves,
-        because a Kafka client cannot give back such a partition.
+        Another member may then own a revoked partition. A partition that is not revoked stays assigned until the client
+        leaves, because a Kafka client cannot give back such a partition.
         """
         owned = client.partitions.pop(partition, None)
         if owned is None or not owned.revoking:
@@ -273,7 +273,7 @@ class Coordinator:
             self.up, self._down_since = False, self.now
 
     def start(self) -> None:
-        """Start the broker. All session timeouts begin again. Idempotent."""
+        """Start the broker. The call restarts all session timeouts. Idempotent."""
         if not self.up:
             self.up = True
             for client in self.clients:
@@ -291,7 +291,7 @@ class Coordinator:
             self.group.rebalance()
 
     def create_topic(self) -> None:
-        """Create the topic again. Classic clients that have not learned of the deletion yet never learn of it."""
+        """Create the topic again. Classic clients that have not yet noticed the deletion will not notice it later."""
         self.exists = True
         self._unnoticed_until = NEVER
         if any(self.group.owner(number) is None for number in self.group.topic.partitions):

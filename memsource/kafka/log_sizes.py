@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 
 class LogSizes:
-    """The number of bytes below each end of a log, for the part of the log that is not deleted.
+    """The number of bytes below each end of a log, without the deleted part.
 
     Attributes:
         total: Number of bytes that were ever written.
@@ -25,7 +25,7 @@ class LogSizes:
         self._below.append(self.total)
 
     def above(self, position: int) -> int:
-        """Return the number of bytes above a position that is not deleted."""
+        """Return the number of bytes above an undeleted position."""
         at = bisect_right(self._ends, position)
         return self.total - self._below[at] if at < len(self._ends) else 0
 

@@ -22,7 +22,7 @@ from memsource.memory.scripted import BATCH, READER, Call, CommittingSource, flo
 from memsource.memory.topic import Record
 
 _OF_POLL_INTERVAL: Final = 0.8
-"""Share of ``max_poll_interval`` for a drain with its last commit and its release. The other 0.2 are a margin."""
+"""Share of ``max_poll_interval`` for a drain with its last commit and its release. The remaining 0.2 are a margin."""
 
 
 class KafkaMemberSource(CommittingSource):

@@ -1,4 +1,4 @@
-"""Locks in memory that can be lost: the reference of ``lanes.ownership.Locks``.
+"""Locks in memory that a test can lose: the reference of ``lanes.ownership.Locks``.
 
 ``LockServer`` is a lock service as data. The service acts only during calls of its methods, which take the time as an
 argument. ``MemoryLocks`` are the locks of one process over the service.

@@ -48,7 +48,7 @@ class MemoryStates(Remote):
             keys: Names of the states.
 
         Returns:
-            The states by name, without those that were never claimed.
+            The claimed states by name.
         """
         await self._reach("read states")
         return {key: self._states[key] for key in keys if key in self._states}

@@ -67,7 +67,7 @@ class ReferenceLog:
 
     Attributes:
         running: The transactions that have not ended.
-        on_position: Function that is called with the partition and the first position of each batch.
+        on_position: Function that the log calls with the partition and the first position of each batch.
     """
 
     def __init__(self, partitions: int) -> None:

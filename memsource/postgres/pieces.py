@@ -113,7 +113,7 @@ def lock(session: Session, log: int, group: str, lo: int, hi: int) -> int:
 def copy(session: Session, log: int, group: str, lo: int, hi: int, consumer: str) -> None:
     """Make a piece of each part of a piece in ``lo`` … ``hi``, with the finished messages of the piece and a drain.
 
-    A piece with a drain was never acquired, so its new part waits for the same owner.
+    No member has acquired a piece with a drain, so its new part waits for the same former owner.
     """
     for piece, row in _met(session, log, group, lo, hi):
         if _within(row, lo, hi):

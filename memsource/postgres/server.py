@@ -1,4 +1,4 @@
-"""A PostgreSQL server as data: sessions, advisory locks, rows with locks, and the transactions that hold them.
+"""A simulated PostgreSQL server: sessions, advisory locks, row locks, and the transactions with these locks.
 
 A session ends by its client, by ``PostgresServer.terminate``, with the server, or after its idle timeout. The server
 then frees the locks of the session. Each call is one statement and receives the present time. A call that must wait for
@@ -44,8 +44,9 @@ class Session:
         blocked: Whether a statement waits for another transaction.
         in_transaction_timeout: Seconds without a statement after which a transaction block ends its session; 0 = never.
         listens: Whether the session receives notifications.
-        on_notify: Function that is called with the pid of the notifying session and the text of the notification.
-        on_end: Function that is called when the session ends.
+        on_notify: Function that the server calls with the pid of the notifying session and the text of the
+            notification.
+        on_end: Function that the server calls at the end of the session.
     """
 
     def __init__(self, server: PostgresServer, pid: int, owner: str, now: float) -> None:
@@ -191,9 +192,10 @@ class PostgresServer:
         sessions: The open sessions, the oldest first.
         rows: The committed rows.
         locks: Advisory lock -> session that holds the lock.
-        on_expiry: Function that is called with a session whose idle timeout has passed, before its end.
-        changed: Function that is called when a transaction ends, so that blocked statements may continue.
-        on_row: Function that is called with the session, the key, the former and the new row of each committed change.
+        on_expiry: Function that the server calls with a session after its idle timeout, before its end.
+        changed: Function that the server calls at the end of a transaction, so that blocked statements may continue.
+        on_row: Function that the server calls with the session, the key, the former and the new row of each committed
+            change.
     """
 
     def __init__(self, log: ReferenceLog) -> None:
@@ -221,7 +223,7 @@ class PostgresServer:
         return session
 
     def terminate(self, session: Session) -> None:
-        """End a session: its transaction is rolled back, and its locks are free. Idempotent."""
+        """End a session: roll its transaction back, and free its locks. Idempotent."""
         if not session.open:
             return
         session.open = False
@@ -246,7 +248,7 @@ class PostgresServer:
         return self._epochs
 
     def next_id(self) -> int:
-        """Return a number for a new row that no other row has had."""
+        """Return a unique number for a new row."""
         self._ids += 1
         return self._ids
 

@@ -37,7 +37,7 @@ class Livelock(SimulationError):
 
 
 class NeverYields(Livelock):
-    """A step takes too long, such as a loop that awaits nothing. The message names the line, and the task if any."""
+    """A step takes too long, such as a loop without an ``await``. The message names the line, and the task if any."""
 
 
 class Overtime(SimulationError):

@@ -36,8 +36,8 @@ LEASE: Final = "lanes-lease"
 
 MARKED: Final = "_lanes.cohort.mark"
 """Filter subject of a cohort's mark, without the namespace at its end. The filter subjects of partitions contain a
-number as one token. The mark contains no number. No message matches both, so a work queue accepts the mark together
-with the durables.
+number as one token. The mark contains no number. No message matches the filters of both a mark and a durable, so a work
+queue accepts both.
 """
 
 DEFAULT_ACK_WAIT: Final = 300.0
@@ -93,7 +93,7 @@ class JetStreamEpochConsumers:
         connection: Connection to the server.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
-        incarnation: Creation time of the stream. Another creation time during the run raises an error.
+        incarnation: Creation time of the stream. A changed creation time of the stream during the run raises an error.
         filters: Function that returns the filter subjects of a cohort partition.
         highest: Function that returns the highest sequence read by this process. If the stream ends below this
             sequence, the object raises an error.
@@ -132,7 +132,7 @@ class JetStreamEpochConsumers:
     async def found(self, partition: int) -> tuple[Sequence[EpochConsumer], int]:
         """Find the durables of one cohort partition; see ``lanes.cohort.leases.EpochConsumers.found``.
 
-        Concurrent calls share one listing, which begins after all of these calls.
+        Concurrent calls share one listing, which begins after the last of these calls.
 
         Args:
             partition: Number of the cohort partition.

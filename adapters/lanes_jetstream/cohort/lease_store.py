@@ -1,9 +1,8 @@
 """The lease store of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, fenced writes.
 
 A bucket is a stream with one message for each key, and a revision is the sequence of the message. Reads and writes are
-raw requests that the stream's leader answers. The KV class of the client sets no TTL on an update. Its reads may come
-from replicas.
-A change that ``watch`` reports is only a hint.
+raw requests that the stream's leader answers. The KV class of the client sets no TTL on an update. Replicas may answer
+the reads of the client's KV. A change that ``watch`` reports is only a hint.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from lanes_jetstream.wire.stream import START_PATIENCE, find_or_create
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5
-"""Seconds allowed for one request. After this time the result of the request is unknown."""
+"""Seconds allowed for one request. The result of a request without an answer in this time is unknown."""
 
 MARKER_SECONDS: Final = 60
 """Seconds for which the server keeps the marker of an expired key."""
@@ -68,7 +67,7 @@ def namespace_of(bucket: str, stream: str) -> str | None:
 
 
 class _NobodyThere(UnknownResult):
-    """Error of a request without an effect, because no server has read the request."""
+    """Error of a request that had no effect, because no server has read the request."""
 
 
 class JetStreamLeaseStore:

@@ -125,8 +125,8 @@ class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
-        name: Name of the cohort, equal at all members. None = the existing cohort of the stream and the namespace under
-            any name, or a new cohort ``"default"``.
+        name: Name of the cohort, equal at all members. With None the member joins the existing cohort of the stream and
+            the namespace under any name, or creates a cohort ``"default"``.
         member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
             a kill with the same id waits until its earlier lease has expired.
         namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Cohorts in different namespaces

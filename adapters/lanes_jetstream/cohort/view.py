@@ -69,7 +69,7 @@ class PartitionView:
 
     Attributes:
         number: Number of the cohort partition, from 0.
-        owner: Member that holds the lease; None = no member.
+        owner: Member with the lease; None = no member.
         planned: Member to which the plan assigns the partition; None = no member.
         epoch: Epoch of the newest durable; None = no durable.
         lag: Number of unfinished messages; None = unknown.

@@ -47,7 +47,7 @@ class CohortWatch:
         name: Name of the source, for the log.
         partitions: Partitions that the member owns.
         out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
-        wake: Function that wakes the source, which then raises ``failure``.
+        wake: Function that wakes the source, so that the source raises ``failure``.
         failure: The reason why the source cannot continue; None = the source can continue.
     """
 

@@ -83,8 +83,8 @@ class JetStreamDeadLetterBox:
 
     Attributes:
         other_messages: Number of messages read by this box that are not dead letters.
-        remembers: Whether the latest ``find`` distinguished a dead letter that was disposed of from an unknown id,
-            because the stream has never lost a message.
+        remembers: Whether the latest ``find`` could distinguish disposed dead letters from unknown ids, which requires
+            a stream without a lost message.
     """
 
     def __init__(self, server: Server, subject: str) -> None:

@@ -27,7 +27,9 @@ from lanes_jetstream.wire.subjects import matches
 log = logging.getLogger("lanes.jetstream")
 
 LEAST_ACK_WAIT: Final = 1.0
-"""The shortest permitted ack_wait in seconds. With a shorter ack_wait, keep-alives would be most of the traffic."""
+"""The shortest permitted ack_wait in seconds. With a shorter ack_wait, most requests to the server would extend
+messages.
+"""
 
 _SECOND: Final = 1_000_000_000
 

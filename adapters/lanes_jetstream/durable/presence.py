@@ -1,7 +1,7 @@
-"""The presence of a process on a durable, which refuses a second process before that process takes a message.
+"""The detection of a second process on a durable, before the second process receives a message.
 
 The server knows no owner of a consumer. A process without room has no open pull request that would reveal the process.
-Each process therefore answers on a subject of its durable:
+Each process therefore answers requests on a subject of its durable:
 
 - A process that starts calls ``ask``. An answer means that another process consumes the durable.
 - If no process answers, the process announces itself. The process with the earlier announcement at the server refuses
@@ -66,7 +66,7 @@ class Presence:
         return bytes(answer.data).startswith(b"here ")
 
     async def announce(self) -> None:
-        """Begin to answer other processes, and find a process that started at the same time."""
+        """Begin to answer other processes, and detect a process that started at the same time."""
         await self._subscription.open(self._subject, self._receive)
         if self._permitted:
             await self._publish(self._subject, f"start {self._name}")

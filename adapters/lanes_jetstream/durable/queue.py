@@ -44,7 +44,7 @@ def durable_name(durable: str, partition: int) -> str:
 
 
 class QueuePart(DurableSource):
-    """One partition of a queue: a durable whose takeover and messages the source of the queue requests."""
+    """One partition of a queue: a durable for which the source of the queue requests takeovers and messages."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,8 +279,8 @@ class QueueSource:
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
         """Return the arrived messages of partitions that are not paused, within the room for messages.
 
-        Each call begins with another partition. The method does not suspend, so a cancelled ``receive`` loses no
-        message.
+        Successive calls begin with different partitions. The method does not suspend, so a cancelled ``receive`` loses
+        no message.
         """
         events: list[SourceEvent] = []
         left = room.messages if room.bytes > 0 else 0
@@ -294,9 +294,9 @@ class QueueSource:
     async def _pull(self, room: Room) -> None:
         """Request messages within the room, plus one message for each partition.
 
-        The request for one message is always open, so a partition without a recent message delivers at once. A message
-        that then exceeds the room waits in the source. Busy partitions share the room evenly, or three quarters of the
-        room while other partitions are idle.
+        The request for one message is always open, so a partition without a recent message delivers the next message
+        immediately. A message that then exceeds the room waits in the source. Busy partitions share the room evenly, or
+        three quarters of the room while other partitions are idle.
         """
         now = monotonic()
         # Messages of a paused partition use none of the room, as they are within its own bound.

@@ -39,7 +39,7 @@ _OTHER_PROCESS_WAIT: Final = 2.0
 _LOST_MACHINE_WAIT: Final = PULL_EXPIRES + 1.0
 """Seconds that a start waits for the end of the pull requests of a process that does not answer.
 
-The machine of such a process may be lost, and its pull requests end within this time.
+The machine of a silent process may be lost, and its pull requests end within this time.
 """
 
 
@@ -254,7 +254,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _give_back(self) -> None:
-        """Return messages, which arrived for requests that only the server can end, to other processes."""
+        """Return messages to other processes, if they arrived for requests that only the server can end."""
         arrived, self._pulls.arrived = self._pulls.arrived, []
         await give_back(self.connection.client, [raw.reply for raw in arrived], self._name)
 

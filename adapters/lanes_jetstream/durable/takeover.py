@@ -1,7 +1,7 @@
 """The takeover, which makes unacknowledged messages arrive before new messages, at the start and after interruptions.
 
 Without a takeover, the server redelivers messages in the order of their expiry. The server also delivers new messages
-before older messages have expired. Both would break the order of a key.
+before older messages have expired. Each of the two faults would break the order of a key.
 """
 
 from __future__ import annotations
@@ -274,7 +274,7 @@ class Takeover:
     async def _requeue_in_one_batch(self, count: int) -> None:
         """Requeue more messages than the room holds: receive and drop all messages, and shrink ack_wait again.
 
-        The messages then expire together, in one batch, which the server sorts.
+        The server then expires the messages together, and sorts them in one batch.
         """
         dropped: dict[int, Msg] = {}
         came = 0

@@ -93,7 +93,7 @@ async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None
 
 
 async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
-    """Make the server redeliver these deliveries of the source ``name`` at once, to any process. Best effort."""
+    """Make the server immediately redeliver these messages of the source ``name``, to any process. Best effort."""
     if not subjects or not client.is_connected:
         return
     try:

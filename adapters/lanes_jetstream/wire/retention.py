@@ -79,7 +79,7 @@ class StreamRetention:
         self._pace.note(last if limits.keeps_acknowledged else limits.stored, now)
 
     def of(self, message: Message) -> Retention | None:
-        """Return the retention of a message by the last state; None = no limit applies, or no state is known."""
+        """Return the retention of a message by the last known state; None = no limit, or no known state."""
         limits = self._limits
         if limits is None:
             return None

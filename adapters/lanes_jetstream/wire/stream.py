@@ -46,7 +46,7 @@ class StreamState:
         last: Sequence of the last message.
         retention: Retention of the stream.
         drops_single_messages: Whether the stream drops single messages by design (one message a subject, a time to live
-            for each message, rollups). A missing message is then no fault.
+            for each message, rollups). The source then accepts missing messages.
         loses_last_acks: Whether a killed server loses the last acknowledgements, because the only copy is on disk.
         intake: Subjects that the stream stores.
         limits: Limits and size of the stream.

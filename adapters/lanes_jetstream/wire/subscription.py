@@ -1,4 +1,4 @@
-"""A subscription of the client that drops no message, and can pass messages on without a task."""
+"""A subscription of the client that drops no message, and that passes messages on without a separate task."""
 
 from __future__ import annotations
 

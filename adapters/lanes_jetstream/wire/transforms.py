@@ -94,7 +94,7 @@ def _transform(fields: Mapping[str, Any]) -> Transform:
 def known_tokens(destination: str) -> list[str]:
     """Return the tokens of a destination, with ``>`` in place of all tokens of unknown index.
 
-    A function other than ``wildcard`` and ``partition`` may make several tokens from one token.
+    A function other than ``wildcard`` and ``partition`` may split one token into several tokens.
     """
     tokens = destination_tokens(destination)
     for place, token in enumerate(tokens):

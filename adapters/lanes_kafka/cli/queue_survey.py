@@ -84,7 +84,7 @@ def check_name(name: str) -> None:
 
 
 class Cluster:
-    """A client that asks a broker about topics and changes topics. Each question and each change has a deadline.
+    """A client that asks a broker about topics and changes topics. Each request to the broker has a deadline.
 
     Args:
         settings: Configuration of the client, whose secrets no error shows.

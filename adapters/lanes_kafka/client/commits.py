@@ -5,11 +5,11 @@ partition nor that the position rises. Therefore ``Commits`` checks, immediately
 owns every partition. The engine guarantees that positions rise.
 
 ``TopicIdCheck`` delays a commit until the broker has confirmed the ids of the commit's topics. In a topic that a user
-deleted and created again, the same positions mean other messages. The broker accepts commits of such positions. No
-callback reports the change. When the new topic has grown past the client's position, the client continues in the new
-topic. ``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed the same ids. The
-confirming question must be newer than the commit. Without such an answer the source commits no position, because a
-commit could skip messages of the new topic. Handlers may then repeat finished messages.
+deleted and created again, the same positions mean other messages. The broker accepts commits of such positions. The
+client reports no such change by a callback. When the new topic has grown past the client's position, the client
+continues in the new topic. ``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed
+the same ids. The confirming question must be newer than the commit. Without such an answer the source commits no
+position, because a commit could skip messages of the new topic. Handlers may then repeat finished messages.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
 repetition. In this case the source finds a position of the old topic, and stops with an error. Second, the broker that
@@ -114,8 +114,8 @@ class Commit:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
         releases: Partition that the thread releases after this commit; None = no partition.
-        deadline: Time of the clock after which an unanswered commit has failed; 0 = the commit is neither queued nor
-            sent.
+        deadline: Time of the clock after which an unanswered commit has failed; 0 = the client has not received the
+            commit yet.
         offsets: The positions in the client's own type, which ``Commits`` sets when it sends the commit.
     """
 

@@ -216,7 +216,7 @@ class Group:
                 self.join_watch.rebalances()
 
     def on_lost(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
-        """Give up lost partitions without a commit, because another member may own these partitions already."""
+        """Drop lost partitions without a commit, because another member may already own these partitions."""
         self.rebalances += 1
         self._lost |= bool(partitions)
         reason = "this member's session ended, or the group chose another owner"

@@ -26,7 +26,7 @@ ASK_TIMEOUT: Final = 5.0
 """Seconds allowed for one question about end offsets."""
 
 PORTION: Final = 250
-"""Maximum number of partitions in one question for offsets. Such a question costs the thread that owns the client a few
+"""Maximum number of partitions in one question for offsets. Each request costs the thread that owns the client a few
 milliseconds.
 """
 
@@ -63,8 +63,8 @@ class EndOffsets:
 
     Args:
         clock: Monotonic clock, in seconds.
-        admin: Function that returns the client that asks for ends; None = do not ask. This client has separate
-            connections, so that a fetch without an answer delays no question.
+        admin: Function that returns the client that requests the ends; None = no requests. The separate connections of
+            this client prevent that an unanswered fetch delays a request.
         isolation: Isolation level of the client's fetches.
     """
 

@@ -13,7 +13,7 @@ _LAST_CALLBACKS: Final = 2.0
 """Seconds allowed for the last callbacks. After this time ``close`` serves the callbacks."""
 
 _QUIET_FOR: Final = 0.01
-"""Seconds without a callback after which no further callback is expected."""
+"""Seconds without a callback after which the thread expects no further callback."""
 
 
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:

@@ -1,4 +1,4 @@
-"""The log lines about an outage. A hanging broker causes no error of the client, and no other log lines."""
+"""The log lines about an outage. If a broker hangs, neither the client nor another log line reports the outage."""
 
 from __future__ import annotations
 

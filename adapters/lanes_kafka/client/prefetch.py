@@ -135,7 +135,7 @@ class Prefetched:
         return Credit(messages + max(0, most), size + max(0, most_bytes))
 
     def needs_credit(self, credit: Credit) -> bool:
-        """Return whether the thread needs this credit now, because at most half of its former credit is left."""
+        """Return whether the thread needs this credit now, with at most half of its former credit left."""
         return _is_due(credit.messages, self.granted.messages, self.received.messages) or _is_due(
             credit.bytes, self.granted.bytes, self.received.bytes
         )
@@ -207,7 +207,8 @@ class Prefetched:
     def take(self, room: Room) -> list[SourceEvent]:
         """Remove and return the events that fit into ``room``. The events of each partition keep their order.
 
-        Partitions get equal shares of the room. A share that a partition does not fill goes to the other partitions.
+        Partitions get equal shares of the room. The other partitions use any part of a share that a partition leaves
+        free.
         """
         if not self._events:
             return []
@@ -247,7 +248,7 @@ class Prefetched:
     def _shares(self, room: Room) -> dict[Partition, int]:
         """Return the number of messages of each partition that fit.
 
-        Room that a partition does not need goes to the other partitions.
+        The other partitions use any room that a partition does not need.
         """
         available: dict[Partition, int] = {}
         for event in self._events:

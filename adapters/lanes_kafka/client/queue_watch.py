@@ -1,7 +1,8 @@
 """The check of partitioned queues for messages in topics that no member of the group reads.
 
 Producers with another number of partitions than the workers write such messages. A check asks for the existing topics,
-the bounds of their logs, and the group. Most checks end after the first question, because no such topic exists.
+the bounds of their logs, and the group. Most checks end after the first request, because no further topic of the queue
+exists.
 """
 
 from __future__ import annotations

@@ -15,8 +15,9 @@ LONGEST_PAUSE: Final = 30.0
 HEALTHY_AFTER: Final = 300.0
 """Seconds without a failure after which the source may use all rebuilds again.
 
-This time is much longer than the longest pause. Two clients that fence each other in turn therefore use up their
-rebuilds."""
+The interval is much longer than the longest pause before a rebuild. Two clients that fence each other in turn therefore
+use up their rebuilds.
+"""
 
 
 class Rebuilds:

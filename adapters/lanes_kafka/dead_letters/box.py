@@ -242,7 +242,7 @@ def position_of(raw: Raw) -> _Position:
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
     """Return ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
 
-    Two distant dead letters are in different passes, so no pass reads the gap between them.
+    The box reads distant dead letters in separate passes, and skips the records between them.
     """
     ranges: dict[int, list[Range]] = {}
     for number, offset in positions:

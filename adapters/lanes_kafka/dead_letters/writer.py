@@ -41,8 +41,8 @@ class KafkaDeadLetters:
 
     - ``Lanes-Id``, ``Lanes-Source``, ``Lanes-Partition``, ``Lanes-Position``, ``Lanes-Subject``, ``Lanes-Attempts``,
       ``Lanes-Error``, ``Lanes-Epoch``, and ``Lanes-Error-Text`` (percent-encoded).
-    - ``Lanes-Time`` and ``Lanes-Timestamp``: the times at which the dead letter was made and the message was published,
-      in seconds since the epoch.
+    - ``Lanes-Time`` and ``Lanes-Timestamp``: the times of the creation of the dead letter and of the publication of the
+      message, in seconds since the epoch.
     - ``Lanes-System`` and ``Lanes-Incarnation`` (percent-encoded): the kind of the broker, and the id of the topic.
     - ``Lanes-Queue`` (percent-encoded) and ``Lanes-Queue-Partition``, for a message of a partitioned queue.
     - ``Lanes-Tombstone`` and ``Lanes-Null-Headers``, for a message without a value, or with headers without a value.

@@ -84,7 +84,9 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
 
 
 async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: str, name: str, *, force: bool) -> None:
-    """Delete a subscription with its positions, in one transaction. Its members can then write no more.
+    """Delete a subscription with its positions, in one transaction.
+
+    The members of a deleted subscription can then store no more positions.
 
     Raises ``ConfigError`` if the subscription does not exist, or if members run and ``force`` is False.
     """

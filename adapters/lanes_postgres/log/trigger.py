@@ -1,4 +1,4 @@
-"""The trigger that gives each append its place in the order of the commits. No source reads a message without a place.
+"""The trigger that gives each append its place in the order of the commits. Sources skip messages without a place.
 
 The module also checks other faults by which a table of the user silently loses messages.
 """

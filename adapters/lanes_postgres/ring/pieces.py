@@ -238,7 +238,9 @@ class Pieces:
         return State(epoch, floor, runs_of(completed))
 
     async def end_drain(self, piece: int, parent: int) -> None:
-        """End the drain of a piece. The caller holds the lock of the parent piece, so its former owner has lost it.
+        """End the drain of a piece.
+
+        The caller has the lock of the parent piece, which the former owner has therefore lost.
 
         Raises ``StateLocked`` if a transaction holds the row.
         """
@@ -297,7 +299,7 @@ class Pieces:
         """Copy the stored position of a drained piece to all pieces that wait for its drain, and end their drains.
 
         The owner has not seen the split of these pieces, and has delivered their messages up to its own position.
-        Concurrent calls share a statement, because a member that stops releases all of its pieces at once.
+        Concurrent calls share a statement, because a stopping member releases all of its pieces at the same time.
         """
         await self._drained((piece, epoch))
 

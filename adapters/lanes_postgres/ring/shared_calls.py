@@ -1,4 +1,4 @@
-"""Calls that wait for one another and then share a transaction. Needs asyncio."""
+"""Concurrent calls that share one transaction. Needs asyncio."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Slots:
 
 @dataclass(frozen=True, eq=False)
 class MovedSlots:
-    """The slots that a piece has given to other pieces; see ``lanes.core.types.Part``.
+    """The slots that a piece has passed to other pieces; see ``lanes.core.types.Part``.
 
     Attributes:
         slots: The slots.

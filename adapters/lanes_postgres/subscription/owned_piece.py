@@ -16,7 +16,7 @@ from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.subscription.owned import Owned
 
 _TELL_EVERY: Final = 1.0
-"""Seconds between two events about skipped messages of other pieces. Each event costs a write."""
+"""Seconds between two events about skipped messages of other pieces. The member writes once for each event."""
 
 
 @dataclass(eq=False, repr=False)

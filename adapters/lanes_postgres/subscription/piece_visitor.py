@@ -31,7 +31,8 @@ from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
 log = logging.getLogger("lanes.postgres")
 
 _AT_ONCE: Final = 4
-"""Number of partitions whose pieces a member acquires concurrently. Each claim needs a connection."""
+"""Number of partitions whose pieces a member acquires concurrently. Each concurrent claim needs a separate connection.
+"""
 
 _COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the messages in slots without an owner."""
@@ -43,7 +44,9 @@ _LEAST: Final = 50
 """Least value of the maximum number of messages that a read may return."""
 
 _CHUNK: Final = 500
-"""Number of messages that a request reads at least, if the log has so many. A request examines hundreds of pieces."""
+"""Minimum number of messages that a request reads, if the log has enough messages. A request examines hundreds of
+pieces.
+"""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -127,7 +130,10 @@ class PieceVisitor(Visitor):
             raise failed.exceptions[0] from None
 
     def _free(self, rows: Sequence[PieceRow]) -> list[PieceRow]:
-        """Return the pieces without a key to try. If members report that they own all, return only a few, in turn."""
+        """Return the pieces without a key to try.
+
+        If members report that they own all pieces, return only a few pieces, a different selection in each call.
+        """
         free = [row for row in rows if row.slots is None and row.id not in self.owned]
         if free and sum(member.owned for member in self._others) + len(self._keyless()) >= self.tables.partitions:
             # The account of a member that was killed is wrong.

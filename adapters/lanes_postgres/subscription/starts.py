@@ -59,9 +59,9 @@ async def decide_starts(
 ) -> list[int]:
     """Return the first position of each partition. For a new subscription, decide these positions.
 
-    The decision includes empty partitions. One member decides, while other new members wait. ``own_states`` = the
-    positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own ranges of slots.
-    Raises ``ConfigError`` if the subscription has begun with the other value of ``ring``.
+    The decision includes empty partitions. One member sets the first positions, while other new members wait.
+    ``own_states`` = the positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own
+    ranges of slots. Raises ``ConfigError`` if the subscription has begun with the other value of ``ring``.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()

@@ -1,4 +1,4 @@
-"""The task of a member, which gives positions to messages, acquires and gives up partitions, and reads messages."""
+"""The task of a member, which assigns positions to messages, acquires and releases partitions, and reads messages."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ class Visitor:
             self.lose(owned, reason)
 
     def lose(self, owned: Owned, reason: str) -> None:
-        """Give up a partition that another process may own. Idempotent."""
+        """Release a partition that another process may own. Idempotent."""
         if self._end(owned):
             # The lock may be free already, so the lease has ended.
             owned.partition.deadline = min(owned.partition.deadline, monotonic())
@@ -476,7 +476,7 @@ class Visitor:
             )
 
     def lock_changed(self, unit: int) -> None:
-        """Raise the deadline of a partition or a piece, or give it up, because its lock was renewed or lost."""
+        """Raise the deadline of a unit with a renewed lock, or give up a unit with a lost lock."""
         if (owned := self.owned.get(unit)) is not None:
             self._check(owned)
         self.wake()

@@ -75,15 +75,16 @@ def audit(
     DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes check`` where a verdict
     needs every row in order:
 
-    - If rows of a process are missing, the audit judges neither that process nor events across processes. A promise is
-      then ``unproven``, unless the other processes violate the promise. With missing rows, AtLeastOnce has no
-      violation, as in ``lanes check``.
+    - If rows of a process are missing, the audit judges neither that process nor events across processes. The verdict
+      about a promise is then ``unproven``, unless other processes violate the promise. With missing rows, AtLeastOnce
+      has no violation, as in ``lanes check``.
     - The number of violations may differ from ``lanes check`` if one violation causes another violation. If the
     committed floor
       of an assignment falls, the audit does not judge some commits of this assignment.
     - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
       as left at the broker.
-    - A task that was killed before the end of a file has no rows. ``Audit.unfinished`` counts such files.
+    - The journal of a task that was killed before the end of its first file has no rows. ``Audit.unfinished`` counts
+      such files.
 
     Args:
         spark: Spark session that runs the audit.

@@ -147,7 +147,7 @@ def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place
     """Mark the settled messages among the unhandled messages, and name a row of the settling process.
 
     A commit also settles messages that its assignment never received. The function ``passed`` finds no such message.
-    This function therefore also compares the committed ranges.
+    The function therefore also compares the committed ranges.
     """
     if passes is None:
         marked = unhandled.withColumn("passed", F.when(F.lit(False), F.col("acked")))

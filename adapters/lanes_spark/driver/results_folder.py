@@ -14,9 +14,9 @@ A replay that was killed between the two notes has written no results, and may c
 folder.
 
 Two replays may find the same folder empty at the same time. Except with Spark Connect, at most one of these replays
-takes the folder. Each replay first creates a file with the name of its query, and then lists these files. The later
-replay sees both files and stops. The file system needs no exclusive creation, but a listing must show all written
-files.
+acquires the folder. To acquire the folder, each replay creates a file with the name of its query, and then lists the
+files of all replays. The later replay sees both files and stops. The file system needs no exclusive creation, but a
+listing must show all written files.
 """
 
 from __future__ import annotations

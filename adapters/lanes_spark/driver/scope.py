@@ -27,7 +27,8 @@ _ENDLESS: Final = 1 << 62
 
 
 ReplaySource = ParquetTable | KafkaTopic
-"""A source of stored messages: a Parquet table or a Kafka topic. Both classes have the same methods."""
+"""A source of stored messages: a Parquet table or a Kafka topic. The scopes of tables and topics have the same methods.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)

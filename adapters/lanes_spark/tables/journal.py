@@ -37,8 +37,8 @@ _TOPICS: Final = 5
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
     """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call this function before ``read_journal``. One of the two calls then counts a file that a process completes between
-    the calls. With Spark Connect, which cannot list hidden files, the result is 0.
+    Call this function before ``read_journal``. A process may complete a file between the two calls, and exactly one of
+    the calls counts this file. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:

@@ -85,7 +85,7 @@ class ParquetTable:
         Args:
             spark: Session that reads the table.
             ranges: Positions by partition, the end exclusive.
-            incarnation: Not used, because a table has no id.
+            incarnation: Unused, because a table has no id.
 
         Returns:
             The rows.

@@ -108,7 +108,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
 
 
 class Pace:
-    """Makes a task wait for a slow journal, so that the journal drops no rows."""
+    """Delays a task while its journal is slow, so that the journal drops no rows."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

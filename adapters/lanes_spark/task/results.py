@@ -93,7 +93,7 @@ class Returns:
     def take(self, messages: Sequence[Message]) -> list[Result]:
         """Remove and return the rows of these settled messages.
 
-        A return value of None is no row, a mapping is one row, and a list of mappings is several rows. Raises
+        A handler returns None for no row, a mapping for one row, and a list of mappings for several rows. Raises
         ``LanesError`` for any other return value.
         """
         results: list[Result] = []

@@ -57,7 +57,7 @@ DELIVER: Final = Fate()
 
 
 class Session:
-    """One connection, as the server sees the connection.
+    """The server's side of one connection.
 
     Args:
         server: The server.
@@ -150,8 +150,8 @@ class NatsServer:
 
     Args:
         fate: Function that returns the fate of each message of a client.
-        loses: Function that returns whether a delivery is lost. The arguments of the function are the name of the
-            client, and the reply subject of the pull request.
+        loses: Function that returns whether the server loses a delivery. The arguments of the function are the name of
+            the client, and the reply subject of the pull request.
         on_denied: Function to call with the connection, the subject and the time of each message that the server has
             denied.
         version: Version that the server reports.
@@ -415,7 +415,7 @@ class NatsServer:
     # --- faults
 
     def stop(self) -> None:
-        """Kill the server. All connections end. Idempotent."""
+        """Kill the server. The server ends all connections. Idempotent."""
         self.up = False
         for session in list(self.sessions):
             session.end()

@@ -3,9 +3,8 @@
 The rules are those of nats-server, confirmed by ``tests/simulated/jetstream/test_server.py``:
 
 - Requests of a consumer take turns: each delivery uses the request that has waited longest since its last delivery.
-- A request ends after its number of messages, or with the status 408 at the end of its time. If the
-  request also limits the bytes, the status 409 "Batch Completed" reports that the request received its number of
-  messages.
+- A request ends after its number of messages, or with the status 408 at the end of its time. If the request also limits
+  the bytes, the status 409 "Batch Completed" reports that the request received its number of messages.
 - While a request waits, the server sends a heartbeat after each ``idle_heartbeat`` without a message.
 - A request whose reply subject has no subscription ends without a message.
 - A deleted consumer ends its requests by the status 409 "Consumer Deleted".

@@ -5,12 +5,12 @@ out. One of the ready tasks takes one step. Virtual time jumps to the next timer
 or when the chooser decides to jump. With the same chooser, a program takes the same steps in every run, with the
 exceptions below.
 
-Three rules make runs repeatable. First, the loop numbers tasks as they are made. Tasks that become ready in the same
-turn queue by number, because anyio iterates over a set to deliver a cancellation. Second, tasks, futures and cancel
-scopes hash by number, so each iteration over a set of them has the same order. The sets that ``asyncio.wait`` returns
-to the user have this order too. Third, the garbage collector runs only between runs. A program that reads a
-clock or depends on the order of another set may differ between runs. For sets of strings, start Python with
-``PYTHONHASHSEED=0``.
+Three rules make runs repeatable. First, the loop numbers tasks in the order of their creation. The loop sorts tasks
+that become ready in the same turn by number, because anyio iterates over a set to deliver a cancellation. Second,
+tasks, futures and cancel scopes hash by number, so each iteration over a set of them has the same order. The sets that
+``asyncio.wait`` returns to the user have this order too. Third, the garbage collector runs only between runs. A program
+that reads a clock or depends on the order of another set may differ between runs. For sets of strings, start Python
+with ``PYTHONHASHSEED=0``.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def abandon(self) -> None:
         """Close the coroutines of unfinished tasks, and drop their errors.
 
-        Otherwise the garbage collector would close the coroutines later, while other code runs.
+        Without this call, the garbage collector would close the coroutines later, while other code runs.
         """
         for inner in self._wrapped:
             inner.close()
@@ -464,7 +464,7 @@ def current() -> SimLoop:
         The loop.
 
     Raises:
-        SimulationError: No simulation is running in this thread.
+        SimulationError: This thread runs no simulation.
     """
     loop = _get_running_loop()
     if not isinstance(loop, SimLoop):

@@ -1,9 +1,9 @@
 """Guards that refuse calls that virtual time cannot control: threads, sockets, processes, signals and sleeps.
 
 The guards replace functions of the standard library and of anyio's asyncio backend while a simulation runs in the
-process. A guard refuses a call only on the loop of a simulation, and passes calls of other threads on. Guards do
-not replace a function that was imported by name earlier (``from time import sleep``). If such a function waits by the
-wall clock, the ``step_limit`` of the loop ends the step.
+process. A guard refuses a call only on the loop of a simulation, and passes calls of other threads on. Guards do not
+replace a function that a module has already imported by name (``from time import sleep``). If such a function waits by
+the wall clock, the ``step_limit`` of the loop ends the step.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ _MACHINERY: Final = tuple(
     str(Path(folder)) + os.sep
     for folder in (sysconfig.get_path("stdlib"), Path(anyio.__file__).parent, Path(__file__).parent)
 )
-"""Folders of the standard library, anyio and this loop, which hold no line of the user."""
+"""Folders of the standard library, anyio and this loop, which contain no code of the user."""
 _LIBRARY: Final = tuple(str(folder) + os.sep for folder in (Path(lanes.__file__).parent, Path(__file__).parents[2]))
 _REAL: Final = ("lanes_kafka.", "lanes_jetstream.", "lanes.process", "lanes.workers.loop_watch")
 """Modules that run only in a consumer outside of the workers of a world."""
 _STEP: Final = "_run_once"
 """Name of the loop's method that takes all steps."""
 _PACKAGES: Final = ("site-packages", "dist-packages")
-"""Folders below the standard library that hold other packages."""
+"""Folders below the standard library that contain other packages."""
 _NAMED: Final = 10
 """The most tasks that one error names."""
 

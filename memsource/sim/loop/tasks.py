@@ -13,18 +13,19 @@ from contextvars import ContextVar
 from typing import Any, Final, Literal, TypeVar
 
 _CANCELLED: Final = 100
-"""Number of cancelled timers above which the heap is cleared of them, if they are more than half of the heap."""
+"""Number of cancelled timers above which the loop removes them from the heap, if they are more than half of the heap.
+"""
 
 T = TypeVar("T")
 Threads = Literal["refuse", "inline"]
 
 GROUP: Final[ContextVar[str | None]] = ContextVar("memsource.sim.group", default=None)
-"""Name of the group, such as a worker, of all tasks made in this context. Child tasks inherit the group."""
+"""Name of the group, such as a worker, of all tasks that this context creates. Child tasks inherit the group."""
 
 
 @contextmanager
 def in_group(group: str | None) -> Iterator[None]:
-    """Assign the tasks that are made in a ``with`` block to a group; None = to no group."""
+    """Assign the tasks that a ``with`` block creates to a group; None = to no group."""
     token = GROUP.set(group)
     try:
         yield
@@ -33,11 +34,11 @@ def in_group(group: str | None) -> Iterator[None]:
 
 
 TASK_METHODS: Final = frozenset(dir(asyncio.Task))
-"""Methods of a task that a user may schedule (``call_later(1, task.cancel)``). No step is among them."""
+"""Methods of a task that a user may schedule (``call_later(1, task.cancel)``). The list contains no step of a task."""
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task with a number, which is also its hash, and the group in which it was made."""
+    """A task with a number, which is also its hash, and with the group of its creator."""
 
     __slots__ = ("group", "number")
 
@@ -135,7 +136,7 @@ class Timers:
         heapq.heappush(self._heap, (when, self._pushed, timer))
 
     def on_cancel(self, timer: Any) -> None:
-        """Record that a timer is about to be cancelled. O(1), amortized."""
+        """Record that the caller is about to cancel a timer. O(1), amortized."""
         if timer._scheduled:
             self.cancelled += 1
             if self.cancelled > max(_CANCELLED, len(self._heap) // 2):

@@ -15,7 +15,7 @@ from typing import Final
 from memsource.sim.loop.event_loop import SimLoop
 
 _LOOKS: Final = 4
-"""Number of checks within a limit. So a step is interrupted at most a quarter of the limit late."""
+"""Number of checks within a limit. The watch therefore interrupts a step at most a quarter of the limit late."""
 
 
 class Interrupted(BaseException):

@@ -140,8 +140,8 @@ faults = FaultBudget
 def draw(budget: FaultBudget, personality: PersonalityName, boundaries: int, rng: random.Random) -> tuple[Fault, ...]:
     """Draw the faults of a run.
 
-    A kind has its full number of faults in half of the runs, and a random smaller or equal number in the other half.
-    One fault of four is at the boundary of an earlier drawn fault, or up to three boundaries later.
+    A kind has its full number of faults in half of the runs, and a random smaller or equal number in the other half. A
+    quarter of the faults happen at the boundary of an earlier drawn fault, or up to three boundaries later.
 
     Args:
         budget: Maximum number of faults of each kind.

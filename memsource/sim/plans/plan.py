@@ -1,6 +1,7 @@
 """A plan: the traffic of a run, its faults, and the order in which its tasks take their steps.
 
-A plan determines its run completely. Each part of a plan can shrink: fewer faults, fewer deviations, fewer messages.
+A plan determines its run completely. The simulator can shrink each part of a plan: fewer faults, fewer deviations,
+fewer messages.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class Fault:
     """One fault, at one boundary.
 
     The numbers of the boundaries count over all workers, in order of time. Each call of the broker has two boundaries:
-    one before the call, and one between the broker's action and its answer. Each call of ``World.io`` by a worker has
-    two boundaries too.
+    one before the call, and one between the broker's action and its answer. Each call of ``World.io`` by a worker also
+    has two boundaries.
 
     Attributes:
         at: Number of the boundary, 0 or more.

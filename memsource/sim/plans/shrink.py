@@ -16,7 +16,7 @@ from memsource.sim.errors import SimulationError
 from memsource.sim.plans.plan import Fault, Plan, Schedule
 
 ATTEMPTS: Final = 500
-"""The most runs, by default: enough for 1,000 deviations of which a handful is needed."""
+"""Default maximum number of runs: enough for 1,000 deviations of which about five are necessary."""
 
 _LIMITS: Final = tuple(1 << power for power in range(11))
 
@@ -186,7 +186,7 @@ def ddmin(items: Sequence[T], fails: Callable[[Sequence[T]], bool]) -> None:
 
 
 def _descend(value: int, least: int, fails: Callable[[int], bool]) -> None:
-    """Lower a number by ever smaller steps, until the plan does not fail with the next lower number."""
+    """Lower a number in decreasing steps, until the plan no longer fails with the next lower number."""
     step = value - least
     while step:
         if fails(value - step):

@@ -11,8 +11,8 @@ The JSON names the version of lanes, the minor version of Python, personality, s
 that differ from their defaults. The JSON stores each turn as the distance from the previous turn. A plan has exactly
 one JSON text. The compressed bytes depend on the version of zlib.
 
-Only the same code repeats a run, because other versions of lanes and other minor versions of Python schedule other
-steps. ``decode`` refuses a token of another version.
+A token repeats its run only with the same version of lanes and minor version of Python, because other versions schedule
+other steps. ``decode`` refuses a token of another version.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def decode(token: str) -> Plan:
         The plan.
 
     Raises:
-        TokenRefused: The text is no token, is damaged or too large, holds no plan, or is of another version of lanes or
-            Python.
+        TokenRefused: The text is no token, is damaged or too large, contains no plan, or is from another version of
+            lanes or Python.
     """
     try:
         return _plan(_text_of(token))

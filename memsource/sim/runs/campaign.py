@@ -29,7 +29,7 @@ RECHECKED: Final = 50
 """Number of runs in a block. The campaign repeats one run of each block, and compares both runs."""
 
 FEW_ATTEMPTS: Final = 30
-"""The most runs that shrink a plan with the finding ``Overtime``, because each such run takes some seconds."""
+"""Maximum number of runs that shrink a plan with the finding ``Overtime``, because each such run takes some seconds."""
 
 DEVIATIONS: Final = 4
 
@@ -101,7 +101,8 @@ class Campaign:
         budget: Maximum number of faults of each kind in a run; None = no faults.
         personalities: The brokers.
         seed: Seed of all draws, 0 … 2⁶⁴−1.
-        sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
+        sometimes: Required events and faults, each of which must happen in at least one run; see
+            ``CampaignReport.happened``.
         attempts: Maximum number of runs in the search for a smaller failing plan.
 
     Raises:
@@ -142,7 +143,7 @@ class Campaign:
         self.report = CampaignReport()
 
     def go(self) -> CampaignReport:
-        """Make the runs until a run fails or all runs are made. Blocks.
+        """Perform the runs, at most until the first failure. Blocks.
 
         Returns:
             ``report``.
@@ -183,7 +184,7 @@ class Campaign:
         return map(self._run, range(self._runs))
 
     def judged(self, plan: Plan, chooser: Chooser | None = None) -> Run:
-        """Make one run, and compare its final state with the state after the same traffic without faults.
+        """Perform one run, and compare its final state with the state after the same traffic without faults.
 
         Args:
             plan: The plan of the run.

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Final
 
 CUT: Final = 0.5
-"""Shortest pause that is drawn as ``~``, in seconds."""
+"""Minimum length in seconds of a pause with the symbol ``~``."""
 
 SAME: Final = 1e-3
-"""Shortest pause that is drawn as a blank, in seconds. A shorter pause is not drawn."""
+"""Minimum length in seconds of a pause with a blank as symbol. A shorter pause is not drawn."""
 
 _WIDEST: Final = 24
 _MARGIN: Final = 2

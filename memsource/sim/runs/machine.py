@@ -1,6 +1,6 @@
 """A Hypothesis state machine whose rules are actions and faults of a broker, for a user's own stateful tests.
 
-Each step drives the simulation, and nothing happens between two steps. Needs the extra ``testing``.
+Each step advances the simulation, which stands still between two steps. Needs the extra ``testing``.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class SimulationMachine(RuleBasedStateMachine):
 
         TestOrders = Orders.TestCase
 
-    At the end of an example no more faults happen, and all messages must be finished (``World.settled``). Then
-    ``at_rest`` must hold, the workers stop, and the checkers judge the history. A finding raises ``SimulationFailed``,
-    and Hypothesis prints the fewest steps that lead to the finding.
+    At the end of an example no more faults happen, and all messages must be finished (``World.settled``). After the
+    last step ``at_rest`` must succeed, the workers stop, and the checkers judge the history. A finding raises
+    ``SimulationFailed``, and Hypothesis prints the fewest steps that lead to the finding.
     """
 
     personality: ClassVar[PersonalityName] = "kafka"
@@ -148,7 +148,7 @@ class SimulationMachine(RuleBasedStateMachine):
             The result of the coroutine.
 
         Raises:
-            Deadlock: No task can continue. Each further call raises the same error again.
+            Deadlock: Every task waits for another task. Each further call raises the same error again.
             Livelock: No time passes. Each further call raises the same error again.
             Refused: The code used something without virtual time. Each further call raises the same error again.
         """

@@ -44,7 +44,7 @@ TIME_LIMIT: Final = 86_400.0
 
 _SETUP: Final = "must be a plain function; put async code into the test"
 _MARGIN: Final = 1.0
-"""Allowed delay of a process without a freeze, in virtual seconds. It covers the wait after a failure."""
+"""Allowed delay of a process without a freeze, in virtual seconds. The limit covers the wait after a failure."""
 
 
 @dataclass(frozen=True, kw_only=True)

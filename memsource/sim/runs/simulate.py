@@ -32,7 +32,7 @@ class Options:
 
     Attributes:
         runs: Number of runs of each test; None = the number that the test sets.
-        replay: Token of the only run to make; None = make a campaign.
+        replay: Token of the only run; None = run a campaign.
         test: Id by which pytest selects the running test; None = pytest runs no simulated test.
     """
 
@@ -151,7 +151,8 @@ def simulate(
             With ``"refuse"``, a call that needs a thread ends the run with ``Refused``.
         setup: Plain function to call before each run, which resets state that outlives a run.
         seed: Seed of all draws.
-        sometimes: Events and faults that must happen in at least one run; see ``CampaignReport.happened``.
+        sometimes: Required events and faults, each of which must happen in at least one run; see
+            ``CampaignReport.happened``.
         time_limit: Maximum duration of the test, in virtual seconds. Default: a day.
 
     Returns:

@@ -30,14 +30,14 @@ class Moment(NamedTuple):
 class Injection:
     """The faults of a plan. No method blocks.
 
-    Some faults act at their boundary. A boundary only arms other faults, which act at the next call that can fail this
-    way.
+    Some faults take effect at their boundary. A boundary only arms other faults, which take effect at the next call
+    that can fail this way.
 
     Args:
         faults: Faults of the plan.
 
     Attributes:
-        performed: Faults that have acted, were armed, or had no effect.
+        performed: Armed faults, and faults with or without an effect.
         moments: Faults that have happened.
     """
 
@@ -79,7 +79,7 @@ class Injection:
 
     @property
     def over(self) -> bool:
-        """Whether all faults of the plan have happened or were without effect, and no fault is armed."""
+        """Whether all faults of the plan are over, with or without an effect, and no fault is armed."""
         return len(self.performed) >= len(self._faults) and not any(self._armed.values())
 
     @property

@@ -37,9 +37,9 @@ class WorldProgress:
         self._committed.clear()
 
     def left(self) -> list[Record]:
-        """Return the messages that were never finished.
+        """Return the messages that have never finished.
 
-        A late commit may set a position back. A message that was already finished still counts as finished.
+        A late commit may set a position back. A redelivered message that has finished before still counts as finished.
         """
         return [record for record in self._broker.unfinished if not self._was_committed(record)]
 
@@ -81,7 +81,7 @@ def _stands_still(partition: int, piece: int, left: int, statuses: Sequence[Stat
     """Return whether the unfinished messages of a partition, or of one piece of it, cannot run.
 
     Messages cannot run if their owner receives no more messages, or if all of them are delivered and no handler runs.
-    Such delivered messages are blocked, queued after a blocked message, or finished above the floor.
+    Delivered messages that cannot run are blocked, queued after a blocked message, or finished above the floor.
 
     Args:
         partition: Number of the partition.

@@ -38,7 +38,7 @@ EPOCH: Final = 1_700_000_000.0
 """Seconds since 1970 at which the wall clock of a world begins."""
 
 TAIL: Final = 3_600.0
-"""Default of ``World.settled``: virtual seconds within which all messages must be finished."""
+"""Default of ``World.settled``: virtual seconds within which the workers must finish all messages."""
 
 _OF_AN_APP: Final = {
     each.name: f"write world.workers(count, App(handler=…, {each.name}=…))"
@@ -321,9 +321,9 @@ class World:
     def dead_letters(self) -> list[DeadLetter]:
         """The dead letters that the workers have written, in the order of their first writes.
 
-        A worker writes dead letters with ``App(dead_letters=True)``. Each message has at most one dead letter here,
-        because a second write of a dead letter changes nothing. The list is final after ``settled``. The property
-        returns a new list at each call.
+        A worker writes dead letters with ``App(dead_letters=True)``. Each message has at most one dead letter in the
+        simulation, because a second write has no effect. The list is final after ``settled``. The property returns a
+        new list at each call.
         """
         return self.broker.dead_letters
 
@@ -342,7 +342,7 @@ class World:
     def clock(self) -> float:
         """Return the time on the clock of all consumers.
 
-        The time rises with every call, which gives all rows one order.
+        The time rises with every call, so all rows have one order.
         """
         self._latest = max(self._loop.time(), self._latest + _STEP)
         return self._latest
