@@ -35,9 +35,9 @@ class Attempts(Protocol):
 
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
     message. Each call is idempotent and cancel-safe: a cancelled call has its complete effect or no effect. After a
-    retryable ``SourceError``, or an exception that is no error of ``lanes``, the consumer repeats the call until the
-    call succeeds, or until the consumer gives up or loses the partition. Any other error of ``lanes`` stops the
-    consumer after a drain.
+    retryable ``SourceError``, or an exception that is no error of ``lanes``, the consumer repeats the call. The
+    repetition ends when the call succeeds, or when the consumer releases or loses the partition. Any other error of
+    ``lanes`` stops the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:

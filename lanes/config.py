@@ -316,7 +316,7 @@ class Settings:
             origin: The setting that makes ``allowed``, for the error.
 
         Raises:
-            ConfigError: A drain may take longer.
+            ConfigError: The longest drain exceeds ``allowed``.
         """
         if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(

@@ -221,8 +221,8 @@ class Consumer:
         the thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
 
         Raises:
-            ConfigError: A setting contradicts the broker, the source or a limit of the system; or a handler returned an
-                exception or an awaitable, or raised a ``ConfigError``; or another consumer has used the source.
+            ConfigError: A setting contradicts the broker, the source or a limit of the system. A handler returned an
+                exception or an awaitable, or raised a ``ConfigError``. Another consumer has used the source.
             SourceError: The consumer cannot reach the broker at the start, the broker refuses a request, or a later
                 call fails without a retry.
             ContractError: The source broke a rule of ``lanes.source``.

@@ -28,7 +28,7 @@ from lanes.clock import monotonic
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
 _POLL: Final = 0.25
-"""Seconds between two questions for the backlog."""
+"""Seconds between two requests for the backlog."""
 
 _LOOK: Final = 0.1
 """Seconds between two questions for the state of the group."""

@@ -81,7 +81,7 @@ class Limits(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class PartitionDrain:
-    """The drain of one assignment. An object serves one drain. Times are seconds of a monotonic clock.
+    """The drain of one assignment. Each drain has a separate ``Drain`` object. Times are seconds of a monotonic clock.
 
     Attributes:
         engine: The engine that owns the partition.

@@ -162,7 +162,7 @@ class BudgetState(NamedTuple):
 
     Attributes:
         running: Number of running calls of each budget.
-        full: The budgets whose partitions deliver no message.
+        full: The full budgets, whose partitions deliver no message.
     """
 
     running: tuple[tuple[BudgetId, int], ...]

@@ -50,8 +50,8 @@ class Journal:
         directory: Folder of the files; the journal creates a missing folder.
         member: Name of this process in every row and file name, as in ``History``; None = the history's name, or
             ``m-`` and 8 random hex digits without a history.
-        rotate_after: Maximum age of an open file in seconds, from its first row, more than 0. None = the journal closes
-            a file only at its maximum size or at the end of the run.
+        rotate_after: Maximum age of an open file in seconds, from its first row, more than 0. With None the journal
+            closes a file only at its maximum size or at the end of the run.
         rotate_bytes: Size at which the journal closes a file, in bytes, 1 or more.
 
     Raises:

@@ -81,7 +81,7 @@ def tuned_gc(*, freeze: bool) -> Iterator[None]:
 def _raise_thresholds() -> _Thresholds | None:
     """Raise the thresholds, and return the former thresholds.
 
-    None = the process already collects at most that often.
+    The result is None if the process already collects at most that often.
     """
     global _tuned
     found = gc.get_threshold()

@@ -105,7 +105,7 @@ _AROUND: Final = (0.9, 1.1)
 _TARGETS: Final = 8
 
 BETWEEN: Final[frozenset[Kind]] = frozenset({"freeze", "crash", "cut_off", "restart"})
-"""Faults that can also happen between two boundaries, while the member waits; the target of the choice decides."""
+"""Faults that can also happen between two boundaries, while the member waits."""
 
 _LATER: Final[Mapping[int, float]] = {8: 0.02, 9: 0.3, 10: 2.0}
 """Seconds between the boundary and the fault, by target. The targets of other faults are lower."""

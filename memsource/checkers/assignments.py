@@ -71,7 +71,7 @@ class Assignments(Generic[State]):
 
 
 class AssignmentChecker(PromiseChecker, Generic[State]):
-    """A checker that keeps a state for each assignment, until a loss or a gap in the rows at the latest."""
+    """A checker with a state for each assignment. The state ends at the latest at a loss, or at a gap in the rows."""
 
     _state_class: type[State]
     _ends_at: ClassVar[tuple[str, ...]] = ()

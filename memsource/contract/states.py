@@ -276,7 +276,7 @@ async def check_no_write_lies_between_two_of_a_former_owner(make: MakeStates) ->
 
 
 async def check_a_cancelled_call_is_whole_or_nothing(make: MakeStates) -> None:
-    """A cancelled claim or store takes effect completely or not at all, and later calls work."""
+    """A cancelled claim or store has its complete effect or no effect, and later calls work."""
     store = make()
     for number in range(12):
         key = KEY._replace(partition=PartitionId("orders", number))
@@ -341,7 +341,9 @@ async def check_a_position_in_a_transaction_never_falls(harness: TransactionHarn
 
 
 async def check_a_claim_beside_an_open_transaction_is_refused(harness: TransactionHarness) -> None:
-    """A claim raises ``StateLocked`` until an open transaction with a change has ended, and then returns its floor.
+    """A claim raises ``StateLocked`` while a transaction with a change is open.
+
+    After the transaction, the claim returns the changed floor.
 
     A claim that waits would stop the other partitions of its member for as long as a frozen process exists.
     """

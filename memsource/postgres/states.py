@@ -33,7 +33,7 @@ def claim(session: Session, key: Hashable, start: int) -> StateRow:
 
 
 def store(session: Session, key: Hashable, state: StateRow) -> bool:
-    """Write a state whose epoch is unchanged, unless its floor would fall. Return whether the state was written.
+    """Write a state whose epoch is unchanged, unless its floor would fall. Return whether the store wrote the state.
 
     Raises ``Blocked``.
     """

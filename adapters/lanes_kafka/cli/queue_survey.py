@@ -41,7 +41,7 @@ _AT_ONCE: Final = 100
 """Maximum number of groups in one question for positions."""
 
 _QUESTION: Final = 1.0
-"""Seconds allowed for one question for positions. The client then repeats the question or gives up."""
+"""Maximum seconds of one request for positions. The client then repeats the question or gives up."""
 
 _QUESTIONS: Final = 16
 """Maximum number of concurrent questions for positions of groups."""

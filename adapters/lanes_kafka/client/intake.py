@@ -98,7 +98,7 @@ class Intake:
         return found.offset if found.offset > committed else None
 
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
-        """Continue to read a partition during its release, to find a gap after its last message.
+        """Read a partition beyond its last message during its release, to find a gap at its end.
 
         The client may read the last message before the transaction marker that follows it. The call ends when it has
         found a message or a gap after ``committed``, or the end of the log at ``committed``. A revoke may end the

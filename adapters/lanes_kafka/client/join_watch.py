@@ -1,7 +1,7 @@
 """The watch of a member's wait for the group's answer, which may last for the session of a dead member.
 
-A new member waits for the first answer. A member whose partitions were all revoked waits again, until the end of the
-rebalance.
+A new member waits for the first answer of the broker. A member whose partitions were all revoked waits again, until the
+end of the rebalance.
 
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
 Therefore the wait also ends after one session, when the group has removed every dead member.

@@ -63,8 +63,9 @@ _T = TypeVar("_T")
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Derive the settings of a safe producer from the dictionary of a consumer. Pure.
 
-    The function omits settings that only consumers have. Raises ``ConfigError`` if a setting makes writes unsafe, if
-    the settings name no broker, if an address is not ``host:port``, or if ``config`` is not a dictionary of settings.
+    The function omits settings that only consumers have. Raises ``ConfigError`` if ``config`` is not a dictionary of
+    settings, or if a setting makes writes unsafe. The call also refuses settings without a broker, and an address that
+    is not ``host:port``.
     """
     whole = UserSettings(config)
     check_addresses(whole)

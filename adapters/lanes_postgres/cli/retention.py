@@ -65,8 +65,8 @@ async def trim(
     each partition. The subscriptions ``without`` may lose unfinished messages.
 
     Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
-    Without ``force``, the call also raises ``ConfigError`` if the log has no subscription outside ``without``, or if
-    such a subscription stores its positions in a store of the user.
+    Without ``force``, the call also raises ``ConfigError`` if every subscription of the log is in ``without``. The call
+    also refuses a further subscription with a store of the user.
     """
     # Messages without a position may follow the last batch.
     while await perform_async(connection, sequencing(schema), "trim"):

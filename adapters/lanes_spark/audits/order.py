@@ -29,8 +29,8 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
         rows: Rows of a journal.
         within: Columns that name a position.
         opens: Whether a row opens an unknown position.
-        mark: Column with ``F`` at the finish of a position, ``N`` at a new start of its handling, and ``R`` where the
-            position becomes unknown again; null for other rows.
+        mark: Column with ``F`` at the finish of a position, and ``N`` at a new start of its handling. The column has
+            ``R`` where the position becomes unknown again, and null in other rows.
 
     Returns:
         The intervals.

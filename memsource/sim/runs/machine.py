@@ -149,7 +149,7 @@ class SimulationMachine(RuleBasedStateMachine):
 
         Raises:
             Deadlock: Every task waits for another task. Each further call raises the same error again.
-            Livelock: No time passes. Each further call raises the same error again.
+            Livelock: The call takes no virtual time. Each further call raises the same error again.
             Refused: The code used something without virtual time. Each further call raises the same error again.
         """
         if self._loop.failure is not None:
