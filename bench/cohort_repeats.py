@@ -1,4 +1,4 @@
-"""Messages that a cohort handles twice after `kill -9`, at 300 messages a second beside stuck keys.
+"""Messages that a cohort handles twice after `kill -9`, at 300 messages a second, while some keys are stuck.
 
 A member handles the messages of four partitions until its kill, and the next member takes over. The handler of one key
 of each partition hangs, so finished messages are above an unfinished message. The figure is the median number of

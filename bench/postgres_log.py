@@ -4,7 +4,7 @@
 equally frequent stores of a position. A further figure without a goal measures 16 workers that each lock one row by
 `FOR UPDATE SKIP LOCKED`.
 
-Serial: the consumer handles one message after the other, each for 1 ms. The baseline is a loop over the same `SELECT`
+Serial: the consumer handles the messages sequentially, each for 1 ms. The baseline is a loop over the same `SELECT`
 with equally frequent stores of its position.
 
 Append: the figure is transactions a second with one message each. The baseline is the same `INSERT` into a table
@@ -462,7 +462,7 @@ async def _by_listen(url: str, count: int, warm_up: int, ready: Any) -> Load:
 
 
 def _send(url: str, name: str | None, count: int, rate: int, notifies: bool, ready: Any) -> None:
-    """Append messages at a steady rate, beside other writers, as soon as the consumer is ready."""
+    """Append messages at a steady rate, concurrently with other writers, as soon as the consumer is ready."""
     assert ready.wait(60), "the consumer was not ready"
     time.sleep(0.5)
     asyncio.run(_sending(url, name, count, rate, notifies))

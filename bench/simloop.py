@@ -1,8 +1,8 @@
 """The simulator's loop: task steps a second of CPU, one step a turn, compared with the same program on bare asyncio.
 
-Steps: tasks only yield, first in, first out and by a random walk. Streams: tasks pass messages through anyio's memory
-streams, each with a timeout. On both loops the streams cost more than the loop itself. The goals of the steps are
-rates. The streams have no goal.
+Steps: tasks only yield; the choosers are first in, first out and a random walk. Streams: tasks pass messages through
+anyio's memory streams, each with a timeout. On both loops the streams cost more than the loop itself. The goals of the
+steps are rates. The streams have no goal.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 No-op: the replay has 1,000,000 messages of 208 bytes, 20,000 keys, and a handler that does nothing. The two baselines
 read, shuffle and sort the same table by the same plan. The first baseline is a task that only awaits the handler for
 each row of its Arrow batches, without threads, bounds, settling and counts. The second baseline is
-``foreachPartition``, one row after the other.
+``foreachPartition``, which handles rows sequentially.
 
 5 ms: each of two tasks runs 4,096 sleeping handlers at once, over 200,000 messages of 50,000 keys. The baseline has
 4,096 asyncio tasks instead of the lanes. The asyncio tasks take rows from one iterator, in any order of keys.

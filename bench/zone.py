@@ -3,7 +3,7 @@
 A figure is messages a second, by the wall clock. Two programs without `lanes` are the baselines of every handler that
 waits:
 
-- A plain loop awaits the handler for one message after the other. The rate of the loop does not depend on keys.
+- A plain loop awaits the handler for each message in sequence. The rate of the loop does not depend on keys.
 - ``…, tasks`` is a bare task for each key, over a prepared list of that key's messages. The tasks also keep the order
   of keys. The tasks need all keys before the start, and have neither bound nor settlement.
 

@@ -23,7 +23,7 @@ from demo.workers.service import Service
 from lanes.process import EXIT_DRAINED, EXIT_FAILED
 
 _POLL: Final = 0.25
-"""Seconds between two questions to the server."""
+"""Seconds between two requests to the server."""
 
 _STOP_WITHIN: Final = 20.0
 """Most seconds that a worker may take to end after SIGTERM."""

@@ -44,7 +44,9 @@ EXIT_UNUSABLE: Final = 3
 EXIT_AT_ONCE: Final = 4
 """A second signal stopped the consumer immediately; the broker delivers unfinished messages again."""
 EXIT_HALTED: Final = 5
-"""A message failed for good under the poison policy ``exit``, or user code cancelled a handler; a drain followed."""
+"""A message failed permanently under the poison policy ``exit``, or user code cancelled a handler; the consumer then
+drained.
+"""
 EXIT_USAGE: Final = 64
 """The command line is wrong: a command or option is unknown or missing, or options contradict each other."""
 EXIT_INTERRUPTED: Final = 130

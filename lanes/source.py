@@ -228,7 +228,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """A finite source has delivered every message. This event is the last; a further ``receive`` waits."""
+    """A finite source has delivered every message. No event follows; a further ``receive`` waits."""
 
 
 SourceEvent = Assigned | Delivered | Progressed | Revoking | RevokingPart | Lost | Generation | Exhausted
@@ -692,14 +692,18 @@ class Confirming(Protocol):
 
 @runtime_checkable
 class Dividing(Protocol):
-    """An optional part of a source that gives up parts of a partition by ``RevokingPart``. Such a source commits."""
+    """An optional part of a source that gives up parts of a partition by ``RevokingPart``.
+
+    A source with this method commits positions.
+    """
 
     async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
         """Let the next owners of the parts begin with the settled position of the partition. Idempotent. Cancel-safe.
 
-        ``settle`` has stored a position that is true for the parts too. Every unfinished message of the parts is above
-        this position, and is not one of the completed messages. The runtime repeats the call after a retryable error,
-        unless the partition drains or is lost meanwhile. The release of a drained partition hands its parts over too.
+        ``settle`` has stored a position that is also correct for the parts. Every unfinished message of the parts is
+        above this position, and is not one of the completed messages. The runtime repeats the call after a retryable
+        error, unless the partition drains or is lost in the meantime. The release of a drained partition hands its
+        parts over too.
 
         Args:
             partition: The assignment, which keeps its other messages.

@@ -55,7 +55,7 @@ def queue_broker(queue: PartitionedQueue, server: str, stream: str) -> StreamQue
 
 
 class StreamQueues:
-    """A client of a server for questions about a stream's physical queues, and for changes of the stream's subjects.
+    """A client of a server for requests about a stream's physical queues, and for changes of the stream's subjects.
 
     A group is a cohort, named by its namespace, or the durables of all partitions, named by the durable of partition 0.
     Other consumers may also deliver messages of a physical queue. The survey counts only the unfinished messages of
@@ -89,7 +89,7 @@ class StreamQueues:
 
         Raises:
             ConfigError: The stream does not exist.
-            SourceError: The server does not answer, or refuses the question.
+            SourceError: The server does not answer, or refuses the request.
         """
         return self._run(self._names())
 
@@ -106,7 +106,7 @@ class StreamQueues:
 
         Raises:
             ConfigError: The stream does not exist, changes subjects, or stores two physical queues by one subject.
-            SourceError: The server does not answer, or refuses a question.
+            SourceError: The server does not answer, or refuses a request.
         """
         return self._run(self._survey(names, named))
 

@@ -1,4 +1,4 @@
-"""Questions to a broker, asked by a client that only reads. Each request to the broker has a deadline.
+"""Requests of a reading client to a broker, each with a deadline.
 
 Reading order: one answer and the cause of a failure (``wait_for``, ``answer``, ``likely_cause``), the settings of a
 broker (``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
@@ -21,10 +21,10 @@ from lanes_kafka.config import address_name, addresses, redacted
 from lanes_kafka.errors import NOT_ALLOWED, is_login_refused, is_permanent, login_remedy, settings_error
 
 QUESTION_TIMEOUT: Final = 5.0
-"""Seconds allowed for one question to a broker."""
+"""Seconds allowed for one request to a broker."""
 
 TOPIC_DEADLINE: Final = 10.0
-"""Seconds allowed for all questions about one topic."""
+"""Seconds allowed for all requests about one topic."""
 
 METADATA_LIMIT: Final = "offset.metadata.max.bytes"
 
@@ -57,7 +57,7 @@ def wait_for(
     """Wait for all futures, and serve the client's callbacks during the wait.
 
     Args:
-        admin: Client that asked the questions.
+        admin: Client that sent the requests.
         futures: Answers of the broker to wait for.
         deadline: Latest end of the wait, in seconds of ``time.monotonic``.
         give_up: Function that returns True to end the wait at once.
@@ -110,11 +110,11 @@ def similar_topic(admin: AdminClient, topic: str, *, timeout: float = QUESTION_T
 
 
 def likely_cause(error: KafkaError, reported: Collection[KafkaError]) -> KafkaError:
-    """Find the best explanation for the failure of a question.
+    """Find the best explanation for the failure of a request.
 
     Args:
-        error: The error of the question, which often only reports a timeout.
-        reported: The errors that the client reported during the question.
+        error: The error of the request, which often only reports a timeout.
+        reported: The errors that the client reported during the request.
 
     Returns:
         The last reported refusal of a login, or else the last report that names a cause, or else ``error``.
@@ -262,13 +262,13 @@ def unanswered(
     timeout: float,
     name: str,
 ) -> SourceError:
-    """Make the error of a failed question about a topic.
+    """Make the error of a failed request about a topic.
 
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.
         topic: Name of the topic.
-        error: The error of the question.
-        reported: The errors that the client reported during the question.
+        error: The error of the request.
+        reported: The errors that the client reported during the request.
         timeout: Seconds for which the function waited for an answer.
         name: Name of the owner of the client.
 

@@ -38,7 +38,7 @@ NO_ANSWER: Final = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
     }
 )
-"""Error codes of a question that no broker answered."""
+"""Error codes of a request that no broker answered."""
 
 _LOGIN_REFUSED: Final = frozenset({KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED})
 _PERMANENT: Final = (

@@ -41,7 +41,7 @@ _PATIENCE: Final = 300.0
 
 _RETRY: Final = 0.2
 _POLL: Final = 0.01
-"""Seconds between two questions for the positions of published events."""
+"""Seconds between two requests for the positions of published events."""
 
 MEMBERS: Final[LiteralString] = (
     "SELECT application_name, each.pid || ' ' || backend_start, "
@@ -234,7 +234,7 @@ class PostgresBroker:
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[AsyncConnection[Any]]:
-        """Lend a connection for a question. Raises ``NoAnswer`` while the server is unreachable."""
+        """Lend a connection for a request. Raises ``NoAnswer`` while the server is unreachable."""
         try:
             async with self._lent() as connection:
                 yield connection

@@ -31,7 +31,7 @@ _POLL: Final = 0.25
 """Seconds between two requests for the backlog."""
 
 _LOOK: Final = 0.1
-"""Seconds between two questions for the state of the group."""
+"""Seconds between two requests for the state of the group."""
 
 _STOP_WITHIN: Final = 30.0
 """Most seconds that a member may take to end after SIGTERM."""

@@ -113,7 +113,7 @@ async def _from_kafka(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
 
 
 async def _from_postgres(config: WorkerConfig) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of one partition after the other, and store the position after every batch."""
+    """Yield the messages of the partitions in sequence, and store the position after every batch."""
     from psycopg import AsyncConnection, sql
 
     from lanes_postgres import Log

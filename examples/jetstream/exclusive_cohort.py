@@ -67,7 +67,7 @@ async def sell(stream: JetStreamContext, each: int = 1) -> int:
 
 
 async def main(stream: JetStreamContext) -> None:
-    """Start three members one after the other, and kill the first member.
+    """Start three members in sequence, and kill the first member.
 
     A member works without the names of the other members.
     """

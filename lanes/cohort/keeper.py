@@ -109,7 +109,7 @@ class LeaseKeeper:
             result is unknown.
         drain_within: Seconds within which the consumer should drain a revoked partition.
         overdue: Function that the keeper calls once with the number of a partition whose drain takes too long. This
-            member still owns the partition, because only the consumer can report the finished messages by ``drained``.
+            member still owns the partition, and only the consumer can report the finished messages by ``drained``.
         pace: Pace of the checkpoints, which all keepers of the member share.
     """
 

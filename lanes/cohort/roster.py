@@ -477,7 +477,7 @@ class Roster:
 
         The times are this member's next heartbeat, another member's overdue heartbeat, and the end of the wait after a
         lost bucket. A live member writes a heartbeat every third of its time to live. This member reads the heartbeat
-        at most another third later.
+        at most a further third of the interval later.
         """
         missed = [seen.since + 2 / 3 * self._ttl + LOOK_AGAIN for seen in self._seen.values()]
         now = self._clock()

@@ -15,7 +15,8 @@ bound is close to the number of calls. ``Room.full_queues`` names the full physi
 a queue may be assigned while the source delivers.
 
 Messages of full budgets may stay in flight for long. The low-water mark of the consumer is therefore halfway between
-the bound, and these messages plus ``concurrency``. Otherwise a full budget could stop the intake of the other budgets.
+the bound, and these messages plus ``concurrency``. With the usual mark, a full budget could stop the intake of the
+other budgets.
 
 A budget counts the messages in flight of the current assignments of its partitions. Messages whose handlers run at the
 fence count against the bound of the whole consumer only.

@@ -284,7 +284,7 @@ class Parting:
 
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
-    """Attributes of an assignment for the engine and the runtime. These are not public, and may change.
+    """Attributes of an assignment for the engine and the runtime. The private attributes may change.
 
     Attributes:
         ledger: The messages in flight; unset before the assignment.
@@ -402,7 +402,7 @@ class Partition(PartitionInternals):
 
 
 class MessageInternals:
-    """Attributes of a message for the engine. These are not public, and may change.
+    """Attributes of a message for the engine. The private attributes may change.
 
     Attributes:
         lane: Lane of the message. The initial value is the key, and a source does not change it.
@@ -550,7 +550,7 @@ class Failure(Outcome):
 
 
 class SettlementInternals:
-    """Attributes of a settlement for the engine. These are not public, and may change.
+    """Attributes of a settlement for the engine. The private attributes may change.
 
     Attributes:
         ordinal: Number of the first delivery above the floor of a commit.

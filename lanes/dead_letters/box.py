@@ -16,7 +16,7 @@ from lanes.errors import SourceError
 from lanes.handlers import Decode, async_handler, check_handler, check_returned, is_async, sync_handler
 
 Disposition = Literal["replayed", "dropped"]
-"""The end of a dead letter: handled or published again, or dropped for good."""
+"""The end of a dead letter: handled or published again, or dropped permanently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

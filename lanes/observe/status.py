@@ -19,7 +19,7 @@ from lanes.source import KeptLog
 T = TypeVar("T")
 
 _TRIES: Final = 20
-"""Maximum number of tries to read collections that the thread of the event loop changes meanwhile."""
+"""Maximum number of attempts to read collections that the thread of the event loop may change."""
 
 
 @dataclass(frozen=True, kw_only=True)

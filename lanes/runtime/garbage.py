@@ -1,8 +1,8 @@
 """The garbage collector of the process while a consumer runs.
 
 Python's collector visits all young objects after the number of objects has grown by some hundreds. The messages in
-flight and their handlers' tasks are such objects. These objects survive many visits, and very few belong to a cycle. A
-consumer with thousands of messages in flight therefore pays for visits that find no garbage.
+flight and their handlers' tasks are such objects. Messages in flight survive many visits, and very few belong to a
+cycle. A consumer with thousands of messages in flight therefore pays for visits that find no garbage.
 """
 
 from __future__ import annotations

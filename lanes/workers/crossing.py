@@ -26,7 +26,7 @@ READY: Final = b"ready"
 """The frame by which a process says that its handler is imported and its setup has returned."""
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-"""The signals that a handler's process ignores. Its parent blocks them around the start."""
+"""The signals that a handler's process ignores. The parent blocks these signals during the start of the process."""
 
 DONE: Final = b""
 """The frame of a handler of one message that has returned."""

@@ -33,7 +33,7 @@ from lanes.workers.freezes import PULSE
 log = logging.getLogger("lanes")
 
 INTERVAL: Final = 0.1
-"""Seconds between an answer of the loop and the next question."""
+"""Seconds between an answer of the loop and the next request."""
 
 HELD_AFTER: Final = 0.1
 """Seconds without an answer after which the loop counts as held."""
@@ -59,7 +59,7 @@ _LATE_AFTER: Final = 0.5
 _COMPUTED_SHARE: Final = 0.1
 """Minimum part of that excess for which the loop's thread used a processor, if a function kept the interpreter's lock.
 
-The part is small, because other processes may use the processor too.
+The part is small, because other processes may also use the processor.
 """
 
 _JOINED_WITHIN: Final = 1.0

@@ -76,8 +76,8 @@ def counts(error: BaseException) -> bool:
 def failure(error: Exception) -> Failure:
     """Return the outcome of a handler that raised an exception for which ``counts`` is True.
 
-    One ``Term`` or ``MessageError`` in an exception group, such as of an ``asyncio.TaskGroup``, gives the message up.
-    Otherwise the longest delay of a ``Nak`` in the group applies.
+    One ``Term`` or ``MessageError`` in an exception group, such as of an ``asyncio.TaskGroup``, gives the message up. A
+    group without these exceptions has the longest delay of its ``Nak`` exceptions.
     """
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)

@@ -26,7 +26,7 @@ BURST: Final = 0.1
 """Seconds after its cancellation in which a handler is cancelled at every await, as anyio defines it."""
 
 AGAIN: Final = 0.1
-"""Seconds between two later cancellations of a handler that goes on."""
+"""Seconds between two later cancellations of a handler that continues."""
 
 
 def cancel_once(gate: anyio.CancelScope) -> None:

@@ -22,14 +22,15 @@ WAKE_SLICE: Final = 0.00025
 end in one turn, so a longer slice delays a timer twice."""
 
 ALONE: Final = 1
-"""Number of workers that are woken at once while no handler suspends. The first worker handles all messages. It wakes a
-second one, which finds the other messages if the handler of the first suspends."""
+"""Number of workers that are woken at once while no handler suspends. The first worker handles all messages. The first
+worker wakes a second worker, which takes further messages if the first handler suspends.
+"""
 
 FEW: Final = 8
 """Number of workers that may be woken at once as soon as a handler suspends."""
 
 SURE: Final = 0.99
-"""Share above which further suspensions do not count, because they hardly raise the share."""
+"""Share above which further suspensions do not count, because their effect on the share is small."""
 
 _WEIGHT: Final = 1 / 16
 """Weight of one handler in the share."""

@@ -23,7 +23,7 @@ class _Tenure:
     """The ownership of a partition by one assignment.
 
     Attributes:
-        rival: The row in which another process received the partition meanwhile.
+        rival: The row in which another process received the partition in the meantime.
         acted: The first start or commit of the owner after ``rival``.
     """
 

@@ -45,7 +45,7 @@ StateCheck = Callable[[MakeStates], Awaitable[None]]
 HIGHEST: Final = 2**63 - 1
 
 _WITHIN: Final = 10.0
-"""Seconds within which a claim beside an open transaction ends, on a busy machine too."""
+"""Maximum seconds of a claim during an open transaction, even on a busy machine."""
 
 _AGAIN: Final = 0.002
 """Seconds until the repetition of a claim that found the state locked."""

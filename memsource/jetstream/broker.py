@@ -153,7 +153,7 @@ class JetStreamBroker(WatchedTopic, KeepsDeadLetters):
             self.cohort.crash(source.member, now)
 
     def freeze(self, member: str, until: float) -> None:
-        """Stop a member's process until ``until``. The process renews no lease and receives nothing meanwhile."""
+        """Stop a member's process until ``until``. Until then the process renews no lease and receives no message."""
         source = self._sources.get(member)
         if source is not None:
             self.cohort.freeze(source.member, source.clock(), until)

@@ -132,7 +132,7 @@ class Cohort:
                 del self._members[member]
 
     def freeze(self, member: str, now: float, until: float) -> None:
-        """Stop the process of a member until ``until``. The member renews no lease meanwhile."""
+        """Stop the process of a member until ``until``. Until then the member renews no lease."""
         state = self._members.get(member)
         if state is not None and not state.crashed and until > now:
             self._stop_renewing(state, now)

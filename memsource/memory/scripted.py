@@ -74,7 +74,7 @@ class Scripted:
 
     @asynccontextmanager
     async def _meet_faults(self, call: CallName) -> AsyncIterator[None]:
-        """Suspend once, like a call to a broker. Then wait or raise as scripted, before or after the ``with`` block.
+        """Suspend once, like a call to a broker. As scripted, wait or raise before or after the ``with`` block.
 
         The context manager does not suspend after the block has begun.
         """

@@ -36,7 +36,7 @@ _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
 
 _AGAIN: Final = 0.2
-"""Seconds until a repeated question after an error of ``LEADER_MOVES``."""
+"""Seconds until a repeated request after an error of ``LEADER_MOVES``."""
 
 _SHOWN: Final = 5
 """Maximum number of broker addresses to show."""
@@ -48,7 +48,7 @@ _QUIET: Final[Mapping[str, Any]] = {"log_level": 0}
 def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUESTION_TIMEOUT) -> list[Check]:
     """Check the settings, topics, group and broker of a consumer. If the broker check fails, no later check runs.
 
-    The call blocks for up to ``timeout`` seconds for each question, and 10 s longer if the client fetches a token. The
+    The call blocks for up to ``timeout`` seconds for each request, and 10 s longer if the client fetches a token. The
     function reports an error of the client as a ``Check`` with a failed or unknown result.
     """
     try:
@@ -238,7 +238,7 @@ class _Doctor:
         return time.monotonic() + self.timeout
 
     def _failed(self, what: str, failure: Exception, allow: str, create: str, *, absent: bool = False) -> Check:
-        """Return the check of a failed question. With ``absent``, a missing topic or group passes the check."""
+        """Return the check of a failed request. With ``absent``, a missing topic or group passes the check."""
         error = failure.args[0]
         if not isinstance(error, KafkaError):
             return Check(what, False, str(failure), "correct the name")

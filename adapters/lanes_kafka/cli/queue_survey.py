@@ -38,19 +38,19 @@ _LIMIT: Final = 20.0
 """Seconds allowed for one survey, or one change of topics."""
 
 _AT_ONCE: Final = 100
-"""Maximum number of groups in one question for positions."""
+"""Maximum number of groups in one request for positions."""
 
 _QUESTION: Final = 1.0
-"""Maximum seconds of one request for positions. The client then repeats the question or gives up."""
+"""Maximum seconds of one request for positions. The client then repeats the request or gives up."""
 
 _QUESTIONS: Final = 16
-"""Maximum number of concurrent questions for positions of groups."""
+"""Maximum number of concurrent requests for positions of groups."""
 
 _ABSENT: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 """Error codes for a missing topic, and for an invalid topic name."""
 
 _AGAIN: Final = 0.1
-"""Seconds between two questions about a created or removed topic."""
+"""Seconds between two requests about a created or removed topic."""
 
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -120,7 +120,7 @@ class Cluster:
             The names of the topics.
 
         Raises:
-            SourceError: The broker does not answer, or refuses the question.
+            SourceError: The broker does not answer, or refuses the request.
         """
         try:
             return self._admin.list_topics(timeout=QUESTION_TIMEOUT).topics
@@ -139,7 +139,7 @@ class Cluster:
             The facts.
 
         Raises:
-            SourceError: The broker does not answer, or refuses a question.
+            SourceError: The broker does not answer, or refuses a request.
         """
         deadline = monotonic() + _LIMIT
         topics = self._described(names, deadline)
@@ -297,7 +297,7 @@ class Cluster:
     def _positions_of(self, group: str, places: list[TopicPartition], deadline: float) -> list[TopicPartition]:
         """Ask for the positions of a group, by a consumer that does not join the group.
 
-        An ``AdminClient`` is unsafe for this question: after a change of the coordinator, librdkafka 2.16 crashes the
+        An ``AdminClient`` is unsafe for this request: after a change of the coordinator, librdkafka 2.16 crashes the
         process by a null pointer.
         """
         connecting = {name: value for name, value in self._settings.items() if connects(name)}
@@ -324,7 +324,7 @@ class Cluster:
     ) -> dict[str, Any]:
         """Return the answers for the existing groups.
 
-        The call repeats the question to a coordinator that starts or moves.
+        The call repeats the request to a coordinator that starts or moves.
         """
         found: dict[str, Any] = {}
         left = list(groups)

@@ -8,12 +8,12 @@ owns every partition. The engine guarantees that positions rise.
 deleted and created again, the same positions mean other messages. The broker accepts commits of such positions. The
 client reports no such change by a callback. When the new topic has grown past the client's position, the client
 continues in the new topic. ``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed
-the same ids. The confirming question must be newer than the commit. Without such an answer the source commits no
+the same ids. The confirming request must be newer than the commit. Without such an answer the source commits no
 position, because a commit could skip messages of the new topic. Handlers may then repeat finished messages.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
 repetition. In this case the source finds a position of the old topic, and stops with an error. Second, the broker that
-answers the question about the ids may not know the new topic yet.
+answers the request about the ids may not know the new topic yet.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ COMMIT_TIMEOUT: Final = 10.0
 """Seconds after which an unanswered commit counts as failed."""
 
 _CALLBACK_TIMEOUT: Final = 5.0
-"""Seconds allowed for a commit inside a callback, including the question for the topic ids."""
+"""Seconds allowed for a commit inside a callback, including the request for the topic ids."""
 
 _CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
 """Seconds allowed for a commit inside a callback while the client reports that no broker is reachable."""
@@ -261,7 +261,7 @@ class TopicIdCheck:
 
     Only the thread that owns the client uses the object.
 
-    The object is True while commits wait. Only one question to the broker is open at a time. The next question covers
+    The object is True while commits wait. Only one request to the broker is open at a time. The next request covers
     all commits that the loop queues before the answer.
 
     Attributes:
@@ -394,7 +394,7 @@ def _has_ids(commit: Commit) -> bool:
 def _is_stored(client: Consumer, commit: Commit, timeout: float) -> bool:
     """Ask whether the broker stored the commit.
 
-    The broker answers a client's requests in order. The answer to a later question therefore shows the result of the
+    The broker answers a client's requests in order. The answer to a later request therefore shows the result of the
     commit. The call blocks for at most ``timeout`` seconds. Raises ``KafkaException`` when the broker does not answer.
     """
     found = client.committed([TopicPartition(each.topic, each.partition) for each in commit.offsets], timeout=timeout)

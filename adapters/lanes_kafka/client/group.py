@@ -37,17 +37,17 @@ _COMMIT_STARTS_EVERY: Final = 5.0
 """Seconds between two attempts to commit the start positions of a group."""
 
 _ASK_BOUNDS_EVERY: Final = 5.0
-"""Seconds between two questions for the bounds of a log that does not reach the position to read. A question may block
+"""Seconds between two requests for the bounds of a log that does not reach the position to read. A request may block
 the thread."""
 
 _TOPIC_ID_TIMEOUT: Final = 2.0
 """Seconds that an assignment waits for the ids of its topics."""
 
 _START_TIMEOUT: Final = 60.0
-"""Maximum time in seconds during which the thread repeats the question for start positions."""
+"""Maximum time in seconds during which the thread repeats the request for start positions."""
 
 _LEAST_TIMEOUT: Final = 0.5
-"""Timeout in seconds of the last question for start positions, after which the thread must poll the client."""
+"""Timeout in seconds of the last request for start positions, after which the thread must poll the client."""
 
 
 class Assignment:
@@ -327,7 +327,7 @@ class Group:
         """Move a partition whose log does not contain ``offset`` to a position in its log, or end the source.
 
         The setting ``out_of_range`` decides. The partition delivers nothing until the broker has reported the bounds of
-        its log. ``reclaim`` repeats the question.
+        its log. ``reclaim`` repeats the request.
         """
         assignment = self.owned.get(partition_id)
         if assignment is not None:

@@ -23,15 +23,15 @@ ASK_AFTER: Final = 5.0
 queue, and a client without answers to its fetches learn no offsets."""
 
 ASK_TIMEOUT: Final = 5.0
-"""Seconds allowed for one question about end offsets."""
+"""Seconds allowed for one request about end offsets."""
 
 PORTION: Final = 250
-"""Maximum number of partitions in one question for offsets. Each request costs the thread that owns the client a few
+"""Maximum number of partitions in one request for offsets. Each request costs the thread that owns the client a few
 milliseconds.
 """
 
 _NOT_AGAIN_FOR: Final = 30.0
-"""Seconds after which the thread repeats a failed question about end offsets."""
+"""Seconds after which the thread repeats a failed request about end offsets."""
 
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -146,7 +146,7 @@ class EndOffsets:
         self._asked = {each.partition: by_id[each.partition.id] for each in assignments}
 
     def _answers(self, now: float) -> dict[Partition, _End]:
-        """Process the answers to the open question when all answers have arrived."""
+        """Process the answers to the open request when all answers have arrived."""
         if not all(future.done() for future in self._asked.values()):
             return {}
         asked, self._asked = self._asked, {}

@@ -20,7 +20,7 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
     """Serve the pending callbacks of a client before ``close``, which could hang in such a callback.
 
     While librdkafka closes a client, it may end the group before it has served a queued rebalance. The ended group
-    never answers the request of this callback, an assignment by default. The callback then waits for ever, with the
+    never answers the request of this callback, an assignment by default. The callback then waits forever, with the
     interpreter's lock (librdkafka's issue 4884).
 
     The call blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.

@@ -43,7 +43,7 @@ _DEFAULT_HEARTBEAT: Final = 5.0
 """Default heartbeat interval in seconds of a broker for a group under KIP-848."""
 
 _AGAIN: Final = 1.0
-"""Seconds between two questions while no broker answers."""
+"""Seconds between two requests while no broker answers."""
 
 _LOG_EVERY: Final = 30.0
 """Seconds between two log lines while no broker answers."""
@@ -55,7 +55,7 @@ _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
 """Seconds without an answer or an error after which the client repeats a request."""
 
 SESSION_EVERY: Final = 60.0
-"""Seconds between two questions for the session under KIP-848."""
+"""Seconds between two requests for the session under KIP-848."""
 
 
 class Session(NamedTuple):
@@ -64,7 +64,7 @@ class Session(NamedTuple):
     Attributes:
         timeout: Time without a heartbeat after which the group removes the member.
         heartbeat: Time between two heartbeats.
-        known: Whether a broker has answered. Otherwise the times are the defaults of a broker.
+        known: Whether a broker has answered. Without an answer of the broker, the times are the defaults of a broker.
     """
 
     timeout: float
@@ -96,7 +96,7 @@ class SessionWatch:
 
     Under KIP-848 an operator may change the session while the member runs. ``refresh`` therefore asks for the settings
     of the group every minute, and every 5 seconds while the session is unknown. The former session applies while the
-    question fails.
+    request fails.
 
     Args:
         config: Configuration of the client.
@@ -123,7 +123,7 @@ class SessionWatch:
         return SESSION_EVERY if self.session.known else _LOOK_EVERY
 
     def refresh(self) -> None:
-        """Process an answer, and ask when a question is due. The call does not block."""
+        """Process an answer, and send a due request. The call does not block."""
         if self._asked is not None and self._asked.done():
             asked, self._asked = self._asked, None
             try:
@@ -174,7 +174,7 @@ class Membership:
 
     Attributes:
         config: Configuration of the client.
-        make: Function that makes the client for one question.
+        make: Function that makes the client for one request.
         group: Assignments of the client.
         session: Function that returns the session of the member.
         lost: Function that receives the reason when the broker no longer lists this member.
@@ -206,7 +206,9 @@ class Membership:
         return bool(self._waiting or self._asked)
 
     def ask(self, command: Confirm) -> None:
-        """Queue a command. A running question does not answer the command, because the question may be older.
+        """Queue a command.
+
+        An open request does not answer the command, because the request may be older than the command.
 
         The command follows a freeze. The call therefore also doubts the partitions that the thread presumed lost
         earlier.

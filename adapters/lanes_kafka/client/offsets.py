@@ -21,7 +21,7 @@ from lanes_kafka.config import OutOfRange, Start
 log = logging.getLogger("lanes.kafka")
 
 QUERY_TIMEOUT: Final = 5.0
-"""Seconds allowed for one question to the broker."""
+"""Seconds allowed for one request to the broker."""
 
 _ANY_DISTANCE: Final = 1 << 63
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -58,7 +58,7 @@ def start_positions(
     all its partitions, not only of ``ids``. A partition that later has no position, while other partitions have
     positions, is therefore newer than the first run. The source reads a newer partition from its beginning.
 
-    The call asks three or four questions in sequence. The call blocks until the broker has answered.
+    The call sends three or four requests in sequence. The call blocks until the broker has answered.
 
     Args:
         client: The client to ask.
@@ -68,7 +68,7 @@ def start_positions(
         out_of_range: Position to continue at if the log does not contain the committed position.
         hands_over: Whether the metadata of commits list completed positions.
         name: Name of the source, for errors and log lines.
-        timeout: Function that returns the maximum seconds of the next question.
+        timeout: Function that returns the maximum seconds of the next request.
 
     Returns:
         The start position of each partition in ``ids``, and of all partitions for which ``start`` decided.

@@ -25,7 +25,8 @@ READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
 
 REWIND_AFTER: Final = 1.0
 """Seconds of a pause after which the source drops the messages of the partition and pauses the client for the
-partition. Both steps discard fetched messages, which the client must fetch again later."""
+partition. A pause and a rewind discard fetched messages, which the client must fetch again later.
+"""
 
 _NEVER: Final = (0, 0)
 

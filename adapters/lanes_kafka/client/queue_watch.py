@@ -43,11 +43,11 @@ from lanes_kafka.errors import NOT_ALLOWED
 log = logging.getLogger("lanes.kafka")
 
 _POSITIONS_EVERY: Final = 60.0
-"""Seconds between two questions for the topics of a former, larger width, in which the group has positions."""
+"""Seconds between two requests for the topics of a former, larger width, in which the group has positions."""
 
 _ANSWER_WITHIN: Final = 1.0
-"""Seconds that one question for topics or positions may block the thread. An unreachable broker does not even answer
-the earlier questions of a look.
+"""Seconds that one request for topics or positions may block the thread. An unreachable broker does not even answer
+the earlier requests of a look.
 """
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
@@ -60,7 +60,7 @@ _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
-"""A generator that runs one check, and yields questions whose answers it needs."""
+"""A generator that runs one check, and yields requests whose answers it needs."""
 
 
 class QueueWatch:
@@ -72,7 +72,7 @@ class QueueWatch:
         queues: The queues that the source reads; without a queue, no check runs.
         group: Name of the group.
         admin: Function that returns the client that asks for topics and logs; None = do not ask.
-        make: Function that makes a client for questions about the members of the group.
+        make: Function that makes a client for requests about the members of the group.
         consumer: Function that returns the client that asks for positions of the group.
         wake: Function that a thread of the client calls with None when ``advance`` may continue.
         clock: Monotonic clock, in seconds.
@@ -119,9 +119,9 @@ class QueueWatch:
         return self._look is not None
 
     def advance(self, *, ask: bool) -> None:
-        """Start a due check, or continue a check after the answers to its questions.
+        """Start a due check, or continue a check after the answers to its requests.
 
-        The call blocks for at most 1 s for each of two questions: for positions, and once a minute for the list of
+        The call blocks for at most 1 s for each of two requests: for positions, and once a minute for the list of
         topics.
 
         Args:
@@ -207,7 +207,7 @@ class QueueWatch:
     def _positions(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """Ask for positions of the group.
 
-        An ``AdminClient`` is unsafe for this question: after a change of the coordinator, librdkafka 2.16 crashes the
+        An ``AdminClient`` is unsafe for this request: after a change of the coordinator, librdkafka 2.16 crashes the
         process by a null pointer.
         """
         return answered(self._consumer().committed(places, timeout=_ANSWER_WITHIN))

@@ -29,13 +29,13 @@ from lanes_kafka.errors import NOT_ALLOWED
 log = logging.getLogger("lanes.kafka")
 
 ASK_EVERY: Final = 2.0
-"""Seconds between two questions for the starts of logs."""
+"""Seconds between two requests for the starts of logs."""
 
 ASK_LIMITS_EVERY: Final = 60.0
-"""Seconds between two questions for the limits of a topic."""
+"""Seconds between two requests for the limits of a topic."""
 
 _ASK_TIMEOUT: Final = 5.0
-"""Seconds allowed for one question."""
+"""Seconds allowed for one request."""
 
 _WANTED_FOR: Final = 5.0
 """Seconds after the last call of ``of`` during which the thread asks the broker about the partition."""

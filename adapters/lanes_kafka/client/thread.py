@@ -81,7 +81,7 @@ _HOUSEKEEPING_EVERY: Final = 0.5
 """Seconds between two checks of positions, log ends, and whether the loop still runs."""
 
 _ERRORS_KEPT: Final = 100
-"""Maximum number of errors of the first questions among which the thread searches for a cause."""
+"""Maximum number of errors of the first requests among which the thread searches for a cause."""
 
 
 @dataclass(eq=False, repr=False)

@@ -18,7 +18,7 @@ from lanes_kafka.broker import id_text, similar_topic, unanswered, wait_for
 from lanes_kafka.errors import NO_ANSWER, is_login_refused
 
 ASK_EVERY: Final = 1.0
-"""Seconds between two regular questions for the ids; ``ask`` may ask earlier."""
+"""Seconds between two regular requests for the ids; ``ask`` may ask earlier."""
 
 _GONE_AFTER: Final = 0.5
 """Seconds without a known topic in the answers after which the topic counts as deleted. A broker that has just started
@@ -26,10 +26,10 @@ may not know the topic yet."""
 
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
-"""Seconds without an answer or error after which the object repeats a question."""
+"""Seconds without an answer or error after which the object repeats a request."""
 
 _AGAIN: Final = 0.1
-"""Seconds between two questions at the start, while no broker answers."""
+"""Seconds between two requests at the start, while no broker answers."""
 
 _NEITHER: Final = f"neither an answer nor an error for {_GIVEN_UP_AFTER:g} s"
 
@@ -61,8 +61,8 @@ class Topics:
         clock: Monotonic clock, in seconds.
         wake: Function that a thread of the client calls when ``poll`` may find an answer.
         known: The existing topics of the newest answer, by name.
-        answered: Number of the question that ``known`` answers.
-        contact: Answers and failures of these questions, which the object asks every second.
+        answered: Number of the request that ``known`` answers.
+        contact: Answers and failures of these requests, which the object sends every second.
     """
 
     names: Sequence[str]
@@ -81,9 +81,9 @@ class Topics:
         self.contact = BrokerContact(self.clock)
 
     def poll(self) -> bool:
-        """Process an answer that has arrived, and ask the next question when it is due. The call does not block.
+        """Process an answer that has arrived, and send the next request when it is due. The call does not block.
 
-        Returns whether the call processed an answer. The object repeats a failed question.
+        Returns whether the call processed an answer. The object repeats a failed request.
         """
         answered = False
         if self._is_asked():
@@ -95,9 +95,11 @@ class Topics:
         return answered
 
     def ask(self) -> int:
-        """Ask now, or when the open question has ended. Return the number of the new question. The call does not block.
+        """Send a request now, or after the end of the open request.
 
-        The answer to the new question is newer than this call. The answer to the open question may be older.
+        Return the number of the new request. The call does not block.
+
+        The broker answers the new request after this call. The answer to the open request may be earlier.
         """
         if not self._is_asked():
             self._begin()
@@ -137,7 +139,7 @@ class Topics:
     def check(
         self, timeout: float, settings: Mapping[str, Any], name: str, reported: Collection[KafkaError] = ()
     ) -> None:
-        """Check that all topics exist. Blocks. The call repeats the question until a broker answers.
+        """Check that all topics exist. Blocks. The call repeats the request until a broker answers.
 
         Args:
             timeout: Maximum time for the first answer, and for each later answer, in seconds.
@@ -192,9 +194,9 @@ class Topics:
         return topic not in self.known or (not self.id_of(topic) and any(each.id for each in self.known.values()))
 
     def _is_asked(self) -> bool:
-        """Whether a question waits for its answer.
+        """Whether a request waits for its answer.
 
-        After 10 s the object gives the question up and ignores a late answer.
+        After 10 s the object gives the request up and ignores a late answer.
         """
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}

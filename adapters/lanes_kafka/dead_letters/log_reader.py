@@ -77,7 +77,7 @@ class LogReader:
     def ranges(self) -> dict[int, Range]:
         """Ask for the range of offsets in each partition. Blocks.
 
-        Raises ``SourceError`` if no broker answers, or the broker refuses the question.
+        Raises ``SourceError`` if no broker answers, or the broker refuses the request.
         """
         try:
             found = self._consumer.list_topics(self._topic, timeout=SILENCE).topics[self._topic]

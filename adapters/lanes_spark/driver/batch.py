@@ -32,7 +32,7 @@ _PATIENCE: Final = 180.0
 """Maximum time in seconds to wait for the topic's id after a batch."""
 
 _PAUSE: Final = 1.0
-"""Seconds between two questions for the topic's id."""
+"""Seconds between two requests for the topic's id."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from lanes_spark.positions import Span
 log = logging.getLogger("lanes")
 
 _PATIENCE: Final = 180.0
-"""Maximum time in seconds for an answer. An answer needs several questions to the brokers."""
+"""Maximum time in seconds for an answer. An answer needs several requests to the brokers."""
 
 _LOOK: Final = 0.1
 """Seconds between two checks of the server for a call of ``close``."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("lanes")
 
 INTERVAL: Final = 1.0
-"""Seconds between two questions for new messages of an idle topic."""
+"""Seconds between two requests for new messages of an idle topic."""
 
 _LOOK: Final = 0.2
 """Maximum time in seconds until the watching thread sees the end of the query."""

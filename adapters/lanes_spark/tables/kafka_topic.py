@@ -113,7 +113,7 @@ class KafkaTopic:
             )
 
     def spans(self, spark: SparkSession) -> Spans:
-        """Ask the brokers for the positions of the topic. Blocks for up to 30 seconds for each of four questions.
+        """Ask the brokers for the positions of the topic. Blocks for up to 30 seconds for each of four requests.
 
         Args:
             spark: Session with the Kafka connector.
@@ -215,7 +215,7 @@ class KafkaTopic:
 def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
     """Read the offset range of each partition, and the id of the topic.
 
-    Blocks for up to 30 seconds for each of four questions. Error texts have no values of secret settings.
+    Blocks for up to 30 seconds for each of four requests. Error texts have no values of secret settings.
 
     Args:
         spark: Session with the Kafka connector.

@@ -290,7 +290,8 @@ class SimLoop(asyncio.BaseEventLoop):
     def freeze(self, group: str, until: float) -> None:
         """Stop the tasks of a group for some time, as under SIGSTOP. Does not block.
 
-        Timers of the group that are due meanwhile act when the group wakes. A later call replaces an earlier call.
+        Timers of the group that become due during the freeze run when the group wakes. A later call replaces an earlier
+        call.
 
         Args:
             group: Name of the group.
