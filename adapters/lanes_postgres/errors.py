@@ -13,6 +13,9 @@ from lanes.errors import ConfigError, LanesError, SourceError
 _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
+_CONNECTION_CODES: Final = ("08", "53", "57P", "25P03")
+"""Beginnings of the SQLSTATE codes of faults that no other statement would escape: connection, resources, operator."""
+
 _IDLE_IN_TRANSACTION: Final = "25P03"
 """The server has ended the session of a process that was frozen in a transaction, and rolled the transaction back."""
 
@@ -59,6 +62,12 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
         # An error without a state is the client's own: the connection is lost, or the client was misused.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
     return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES or state == _IDLE_IN_TRANSACTION)
+
+
+def is_about_statement(error: LanesError) -> bool:
+    """Return whether the server refused one statement and kept the connection, so other statements may succeed."""
+    state = error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
+    return state is not None and not state.startswith(_CONNECTION_CODES)
 
 
 def unreadable_address(where: str, address: str, error: psycopg.Error) -> ConfigError:

@@ -213,6 +213,16 @@ def end_drain(session: Session, piece: int, parent: int) -> None:
 # --- positions
 
 
+def lock_free(session: Session, pieces: Iterable[int]) -> list[int]:
+    """Lock the pieces that no other transaction has locked, and return them."""
+    free = []
+    for piece in pieces:
+        with suppress(Blocked):
+            session.lock_row(key_of(piece))
+            free.append(piece)
+    return free
+
+
 def store(session: Session, changes: Sequence[StoredPiece]) -> list[int]:
     """Write positions of pieces with an unchanged epoch, and return the changed pieces. Raises ``Blocked``."""
     for each in changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, LiteralString, NamedTuple
 
 import psycopg
@@ -11,11 +11,12 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int4, Int8
 
+from lanes.clock import monotonic
 from lanes.core.ring_map import Range, RingMap
 from lanes.errors import SourceError
 from lanes.ownership import State, StateChange, StateKey, StateLocked
 from lanes_postgres.attempts import Connect
-from lanes_postgres.errors import lanes_error
+from lanes_postgres.errors import is_about_statement, lanes_error
 from lanes_postgres.ring.shared_calls import SharedCalls
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.states import array_of, runs_of
@@ -76,6 +77,9 @@ _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ CO
 # A process that is frozen in a transaction holds rows and the lock of the map, and other members would wait for it.
 BOUNDED: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
 _TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
+# A person may hold the row of one piece in an open transaction.
+_STORES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '1s'"
+_HANDS_OVER: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '5s'"
 _CLAIMS: Final[LiteralString] = _TRIES + "; SET LOCAL synchronous_commit TO on"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
@@ -94,6 +98,10 @@ _STORE: Final[LiteralString] = (
     "ORDER BY kept.id FOR NO KEY UPDATE OF kept), "
     "stored AS (UPDATE {schema}.lanes_ring_pieces AS kept SET floor = new.floor, completed = new.completed, "
     "stored = clock_timestamp() FROM new WHERE kept.id = new.id RETURNING kept.id) SELECT array_agg(id) FROM stored"
+)
+_LOCK_FREE: Final[LiteralString] = (
+    "SELECT array_agg(id) FROM (SELECT id FROM {schema}.lanes_ring_pieces WHERE id = ANY(%s::bigint[]) ORDER BY id "
+    "FOR NO KEY UPDATE SKIP LOCKED) AS free"
 )
 _EPOCHS: Final[LiteralString] = (
     "SELECT array_agg(id), array_agg(epoch) FROM {schema}.lanes_ring_pieces WHERE id = ANY(%s::bigint[])"
@@ -118,6 +126,15 @@ _HAND_OVER: Final[LiteralString] = (
     "FROM {schema}.lanes_ring_pieces AS piece WHERE piece.id = %(id)s AND piece.epoch = %(epoch)s "
     "AND part.parent = %(id)s AND part.parent_epoch = %(epoch)s AND part.slots <@ %(slots)s::int4multirange"
 )
+
+
+PATIENCE: Final = 8.0
+"""Seconds for which the positions of all pieces of a call wait for one piece whose position cannot be stored now. The
+transaction of a frozen process holds a row for at most 5 s."""
+
+
+class PieceError(SourceError):
+    """The row of one piece refuses a statement, or is unreadable. The statements of other pieces may succeed."""
 
 
 class PieceRow(NamedTuple):
@@ -176,7 +193,8 @@ def assigning(schema: str, log: int, group: str, wanted: Range, consumer: str) -
 class Pieces:
     """The pieces that one consumer of a group may own. Needs asyncio.
 
-    The methods raise ``SourceError`` if the database does not answer or refuses a statement.
+    The methods raise ``SourceError`` if the database does not answer, and ``PieceError`` if the database refuses a
+    statement.
 
     Args:
         connect: Function that returns a context manager with a connection.
@@ -194,6 +212,8 @@ class Pieces:
         self._consumer = consumer
         self._name = name
         self.claimed: dict[int, Slots | None] = {}
+        # Time of the first failure of each piece whose position is not stored since.
+        self._unstored: dict[int, float] = {}
         # Each call takes a connection, and hundreds of pieces may be handed over or released at once.
         turn = asyncio.Lock()
         self._parts: SharedCalls[dict[str, object]] = SharedCalls(turn, self._hand_over_parts)
@@ -234,8 +254,16 @@ class Pieces:
         if found is None:
             raise StateLocked(f"{self._name}: piece {piece} belongs to another consumer, or its former owner drains it")
         epoch, floor, completed, slots = found
+        try:
+            runs = runs_of(completed)
+        except ValueError:
+            # The transaction changes nothing, so the piece keeps its former epoch.
+            raise PieceError(
+                f"{self._name}: piece {piece} has the finished positions {completed}, which are no runs"
+            ) from None
         self.claimed[piece] = None if slots is None else Slots.parse(slots)
-        return State(epoch, floor, runs_of(completed))
+        self._unstored.pop(piece, None)
+        return State(epoch, floor, runs)
 
     async def end_drain(self, piece: int, parent: int) -> None:
         """End the drain of a piece.
@@ -254,17 +282,68 @@ class Pieces:
     async def _trying(self, piece: int, steps: Steps[Result]) -> Result:
         try:
             return await self._perform(steps)
-        except SourceError as error:
+        except PieceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise StateLocked(f"{self._name}: a transaction holds the row of piece {piece}") from error
             raise
 
-    async def store(self, changes: Sequence[StateChange]) -> Sequence[bool]:
-        """Write the states of pieces whose epochs are unchanged; see ``lanes.ownership.StateStore.store``."""
-        return await self._perform(self._storing(changes))
+    async def store(self, changes: Sequence[StateChange]) -> Sequence[bool | PieceError]:
+        """Write the states of pieces whose epochs are unchanged; see ``lanes.ownership.StateStore.store``.
 
-    def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
-        yield Statement(BOUNDED.encode())
+        A state that the server refuses does not prevent the other states.
+
+        Args:
+            changes: At most one change for each piece.
+
+        Returns:
+            One answer for each change. ``False`` = another process has acquired the piece. An error = the state cannot
+            be stored: the server refuses it permanently, or for more than ``PATIENCE`` seconds.
+
+        Raises:
+            PieceError: A state is not stored yet, and a later call may succeed.
+        """
+        answers = await self._stored(changes, all_rows=True)
+        now = monotonic()
+        waits: PieceError | None = None
+        for change, answer in zip(changes, answers, strict=True):
+            piece = change.key.partition.piece
+            if not isinstance(answer, PieceError):
+                self._unstored.pop(piece, None)
+            elif now < self._unstored.setdefault(piece, now) + PATIENCE and answer.retryable:
+                waits = answer
+        if waits is not None:
+            raise waits
+        return answers
+
+    async def _stored(self, changes: Sequence[StateChange], *, all_rows: bool) -> list[bool | PieceError]:
+        """Write states together, without the rows that a transaction holds, or in halves until the refused state."""
+        try:
+            return await self._perform(self._storing(changes, all_rows=all_rows))
+        except PieceError as error:
+            if all_rows and isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                return await self._stored(changes, all_rows=False)
+            if len(changes) == 1:
+                return [error]
+        half = len(changes) // 2
+        first = await self._stored(changes[:half], all_rows=all_rows)
+        return first + await self._stored(changes[half:], all_rows=all_rows)
+
+    def _storing(self, changes: Sequence[StateChange], *, all_rows: bool) -> Steps[list[bool | PieceError]]:
+        yield Statement(_STORES.encode())
+        free = {change.key.partition.piece for change in changes}
+        if not all_rows:
+            found = yield Statement(compose(_LOCK_FREE, self._schema), (list(free),))
+            free = set((found and found[0]) or ())
+        done = yield from self._storing_free([each for each in changes if each.key.partition.piece in free])
+        return [done.get(each.key.partition.piece) or self._not_stored(each, free) for each in changes]
+
+    def _not_stored(self, change: StateChange, free: Collection[int]) -> bool | PieceError:
+        piece = change.key.partition.piece
+        if piece in free:
+            return False
+        return PieceError(f"{self._name}: a transaction holds the row of piece {piece}", retryable=True)
+
+    def _storing_free(self, changes: Sequence[StateChange]) -> Steps[dict[int, bool]]:
         ordered = sorted(changes, key=lambda change: change.key.partition.piece)
         ids = [change.key.partition.piece for change in ordered]
         epochs, floors = [each.state.epoch for each in ordered], [each.state.floor for each in ordered]
@@ -272,15 +351,12 @@ class Pieces:
         found = yield Statement(compose(_STORE, self._schema), (ids, epochs, floors, runs))
         stored = set((found and found[0]) or ())
         if len(stored) == len(changes):
-            return [True] * len(changes)
+            return dict.fromkeys(ids, True)
         # The position is stored already, or another process has acquired the piece.
         known = yield Statement(compose(_EPOCHS, self._schema), (ids,))
         assert known is not None, "an aggregate returns a row"
         now = dict(zip(known[0] or (), known[1] or (), strict=True))
-        return [
-            change.key.partition.piece in stored or now.get(change.key.partition.piece) == change.state.epoch
-            for change in changes
-        ]
+        return {piece: piece in stored or now.get(piece) == epoch for piece, epoch in zip(ids, epochs, strict=True)}
 
     async def hand_over(self, piece: int, epoch: int, moved: MovedSlots) -> None:
         """Copy the stored position of a piece to the parts that have moved, and end their drains.
@@ -310,7 +386,7 @@ class Pieces:
     def _handing_over(self, text: LiteralString, parameters: Sequence[Any]) -> Steps[None]:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
-        yield Statement(BOUNDED.encode())
+        yield Statement(_HANDS_OVER.encode())
         yield from locking(self._schema, *self._place)
         for each in parameters:
             yield Statement(compose(text, self._schema), each)
@@ -332,3 +408,9 @@ class Pieces:
                 return await alone_async(connection, steps, self._name)
         except psycopg.Error as error:
             raise lanes_error(self._name, error) from error
+        except PieceError:
+            raise
+        except SourceError as error:
+            if not is_about_statement(error):
+                raise
+            raise PieceError(str(error), retryable=error.retryable) from error.__cause__

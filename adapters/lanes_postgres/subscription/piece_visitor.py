@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 from psycopg import AsyncConnection
@@ -19,7 +19,7 @@ from lanes.errors import SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
 from lanes_postgres.log.reading import READER
-from lanes_postgres.ring.pieces import RING, PieceRow, Pieces
+from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.ring.unowned import look_at_unowned
@@ -37,6 +37,10 @@ _AT_ONCE: Final = 4
 _COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the messages in slots without an owner."""
 
+LONGEST_PAUSE: Final = 60.0
+"""Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later one is longer.
+"""
+
 _SCAN: Final = 5_000
 """Maximum number of positions that one read examines."""
 
@@ -47,6 +51,20 @@ _CHUNK: Final = 500
 """Minimum number of messages that a request reads, if the log has enough messages. A request examines hundreds of
 pieces.
 """
+
+
+class Fault(NamedTuple):
+    """A fault of one piece, which the member skips for some time.
+
+    Attributes:
+        text: The error.
+        pause: Seconds for which the member skips the piece.
+        until: Time at which the member tries to acquire the piece again.
+    """
+
+    text: str
+    pause: float
+    until: float
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -71,6 +89,8 @@ class PieceVisitor(Visitor):
         # The share of the messages at the positions of a read that have its slots, by the last reads.
         self._found = 1.0
         self._tried = 0
+        self._faults: dict[int, Fault] = {}
+        self._no_claims = ""
 
     def _told(self, backend: int, payload: str) -> None:
         super()._told(backend, payload)
@@ -86,13 +106,23 @@ class PieceVisitor(Visitor):
         await self._count(connection)
         rows = await self.pieces.look(connection, list(self.owned))
         self._follow(rows)
+        mine = {row.id for row in rows if row.slots is None or row.consumer == self.consumer}
+        self._faults = {piece: fault for piece, fault in self._faults.items() if piece in mine}
         self._acquiring = True
         try:
             await self._acquire_mapped(rows)
             for row in self._free(rows):
                 if len(self._keyless()) >= most_owned(self.tables.partitions, len(self._others)):
                     break
-                await self._try_piece(row)
+                await self._attempt(row)
+            self._no_claims = ""
+        except SourceError as error:
+            if not error.retryable:
+                raise
+            # Without a connection for a claim, the member reads the pieces that it owns.
+            if not self._no_claims:
+                log.warning("%s: no piece is acquired for now: %s", self.name, error)
+            self._no_claims = f"no piece is acquired for now: {error}"
         finally:
             self._acquiring = False
             self.wake()
@@ -118,7 +148,7 @@ class PieceVisitor(Visitor):
         async def work() -> None:
             while left:
                 for row in left.pop(0):
-                    await self._try_piece(row)
+                    await self._attempt(row)
 
         try:
             # A group of asyncio would use a processor while a cancelled acquisition releases its lock.
@@ -152,8 +182,13 @@ class PieceVisitor(Visitor):
         if self.unowned and not before:
             log.warning("%s: %s", self.name, self.finding())
 
+    def findings(self) -> list[str]:
+        """Return texts about faults that a person must correct."""
+        faults = [fault.text for piece, fault in self._faults.items() if piece not in self.owned]
+        return [text for text in (self.finding(), self._no_claims, *faults) if text]
+
     def finding(self) -> str:
-        """Return a text about a fault that a person must correct; "" = no fault."""
+        """Return a text about messages in slots that nobody owns; "" = no such messages."""
         if not self.unowned:
             return ""
         place = f"--log {self.log_name!a} --group {self.subscription!a}"
@@ -190,6 +225,15 @@ class PieceVisitor(Visitor):
 
     async def hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
         """Pass the stored position of a piece to the next owners of its parts. Raises ``SourceError``."""
+        try:
+            await self._hand_over(owned, moved)
+        except PieceError as error:
+            if error.retryable:
+                raise
+            # Without their owner, the parts begin as after a crash.
+            self.refused(owned, error)
+
+    async def _hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
         if moved in owned.moved:
             await self.pieces.hand_over(owned.unit, owned.epoch, moved)
             # A release may have handed the part over at the same time.
@@ -202,7 +246,7 @@ class PieceVisitor(Visitor):
         owned.rest()
         try:
             for moved in list(owned.moved):
-                await self.hand_over(owned, moved)
+                await self._hand_over(owned, moved)
             # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
             await self.pieces.hand_over_all(owned.unit, owned.epoch)
             await owned.held.release()
@@ -213,6 +257,38 @@ class PieceVisitor(Visitor):
             # that fails is not repeated: without its lock, the next owners begin as after a crash.
             if self._end(owned):
                 self._let_go(owned)
+
+    async def _attempt(self, row: PieceRow) -> None:
+        """Try to acquire a piece. A fault of its row delays no other piece."""
+        fault = self._faults.get(row.id)
+        if fault is not None and monotonic() < fault.until:
+            return
+        try:
+            await self._try_piece(row)
+        except PieceError as error:
+            self._skip(row.id, row.partition, error)
+            return
+        if row.id not in self.owned:
+            self._faults.pop(row.id, None)  # Another member may own the piece.
+
+    def _skip(self, piece: int, number: int, error: SourceError) -> None:
+        """Skip a piece with a fault, longer at each repetition."""
+        former = self._faults.get(piece)
+        pause = 1.0 if former is None else min(2 * former.pause, LONGEST_PAUSE)
+        text = f"piece {piece} of partition {number} has a fault, and its messages wait: {error}; correct its row"
+        self._faults[piece] = Fault(text, pause, monotonic() + pause)
+        if former is None:
+            log.warning("%s: %s", self.name, text)
+
+    def refused(self, owned: Owned, error: SourceError) -> None:
+        """Give up a piece with a fault. Its next owner repeats the messages whose end is not stored. Idempotent."""
+        if not owned.over:
+            self._skip(owned.unit, owned.number, error)
+        super().refused(owned, error)
+
+    def stored(self, owned: Owned) -> None:
+        """Forget the fault of a piece whose position was stored."""
+        self._faults.pop(owned.unit, None)
 
     async def _try_piece(self, row: PieceRow) -> None:
         if row.id in self.owned:

@@ -7,7 +7,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ import psycopg
 
 from lanes.arguments import OF_CONSUMERS, check_one_of, check_seconds, check_whole, kind_of, names_unknown_options
 from lanes.core.types import Message, Part, Partition, Room, Settlement
-from lanes.errors import ConfigError
+from lanes.errors import ConfigError, SourceError
 from lanes.ownership import Locks, State, StateChange, StateStore
 from lanes.source import Backlog, KeptLog, Outage, SourceEvent, SourceTraits
 from lanes_postgres.advisory_locks import AdvisoryLocks
@@ -134,6 +134,7 @@ class PostgresSource:
         self._arrived: asyncio.Event
         self._visitor: Visitor
         self._locking: asyncio.Task[None] | None = None
+        self._store: Callable[[Sequence[StateChange]], Awaitable[Sequence[bool | SourceError]]]
 
     def __repr__(self) -> str:
         return f"<PostgresSource {self._name}>"
@@ -276,11 +277,15 @@ class PostgresSource:
             stored.append(owned)
         if not changes:
             return
+        visitor = self._visitor
         for owned, change, done in zip(stored, changes, await self._store(changes), strict=True):
-            if done:
+            if isinstance(done, SourceError):
+                visitor.refused(owned, done)
+            elif done:
                 owned.stored(change.state)
+                visitor.stored(owned)
             else:
-                self._visitor.lose(owned, "another process owns the partition")
+                visitor.lose(owned, "another process owns the partition")
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Do nothing, because a message has no time limit; see ``lanes.source.Source.extend``.
@@ -364,14 +369,16 @@ class PostgresSource:
         return visitor.unowned if isinstance(visitor, PieceVisitor) else None
 
     def findings(self) -> Sequence[str]:
-        """Return alarms about kept messages and about slots without an owner; see ``lanes.source.Reporting``.
+        """Return alarms about kept messages, slots without an owner and pieces with faults.
+
+        See ``lanes.source.Reporting``.
 
         Returns:
             The texts of the alarms.
         """
         visitor = self._visitor
-        found = [visitor.kept.finding(), visitor.finding() if isinstance(visitor, PieceVisitor) else ""]
-        return [text for text in found if text]
+        kept = visitor.kept.finding()
+        return [*([kept] if kept else []), *(visitor.findings() if isinstance(visitor, PieceVisitor) else [])]
 
     # --- helpers
 

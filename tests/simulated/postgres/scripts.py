@@ -341,7 +341,7 @@ class _Consumer:
         except StateLocked:
             return "refused"
 
-    async def store(self, piece: int, epoch: int, floor: int, *completed: tuple[int, int]) -> bool:
+    async def store(self, piece: int, epoch: int, floor: int, *completed: tuple[int, int]) -> object:
         key = StateKey("billing", PieceId(LOG, 0, piece), "1")
         (stored,) = await self.pieces.store([StateChange(key, State(epoch, floor, completed))])
         return stored

@@ -80,8 +80,11 @@ def _unlisten(session: Session, query: Any, now: float) -> None:
 
 
 def _set(session: Session, query: Any, now: float) -> None:
-    """Accept a setting. The server as data has only the shortest timeout of a lock, and one of idle transactions."""
-    session.waits = session.waits and b"lock_timeout" not in query
+    """Accept a setting. The server as data has only the shortest timeout of a lock, and one of idle transactions.
+
+    A hand-over waits longer than the timeout of an idle transaction, so it needs no timeout.
+    """
+    session.waits = session.waits and (b"lock_timeout" not in query or b"lock_timeout TO '5s'" in query)
     if b"SET LOCAL idle_in_transaction_session_timeout TO '5s'" in query:
         session.in_transaction_timeout = 5.0
 
@@ -382,6 +385,10 @@ def _store_pieces(session: Session, parameters: Any, now: float) -> Rows:
     return [(pieces.store(session, changes) or None,)]
 
 
+def _lock_free(session: Session, parameters: Any, now: float) -> Rows:
+    return [(pieces.lock_free(session, *parameters) or None,)]
+
+
 def _epochs(session: Session, parameters: Any, now: float) -> Rows:
     found = pieces.epochs(session, *parameters)
     return [tuple(map(list, zip(*found, strict=True)))] if found else [(None, None)]
@@ -491,6 +498,7 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (ring_pieces._LOOK, "pieces", _look_at_pieces),
     (ring_pieces._END_DRAIN, "end drain", _end_drain),
     (ring_pieces._STORE, "store", _store_pieces),
+    (ring_pieces._LOCK_FREE, "store", _lock_free),
     (ring_pieces._EPOCHS, "store", _epochs),
     (ring_pieces._HAND_OVER, "hand over", _hand_over),
     (ring_pieces._HAND_OVER_ALL, "hand over", _hand_over_all),

@@ -1,0 +1,199 @@
+"""A fault of one piece on a real server: its row, its position or its hand-over. All other pieces continue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from lanes.errors import SourceError
+from lanes.ring import Range
+from lanes_postgres.steps import perform
+from lanes_postgres.subscription import piece_visitor
+from lanes_postgres.subscription.connections import Connections
+from tests.postgres.log.logs import Logs
+from tests.postgres.log.test_subscriptions import until
+from tests.postgres.ring.ranged import HALF, HIGH, LOW, Ring, some
+
+pytestmark = pytest.mark.anyio
+
+REFUSALS = {"a permanent refusal": "P0001", "a refusal that may pass": "40001"}
+MIDDLE = HALF // 2
+
+
+@pytest.fixture
+def ring(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> Ring:
+    """A consumer with two ranges. A piece with a fault is tried again soon."""
+    monkeypatch.setattr(piece_visitor, "LONGEST_PAUSE", 1.0)
+    ring = Ring(logs)
+    ring.assign(LOW, "a")
+    ring.assign(HIGH, "a")
+    return ring
+
+
+@pytest.fixture
+def piece(ring: Ring) -> int:
+    """The number of the piece of ``LOW``, which exists before a member acquires it."""
+    with ring.logs.connect(autocommit=True) as connection, connection.transaction():
+        perform(connection, ring.map.beginning([0]), "test")
+    return number_of(ring, LOW)
+
+
+def number_of(ring: Ring, wanted: Range) -> int:
+    ((number,),) = ring.logs.execute(
+        f"SELECT id FROM {{}}.lanes_ring_pieces WHERE slots @> {wanted.lo} AND slots IS NOT NULL"
+    )
+    return int(number)
+
+
+def refuse(ring: Ring, piece: int, column: str, state: str) -> None:
+    """Let the server refuse each change of a column of one piece."""
+    with ring.logs.connect(autocommit=True) as connection:
+        schema = sql.Identifier(ring.logs.schema)
+        connection.execute(
+            sql.SQL(
+                "CREATE OR REPLACE FUNCTION {}.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE EXCEPTION 'refused by the test' USING ERRCODE = {}; END $$"
+            ).format(schema, sql.Literal(state))
+        )
+        connection.execute(
+            sql.SQL(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON {}.lanes_ring_pieces FOR EACH ROW "
+                "WHEN (OLD.id = {} AND OLD.{} IS DISTINCT FROM NEW.{}) EXECUTE FUNCTION {}.refuse()"
+            ).format(schema, sql.Literal(piece), sql.Identifier(column), sql.Identifier(column), schema)
+        )
+
+
+def admit(ring: Ring) -> None:
+    ring.logs.execute("DROP TRIGGER refuse ON {}.lanes_ring_pieces")
+
+
+def floor_of(ring: Ring, piece: int) -> int:
+    ((floor,),) = ring.logs.execute(f"SELECT floor FROM {{}}.lanes_ring_pieces WHERE id = {piece}")
+    return int(floor)
+
+
+def epoch_of(ring: Ring, piece: int) -> int:
+    ((epoch,),) = ring.logs.execute(f"SELECT epoch FROM {{}}.lanes_ring_pieces WHERE id = {piece}")
+    return int(epoch)
+
+
+@pytest.mark.parametrize("state", REFUSALS.values(), ids=REFUSALS)
+async def test_a_piece_that_cannot_be_acquired_delays_no_other_piece(ring: Ring, piece: int, state: str) -> None:
+    refuse(ring, piece, "epoch", state)
+    low, high = some(LOW, 3), some(HIGH, 3)
+    async with ring.member("a") as a:
+        for count, each in enumerate(high, start=1):
+            ring.append(low[0], each)
+            await until(lambda count=count: len(a.ended) == count)  # type: ignore[misc]
+        assert a.ended == high
+        await until(lambda: any(f"piece {piece}" in text for text in a.findings()))
+        (finding,) = a.findings()
+        assert "refused by the test" in finding and "partition 0" in finding
+        admit(ring)
+        await until(lambda: a.ended == [*high, *[low[0]] * 3])
+        await until(lambda: a.findings() == [])
+
+
+async def test_a_piece_with_unreadable_finished_positions_delays_no_other_piece(ring: Ring, piece: int) -> None:
+    ring.logs.execute(f"UPDATE {{}}.lanes_ring_pieces SET completed = ARRAY[5,6,7] WHERE id = {piece}")
+    low, high = some(LOW, 1), some(HIGH, 1)
+    ring.append(*low, *high)
+    async with ring.member("a") as a:
+        await until(lambda: a.ended == high)
+        await until(lambda: any("{5,6,7}" in text for text in a.findings()))
+        ring.logs.execute(f"UPDATE {{}}.lanes_ring_pieces SET completed = ARRAY[]::bigint[] WHERE id = {piece}")
+        await until(lambda: a.ended == [*high, *low])
+
+
+@pytest.mark.parametrize("state", REFUSALS.values(), ids=REFUSALS)
+async def test_a_position_that_cannot_be_stored_delays_the_positions_of_other_pieces_briefly(
+    ring: Ring, piece: int, state: str
+) -> None:
+    """The member gives up the piece, whose messages run again."""
+    refuse(ring, piece, "floor", state)
+    other = number_of(ring, HIGH)
+    low, high = some(LOW, 1), some(HIGH, 1)
+    ring.append(*low, *high)
+    async with ring.member("a") as a:
+        await until(lambda: floor_of(ring, other) == 2)
+        await until(lambda: a.ended.count(low[0]) > 1)
+        admit(ring)
+        await until(lambda: floor_of(ring, piece) == 2)
+        await until(lambda: a.findings() == [])
+    assert a.ended.count(high[0]) == 1
+
+
+async def test_a_locked_row_of_a_piece_delays_no_position_of_another(ring: Ring, piece: int) -> None:
+    other = number_of(ring, HIGH)
+    low, high = some(LOW, 1), some(HIGH, 2)
+    async with ring.member("a") as a:
+        ring.append(high[0])
+        await until(lambda: floor_of(ring, other) == 1 and len(a.consumer.status().partitions) == 3)
+        with ring.logs.connect() as operator:
+            operator.execute(
+                sql.SQL("SELECT FROM {}.lanes_ring_pieces WHERE id = {} FOR UPDATE").format(
+                    sql.Identifier(ring.logs.schema), sql.Literal(piece)
+                )
+            )
+            ring.append(low[0], high[1])
+            await until(lambda: floor_of(ring, other) == 3)
+            operator.rollback()
+        await until(lambda: floor_of(ring, piece) == 3)
+    assert a.ended == [high[0], low[0], high[1]]
+
+
+async def test_a_part_that_cannot_be_handed_over_ends_only_its_piece(ring: Ring, piece: int) -> None:
+    """The next owners of the piece begin as after a crash of its owner."""
+    low, high = some(Range(0, MIDDLE - 1), 2), some(HIGH, 2)
+    (upper,) = some(Range(MIDDLE, HALF - 1), 1)
+    async with ring.member("a") as a, ring.member("b") as b:
+        a.close()
+        ring.append(upper)
+        await until(lambda: a.begun == [upper])
+        with ring.logs.connect() as connection:
+            ring.map.split(connection, MIDDLE, "b")
+        part = number_of(ring, Range(MIDDLE, MIDDLE))
+        refuse(ring, part, "parent", "P0001")
+        before = epoch_of(ring, piece)
+        a.gate.set()
+        await until(lambda: epoch_of(ring, piece) > before)
+        ring.append(low[0], high[0])
+        await until(lambda: {low[0], high[0]} <= set(a.ended))
+        admit(ring)
+        await until(lambda: b.ended == [upper])
+        ring.append(low[1], high[1])
+        await until(lambda: {low[1], high[1]} <= set(a.ended))
+
+
+async def test_a_member_without_a_connection_for_a_claim_reads_its_other_pieces(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has no connection left. The connection that reads the messages is older."""
+    (middle,) = some(Range(MIDDLE, HALF - 1), 1)
+    high = some(HIGH, 2)
+    with ring.logs.connect() as connection:
+        ring.map.split(connection, MIDDLE, "b")
+    async with ring.member("a") as a:
+        ring.append(high[0])
+        await until(lambda: a.ended == high[:1] and a.consumer.status().partitions)
+        opened = Connections._open
+
+        async def refused(connections: Connections) -> psycopg.AsyncConnection[Any]:
+            raise SourceError("too many clients already; raise max_connections", retryable=True)
+
+        monkeypatch.setattr(Connections, "_open", refused)
+        idle = a.source._connections._idle
+        while idle:
+            await idle.pop().close()
+        ring.assign(Range(MIDDLE, HALF - 1), "a")
+        await until(lambda: any("too many clients" in text for text in a.findings()))
+        for _ in range(3):
+            ring.append(high[1])
+        ring.append(middle)
+        await until(lambda: a.ended == [high[0], *[high[1]] * 3])
+        monkeypatch.setattr(Connections, "_open", opened)
+        await until(lambda: middle in a.ended)
+        await until(lambda: a.findings() == [])
