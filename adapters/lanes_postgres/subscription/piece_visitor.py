@@ -19,6 +19,7 @@ from lanes.errors import SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
 from lanes_postgres.log.reading import READER
+from lanes_postgres.ring.finished_attempts import BEGINNING, drop_finished
 from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
@@ -35,7 +36,7 @@ _AT_ONCE: Final = 4
 """
 
 _COUNT_EVERY: Final = 10.0
-"""Seconds between two counts of the messages in slots without an owner."""
+"""Seconds between two counts of the messages in slots without an owner, and between two deletions of attempts."""
 
 LONGEST_PAUSE: Final = 60.0
 """Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later one is longer.
@@ -89,6 +90,7 @@ class PieceVisitor(Visitor):
         # The share of the messages at the positions of a read that have its slots, by the last reads.
         self._found = 1.0
         self._tried = 0
+        self._attempts_after = BEGINNING
         self._faults: dict[int, Fault] = {}
         self._no_claims = ""
 
@@ -172,13 +174,20 @@ class PieceVisitor(Visitor):
         return free
 
     async def _count(self, connection: AsyncConnection[Any]) -> None:
-        """Count the messages in slots without an owner when a count is due, and log a warning about such messages."""
+        """Count the messages in slots without an owner when a count is due, and log a warning about such messages.
+
+        The call also deletes attempts that a killed owner has left.
+        """
         now = monotonic()
         if now < self._counted_at + _COUNT_EVERY:
             return
         self._counted_at, before = now, self.unowned
         tables = self.tables
-        self.unowned = await look_at_unowned(connection, tables.schema, tables.log, self.subscription, self._ends)
+        place = tables.schema, tables.log
+        self._attempts_after = await drop_finished(
+            connection, *place, self.log_name, self.incarnation, self.subscription, self._attempts_after
+        )
+        self.unowned = await look_at_unowned(connection, *place, self.subscription, self._ends)
         if self.unowned and not before:
             log.warning("%s: %s", self.name, self.finding())
 
@@ -275,7 +284,9 @@ class PieceVisitor(Visitor):
         """Skip a piece with a fault, longer at each repetition."""
         former = self._faults.get(piece)
         pause = 1.0 if former is None else min(2 * former.pause, LONGEST_PAUSE)
-        text = f"piece {piece} of partition {number} has a fault, and its messages wait: {error}; correct its row"
+        text = (
+            f"the messages of piece {piece} of partition {number} wait: {error}; correct its row in lanes_ring_pieces"
+        )
         self._faults[piece] = Fault(text, pause, monotonic() + pause)
         if former is None:
             log.warning("%s: %s", self.name, text)

@@ -15,8 +15,8 @@ from psycopg import sql
 from lanes.core.ring import slot
 from lanes_postgres import advisory_locks, dead_letters, lock_session, migrations, states
 from lanes_postgres.log import appending, reading, sequencer, trigger
+from lanes_postgres.ring import finished_attempts, range_map
 from lanes_postgres.ring import pieces as ring_pieces
-from lanes_postgres.ring import range_map
 from lanes_postgres.ring import reading as ring_reading
 from lanes_postgres.ring import unowned as ring_unowned
 from lanes_postgres.steps import compose, compose_names
@@ -403,6 +403,11 @@ def _hand_over_all(session: Session, parameters: Any, now: float) -> None:
     pieces.hand_over_all(session, list(zip(*parameters, strict=True)))
 
 
+def _no_attempts(session: Session, parameters: Any, now: float) -> Rows:
+    """Return no attempt, because the members of a run share a store in memory."""
+    return []
+
+
 def _unowned(session: Session, parameters: Any, now: float) -> Rows:
     log, group = parameters["log"], parameters["group"]
     found = pieces.unowned(session, log, group, slot, parameters["look"], parameters["ends"])
@@ -502,6 +507,7 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (ring_pieces._EPOCHS, "store", _epochs),
     (ring_pieces._HAND_OVER, "hand over", _hand_over),
     (ring_pieces._HAND_OVER_ALL, "hand over", _hand_over_all),
+    (finished_attempts._DROP, "other", _no_attempts),
     (ring_unowned._COUNT, "other", _unowned),
     (ring_unowned._RAISE, "other", _pass_over),
     (range_map._HISTORY, "assign", _history),
