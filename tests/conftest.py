@@ -14,7 +14,7 @@ import tempfile
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -132,9 +132,14 @@ def _refuse_start(process: BaseProcess) -> None:
     raise RuntimeError(f"a test of `make test-fast` starts a process ({process.name}): mark the test `process`")
 
 
-def is_fast(item: pytest.Item) -> bool:
-    """Whether a test needs no broker and no child process, and takes at most a second."""
-    return not (_BROKERS | {"spawn"}) & set(getattr(item, "fixturenames", ())) and not any(
+def is_fast(item: pytest.Item, *, on: Collection[str] = ()) -> bool:
+    """Whether a test needs no broker and no child process, and takes at most a second.
+
+    Args:
+        item: The test.
+        on: Fixtures of servers that the test may need.
+    """
+    return not ((_BROKERS | {"spawn"}) - {*on}) & set(getattr(item, "fixturenames", ())) and not any(
         item.get_closest_marker(mark) for mark in _NOT_FAST
     )
 

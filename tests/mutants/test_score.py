@@ -12,12 +12,15 @@ from types import ModuleType
 
 import pytest
 
+from tests import conftest
+from tests.components import PostgresServer
 from tests.mutants.score import forks
 from tests.mutants.score.equivalents import EQUIVALENTS, Equivalent
 from tests.mutants.score.forks import Report, forked, limit_cpu
 from tests.mutants.score.mutations import Mutation, mutations_of, sampled
 from tests.mutants.score.planting import Plot
 from tests.mutants.score.probes import Probes
+from tests.mutants.score.servers import SharedPostgres
 from tests.mutants.score.targets import ROOT, TARGETS, chosen
 from tests.mutants.score.totals import FileScore, table, wrong_equivalents
 from tests.mutants.score.verdicts import Verdict, Verdicts
@@ -184,6 +187,25 @@ def test_a_child_ends_without_the_parents_exit_handlers(tmp_path: Path) -> None:
     finally:
         atexit.unregister(touch)
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.process
+def test_a_child_neither_starts_nor_stops_the_shared_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(PostgresServer, "start", lambda _: calls.append("start"))
+    monkeypatch.setattr(PostgresServer, "stop", lambda _: calls.append("stop"))
+    server = SharedPostgres()
+
+    def use(report: Report) -> None:
+        assert vars(conftest)["PostgresServer"]() is server
+        server.start()
+        server.stop()
+        report(" ".join(calls))
+
+    with server.shared():
+        assert forked(use).lines == ["start"]
+    assert calls == ["start", "stop"]
+    assert vars(conftest)["PostgresServer"] is PostgresServer
 
 
 def test_a_verdict_holds_while_its_function_and_its_test_are_unchanged(door: ModuleType, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The mutation score of each file: ``make mutants``, with the mutants of the mutmut package.
 
-Reading order: ``targets``, ``mutations``, ``planting``, ``probes``, ``forks``, ``runner``, ``verdicts``,
+Reading order: ``targets``, ``mutations``, ``planting``, ``probes``, ``forks``, ``servers``, ``runner``, ``verdicts``,
 ``equivalents``, ``totals``.
 
 mutmut generates the mutants, and this room runs them. mutmut's own runner mutates no method of a decorated class, such

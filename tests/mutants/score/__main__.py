@@ -46,7 +46,14 @@ def _score(target: Target, files: Sequence[str], verdicts: Verdicts, options: ar
 
     status = run(
         target.tests,
-        Runner(target.paths(), sampled(mutations, options.every, options.seed), verdicts, judged, options.limit),
+        Runner(
+            target.paths(),
+            sampled(mutations, options.every, options.seed),
+            verdicts,
+            judged,
+            options.limit,
+            on_postgres=target.on_postgres,
+        ),
     )
     wrong = wrong_equivalents(
         EQUIVALENTS, mutations, [each for score in scores.values() for each in score.killed], files

@@ -26,11 +26,15 @@ from tests.mutants.score.forks import Report, forked, limit_cpu
 from tests.mutants.score.mutations import Mutation
 from tests.mutants.score.planting import Plot
 from tests.mutants.score.probes import Probes
+from tests.mutants.score.servers import SharedPostgres
 from tests.mutants.score.targets import ROOT
 from tests.mutants.score.verdicts import Covered, Verdict, Verdicts, digest
 
 _SAVE_EVERY: Final = 25
 """Mutations between two writes of the verdicts."""
+
+_WAITS: Final = 3.0
+"""Ratio of the time after which a mutation counts as a survivor to the CPU time of ``Runner``."""
 
 _OWN_LIMIT: Final = 5.0
 """Seconds of CPU time that each test may use beyond twenty times its usual time, before it counts as hung."""
@@ -47,17 +51,27 @@ class Runner:
         mutations: The mutations to run.
         verdicts: The stored verdicts.
         judged: Is told each verdict.
-        limit: CPU time in seconds after which a mutation counts as a survivor.
+        limit: CPU time in seconds after which a mutation counts as a survivor. For tests that wait, three times this
+            time counts too.
+        on_postgres: Whether tests on the shared PostgreSQL server run too.
     """
 
     def __init__(
-        self, files: Sequence[str], mutations: Sequence[Mutation], verdicts: Verdicts, judged: Judged, limit: float
+        self,
+        files: Sequence[str],
+        mutations: Sequence[Mutation],
+        verdicts: Verdicts,
+        judged: Judged,
+        limit: float,
+        *,
+        on_postgres: bool = False,
     ) -> None:
         self._files = files
         self._mutations = mutations
         self._verdicts = verdicts
         self._judged = judged
         self._limit = limit
+        self._server = SharedPostgres() if on_postgres else None
         self._sources = digest(*((ROOT / file).read_bytes() for file in files))
         self._items: dict[str, pytest.Item] = {}
         self._covered: dict[str, Covered] = {}
@@ -74,7 +88,8 @@ class Runner:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if is_fast(item)]
+        on = () if self._server is None else ("postgres",)
+        items[:] = [item for item in items if is_fast(item, on=on)]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         if session.testsfailed:
@@ -83,14 +98,15 @@ class Runner:
         for file in self._files:
             importlib.import_module(_module(file))
         plot = Plot(self._files)
-        self._measure(plot)
-        try:
-            for number, mutation in enumerate(self._mutations):
-                self._judged(mutation, self._verdict(mutation, plot))
-                if number % _SAVE_EVERY == 0:
-                    self._verdicts.save()
-        finally:
-            self._verdicts.save()
+        with contextlib.nullcontext() if self._server is None else self._server.shared():
+            self._measure(plot)
+            try:
+                for number, mutation in enumerate(self._mutations):
+                    self._judged(mutation, self._verdict(mutation, plot))
+                    if number % _SAVE_EVERY == 0:
+                        self._verdicts.save()
+            finally:
+                self._verdicts.save()
         return True
 
     def _measure(self, plot: Plot) -> None:
@@ -113,8 +129,8 @@ class Runner:
         for line in ended.lines:
             kind, _, text = line.partition(" ")
             if kind == "covered":
-                nodeid, seconds, lines = json.loads(text)
-                covered[nodeid] = Covered(seconds, lines)
+                nodeid, *about = json.loads(text)
+                covered[nodeid] = Covered(*about)
             elif kind == "modules":
                 modules = json.loads(text)
             else:
@@ -137,9 +153,10 @@ class Runner:
             plot.replace(probes.code(file, str(path), path.read_text()))
         for item, following in zip(items, [*items[1:], None], strict=True):
             probes.hits.clear()
-            before = time.process_time()
+            before, began = time.process_time(), time.monotonic()
             if _passes(item, following):
-                report("covered " + json.dumps((item.nodeid, time.process_time() - before, probes.lines())))
+                seconds, waited = time.process_time() - before, time.monotonic() - began
+                report("covered " + json.dumps((item.nodeid, seconds, probes.lines(), waited)))
             else:
                 report(f"failed {item.nodeid}")
         report("modules " + json.dumps([name for name in sys.modules if not name.startswith("__")]))
@@ -175,7 +192,12 @@ class Runner:
             for test, covered in self._covered.items()
             if any(n in changed for n in covered.lines.get(mutation.file, ()))
         ]
-        return sorted(tests, key=lambda test: (kills[test] + 0.2) / (self._covered[test].seconds + 0.02), reverse=True)
+
+        def worth(test: str) -> float:
+            covered = self._covered[test]
+            return (kills[test] + 0.2) / (max(covered.seconds, covered.waited) + 0.02)
+
+        return sorted(tests, key=worth, reverse=True)
 
     def _run(self, mutation: Mutation, tests: Sequence[str], plot: Plot) -> Verdict:
         ended = forked(lambda report: self._run_mutated(mutation, tests, plot, report))
@@ -196,9 +218,9 @@ class Runner:
         except (LookupError, SyntaxError):
             report("impossible")
             return
-        begun = time.process_time()
+        begun, began = time.process_time(), time.monotonic()
         for number, (test, following) in enumerate(zip(tests, [*tests[1:], None], strict=True)):
-            if time.process_time() - begun > self._limit:
+            if time.process_time() - begun > self._limit or time.monotonic() - began > _WAITS * self._limit:
                 break
             report(str(number))
             limit_cpu(_OWN_LIMIT + 20 * self._covered[test].seconds)

@@ -19,12 +19,14 @@ class Target:
         files: Patterns of the mutated files, relative to the project.
         tests: Folders and files of the tests. Only tests for ``make test-fast`` run.
         goal: Least score in percent.
+        on_postgres: Whether tests on the shared PostgreSQL server run too.
     """
 
     name: str
     files: tuple[str, ...]
     tests: tuple[str, ...]
     goal: int
+    on_postgres: bool = False
 
     def paths(self) -> list[str]:
         """The mutated files, relative to the project."""
@@ -74,6 +76,59 @@ TARGETS: Final = (
         ),
         ("tests/jetstream", "tests/simulated/test_jetstream.py", "tests/simulated/jetstream"),
         85,
+    ),
+    # The files of lanes_postgres that decide about locks, states, positions, pieces, ranges and visits. The others hold
+    # statements of the log, texts, the command line and dead letters.
+    Target(
+        "postgres_locks",
+        (
+            "adapters/lanes_postgres/advisory_locks.py",
+            "adapters/lanes_postgres/lock_session.py",
+            "adapters/lanes_postgres/states.py",
+        ),
+        (
+            "tests/postgres/test_advisory_locks.py",
+            "tests/postgres/test_epochs.py",
+            "tests/postgres/test_states.py",
+            "tests/simulated/test_postgres.py",
+        ),
+        85,
+        on_postgres=True,
+    ),
+    Target(
+        "postgres_ring",
+        (
+            "adapters/lanes_postgres/ring/pieces.py",
+            "adapters/lanes_postgres/ring/range_map.py",
+            "adapters/lanes_postgres/ring/reading.py",
+            "adapters/lanes_postgres/ring/shared_calls.py",
+            "adapters/lanes_postgres/ring/slots.py",
+            "adapters/lanes_postgres/subscription/owned_piece.py",
+            "adapters/lanes_postgres/subscription/piece_visitor.py",
+        ),
+        ("tests/postgres/ring", "tests/simulated/postgres", "tests/simulated/test_ranges.py"),
+        85,
+        on_postgres=True,
+    ),
+    Target(
+        "postgres_subscription",
+        (
+            "adapters/lanes_postgres/subscription/owned.py",
+            "adapters/lanes_postgres/subscription/source.py",
+            "adapters/lanes_postgres/subscription/visitor.py",
+            "adapters/lanes_postgres/subscription/visits.py",
+        ),
+        (
+            "tests/postgres/log/test_kept.py",
+            "tests/postgres/log/test_over.py",
+            "tests/postgres/log/test_owned.py",
+            "tests/postgres/log/test_subscriptions.py",
+            "tests/postgres/log/test_visits.py",
+            "tests/postgres/test_setup_errors.py",
+            "tests/simulated/test_postgres.py",
+        ),
+        85,
+        on_postgres=True,
     ),
 )
 

@@ -43,10 +43,12 @@ class Covered:
     Attributes:
         seconds: CPU time in seconds.
         lines: The executed lines of each mutated file.
+        waited: Time in seconds, with the waits for a server.
     """
 
     seconds: float
     lines: dict[str, list[int]]
+    waited: float = 0.0
 
 
 class Verdicts:
