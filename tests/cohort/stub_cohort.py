@@ -105,12 +105,13 @@ class StubCohort(Generic[T]):
         retention: str = "limits",
         settings: CohortSettings = FORCED,
         clock: Clock = monotonic,
+        name: str | Callable[[int], str] = "S",
     ) -> None:
         self.stub = StubMembership(first, retention, settings)
         self.clock = clock
         self.wakes = 0
         self.partitions = OwnedPartitions(
-            "S",
+            name,
             RecordReader(),
             "now",
             membership=self._membership,

@@ -107,6 +107,7 @@ class Post:
         self.happened: list[Any] = []
         self.changes = 0
         self.overdue: list[int] = []
+        self.pace = CheckpointPace()
         store: Any = backend or Backend()
         stub: Any = machine
         self.keeper = LeaseKeeper(
@@ -121,7 +122,7 @@ class Post:
             patience=PATIENCE,
             drain_within=7.0,
             overdue=self.overdue.append,
-            pace=CheckpointPace(),
+            pace=self.pace,
         )
 
     def changed(self) -> None:
@@ -344,6 +345,21 @@ def test_the_ledger_of_a_former_ownership_is_not_written(event: Any, written: bo
             await anyio.sleep(1.0)
             assert any(each[0] == "checkpoint" for each in machine.told) == written
             tasks.cancel_scope.cancel()
+
+    virtual(test)
+
+
+@pytest.mark.parametrize("end", [LeaseLost("why"), DONE])
+def test_a_partition_whose_checkpoint_no_longer_waits_leaves_the_pace_of_the_others(end: Any) -> None:
+    async def test() -> None:
+        post = Post(Machine())
+        alone = post.pace.begin(4, 1_000)
+        post.keeper.checkpoint_soon(1_000, lambda: DONE)
+        if end is DONE:
+            post.keeper.checkpoint(DONE)
+        else:
+            post.events(end)
+        assert post.pace.begin(4, 1_000) == pytest.approx(alone)
 
     virtual(test)
 

@@ -96,6 +96,13 @@ async def test_a_moving_partition_is_cancelled_only_with_force(overdue: str) -> 
     assert of.partitions.next_events() == [Revoking(owned.partition, {"keep": math.inf, "force": 5.0}[overdue])]
 
 
+async def test_each_partition_may_have_its_own_source_name() -> None:
+    of = stub_cohort(name="S{}".format)
+    of.tell((3, taken_over(7)))
+    assert of.partitions.by_number[3].partition.id == PartitionId("S3", 3)
+    assert repr(of.partitions) == "<OwnedPartitions of 1 partitions of S0>"
+
+
 async def test_a_reported_loss_allows_a_new_acquisition() -> None:
     of, owned = owning()
     wakes = of.wakes
@@ -141,6 +148,16 @@ async def test_a_renewal_after_the_deadline_loses_the_partition_at_the_next_step
     ]
     assert of.names() == ["Lost"] * len(numbers)
     assert list(of.partitions.by_number) == [400]
+
+
+async def test_an_expired_lease_is_left_to_the_membership() -> None:
+    """The membership reports its loss with the reason."""
+    of = stub_cohort(clock=Moving())
+    of.tell((3, taken_over(7)), deadline=0.0)
+    of.partitions.step()
+    assert of.told() == []
+    of.tell((3, LeaseLost("no answer")))
+    assert of.names() == ["Generation", "Assigned", "Lost"]
 
 
 async def test_a_partition_past_its_deadline_is_lost_at_the_next_step_after_the_membership_has_failed() -> None:
@@ -199,6 +216,7 @@ async def test_a_durable_that_cannot_be_followed_is_a_failure() -> None:
 
 async def test_the_messages_before_the_start_of_a_cohort_do_not_count_as_read() -> None:
     of = stub_cohort(first=20)
+    assert of.partitions.highest == 0
     of.tell((1, taken_over(7, done=Done(19, ()))))
     assert of.partitions.highest == 0
     of.tell((2, taken_over(7, done=Done(7, ()))))
@@ -305,6 +323,17 @@ async def test_a_release_with_a_running_handler_leaves_the_lease_to_expire() -> 
     owned.partition.unended = 1
     await release(of, owned.partition)
     assert of.told() == [("stop", -1), ("drained, and it runs", 3)]
+
+
+async def test_a_release_whose_revocation_was_not_reported_succeeds() -> None:
+    of, owned = owning()
+    of.tell((3, LeaseRevoked()))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(release, of, owned.partition)
+        await anyio.wait_all_tasks_blocked()
+        assert of.told() == [("drained", 3)]
+        of.tell((3, LeaseReleased()))
+    assert owned.over.is_set()
 
 
 async def test_a_release_of_a_partition_whose_loss_was_not_reported_fails() -> None:
