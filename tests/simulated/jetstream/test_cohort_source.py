@@ -37,13 +37,8 @@ class Member:
 
     def __init__(self, stage: Stage, client: Any, member: str, cohort: Any, **arguments: Any) -> None:
         settings = {"lease": LEASE, **(cohort or {})}
-        made = JetStreamSource(
-            client,
-            stream="S",
-            cohort=Cohort("c", member=member, **settings),
-            key=subject_token(-1),
-            **arguments,
-        )._source
+        arguments = {"key": subject_token(-1), **arguments}
+        made = JetStreamSource(client, stream="S", cohort=Cohort("c", member=member, **settings), **arguments)._source
         assert isinstance(made, CohortSource)
         self.stage = stage
         self.source = made
@@ -291,6 +286,46 @@ def test_a_settled_message_is_acknowledged_and_from_time_to_time_confirmed() -> 
         assert [each.subject for each in stage.sent if each.payload == b"+WPI"] == [found.messages[3].token]
         (name,) = [name for name in durables(stage) if name.startswith("lanes-p0")]
         assert stage.server.api.streams["S"].consumers[name].unfinished == [4]
+        await found.leave()
+
+    played(scene)
+
+
+def test_a_message_that_its_handler_settled_is_logged_with_the_name_of_the_source(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        found = await joined(stage)
+        await found.owns(0, 1)
+        publish(stage, 1)
+        await found.until(lambda: found.messages)
+        raw: Any = found.messages[0].raw
+        await raw.ack()
+        await found.settle(found.messages[0])
+        await found.leave()
+
+    played(scene)
+    assert any(
+        text.startswith(f"{NAME}: the handler settled the message at S/1 position 1") for text in caplog.messages
+    )
+
+
+@pytest.mark.parametrize("refines", [True, False])
+def test_a_key_in_two_partitions_stops_a_member_that_relies_on_the_promise_of_its_user(refines: bool) -> None:
+    def constant(message: Any) -> bytes:
+        return b"k"
+
+    async def scene(stage: Stage) -> None:
+        if not refines:
+            found = await made(stage, key=constant)
+            with pytest.raises(ConfigError, match="key=constant: the server partitions by subject tokens"):
+                await found.source.open()
+            return
+        found = await joined(stage, key=constant, cohort={"key_refines_partition": True})
+        await found.owns(0, 1)
+        publish(stage, 0, 0, 1)
+        with pytest.raises(SourceError, match=r"arrived in cohort partitions (0 and 1|1 and 0), so its order cannot"):
+            await found.until(lambda: len(found.messages) == 3)
         await found.leave()
 
     played(scene)

@@ -16,12 +16,10 @@ import pytest
 from lanes import ConfigError, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
-from lanes.source import Assigned, Delivered, Destination
+from lanes.source import Assigned, Delivered
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.source import DurableSource
-from lanes_jetstream.wire.connection import Connection
 from memsource.jetstream.server.server import Fate
-from memsource.sim.loop.virtual import until
 from tests.simulated.jetstream.stage import LATENCY, URL, Stage, played, refusal
 
 SECOND: Final = 1_000_000_000
@@ -480,9 +478,16 @@ def test_a_cancelled_takeover_begins_again() -> None:
     played(scene)
 
 
-def test_a_request_that_cannot_be_sent_is_an_interruption() -> None:
+@pytest.mark.parametrize("steady", [True, False])
+def test_a_request_that_cannot_be_sent_is_an_interruption(steady: bool) -> None:
+    """The request of a takeover, and one of the steady source."""
+
     async def scene(stage: Stage) -> None:
         source = await opened(stage)
+        if steady:
+            await stage.publish("S.a")
+            await settle(source, await received(source, Room(1, 9999)))
+            assert source._takeover.count == 1
         client: Any = source.connection.client
         publish = client.publish
         failing = [True]
@@ -494,8 +499,8 @@ def test_a_request_that_cannot_be_sent_is_an_interruption() -> None:
             await publish(subject, *arguments, **named)
 
         client.publish = broken
-        await stage.publish("S.a")
-        assert await all_received(source, 1) == [1]
+        await stage.publish("S.b")
+        assert await all_received(source, 1) == [1 + steady]
         assert (failing, source._takeover.count) == ([], 2)
         del client.publish
         await closed(source)
@@ -549,9 +554,12 @@ def test_messages_of_a_paused_partition_wait_and_are_kept_alive() -> None:
     played(scene)
 
 
-def test_a_paused_partition_reports_a_closed_connection() -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_paused_partition_reports_a_closed_connection(shared: bool) -> None:
     async def scene(stage: Stage) -> None:
-        source = await opened(stage)
+        source = await opened(stage, shared=shared)
+        await stage.publish("S.a")
+        await settle(source, await received(source))
         room = Room(10, 9999, frozenset({partition_of(source)}))
         receiving = asyncio.create_task(source.receive(room))
         await asyncio.sleep(1.0)
@@ -722,76 +730,3 @@ def test_a_denied_subject_that_the_source_needs_stops_it(subject: str, ours: boo
         await closed(source)
 
     played(scene)
-
-
-# --- what a status shows
-
-
-def test_a_status_shows_lag_backlog_and_outages() -> None:
-    async def scene(stage: Stage) -> None:
-        source = await opened(stage)
-        partition = partition_of(source)
-        assert source.lag(partition) is None
-        assert source.backlog(partition)[1] == "not started"
-        await stage.publish(*["S.a"] * 4)
-        assert len(await received(source, Room(1, 9999))) == 1
-        receiving = asyncio.create_task(source.receive(Room(1, 9999, frozenset({partition}))))
-        assert await until(lambda: source.lag(partition) == 4, 10.0)
-        assert source.backlog(partition)[0] == 3
-        assert source.outage() is None
-        source._pulls.interrupt("ended", "409 Server Shutdown")
-        assert source.backlog(partition)[:2] == (3, "409 Server Shutdown")
-        receiving.cancel()
-        await asyncio.wait([receiving])
-        assert source.reads(Destination("nats", "S", "S.a"))
-        assert not source.reads(Destination("nats", "S", "T.a"))
-        assert not source.reads(Destination("nats", "T", "S.a"))
-        await closed(source)
-
-    played(scene)
-
-
-def test_a_server_that_delivers_has_no_long_outage() -> None:
-    """A busy server may briefly answer no requests, and still deliver."""
-
-    async def scene(stage: Stage) -> None:
-        source = await opened(stage)
-        receiving = asyncio.create_task(source.receive(ROOM))
-        await asyncio.sleep(1.0)
-        stage.meet("$JS.API.STREAM.INFO.S", *[Fate("drop_request")] * 99)
-        assert await until(lambda: source.outage() is not None, 60.0)
-        outage = source.outage()
-        assert outage is not None
-        # The server sends a heartbeat every two seconds.
-        assert outage.seconds <= 2.5
-        contact: Connection = source.connection
-        whole = contact.outage()
-        assert whole is not None
-        assert whole.seconds > 5.0
-        receiving.cancel()
-        await asyncio.wait([receiving])
-        await closed(source)
-
-    played(scene)
-
-
-@pytest.mark.parametrize("version", ["2.12.1", "2.14.0"])
-def test_a_message_that_an_earlier_process_acknowledged_counts_as_delivered(version: str) -> None:
-    """On a work queue, the stream then begins above the messages that this process has read."""
-
-    async def scene(stage: Stage) -> None:
-        await stage.stream("S", retention="workqueue")
-        await stage.publish(*["S.a"] * 4)
-        first = await opened(stage)
-        await settle(first, (await received(first, Room(3, 1_000_000)))[2:])
-        await closed(first)
-        second = await opened(stage)
-        for room, positions in ((Room(2, 1_000_000), [1, 2]), (ROOM, [4])):
-            messages = await received(second, room)
-            assert [message.position for message in messages] == positions
-            await settle(second, messages)
-            # Meanwhile the source requests nothing, and its watch checks the stream.
-            await asyncio.sleep(10.0)
-        await closed(second)
-
-    played(scene, version=version)

@@ -289,6 +289,20 @@ def test_a_condition_is_a_revision_or_a_fence_and_a_ttl_is_in_whole_seconds() ->
     played(scene)
 
 
+def test_a_deletion_is_a_marker_without_a_value_on_the_condition_of_the_revision() -> None:
+    async def scene(stage: Stage) -> None:
+        store = await opened(stage)
+        revision = await store.write("m.a", b"1", revision=0)
+        with pytest.raises(Conflict):
+            await store.delete("m.a", revision=revision + 1)
+        await store.delete("m.a", revision=revision)
+        sent = [each for each in stage.sent if each.subject.startswith(KEYS)][-1]
+        headers = {"Nats-Expected-Last-Subject-Sequence": str(revision), "KV-Operation": "DEL"}
+        assert (sent.subject, sent.payload, dict(sent.headers)) == (f"{KEYS}m.a", b"", headers)
+
+    played(scene)
+
+
 def test_a_prefix_of_keys_consists_of_whole_tokens() -> None:
     async def scene(stage: Stage) -> None:
         store = await opened(stage)
@@ -385,29 +399,29 @@ def test_a_failed_read_of_one_key_fails_the_listing() -> None:
     played(scene)
 
 
-@pytest.mark.parametrize("fate", ["drop_request", "drop_reply"])
+@pytest.mark.parametrize(("fate", "timeout"), [("drop_request", 0.5), ("drop_reply", 2.0)])
 def test_a_request_without_an_answer_has_an_unknown_result_after_the_timeout(
-    fate: Any, caplog: pytest.LogCaptureFixture
+    fate: Any, timeout: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "lanes.jetstream.client")
 
     async def scene(stage: Stage) -> None:
-        store = await opened(stage)
+        store = await opened(stage, timeout=timeout)
         began = monotonic()
         stage.meet(KEYS, Fate(fate), Fate(fate))
         with pytest.raises(UnknownResult, match=rf"^bucket '{BUCKET}': write of 'plan': no answer \(TimeoutError\)$"):
             await store.write("plan", b"", revision=0)
-        assert monotonic() - began == pytest.approx(TIMEOUT, abs=0.01)
+        assert monotonic() - began == pytest.approx(timeout, abs=0.01)
         assert store._connection.outage() is None, "one request may fail after a freeze of the process"
         with pytest.raises(UnknownResult):
             await store.write("plan", b"", revision=0)
         outage = store._connection.outage()
         assert outage is not None
-        assert outage.seconds == pytest.approx(2 * TIMEOUT, abs=0.01)
+        assert outage.seconds == pytest.approx(2 * timeout, abs=0.01)
         assert "write of 'plan': no answer" in outage.error
         assert (await store.read("plan")).value == (b"" if fate == "drop_reply" else None)
         assert store._connection.outage() is None
-        assert caplog.messages[-1].endswith(f": JetStream answers again after {2 * TIMEOUT:.0f} s")
+        assert caplog.messages[-1].endswith(f": JetStream answers again after {2 * timeout:.0f} s")
         lines = len(caplog.messages)
         await store.read("plan")
         assert len(caplog.messages) == lines
