@@ -137,15 +137,17 @@ async def test_the_contract_finds_locks_that_do_not_expire_in_time(
         await check(Harness(postgres.url))
 
 
-async def test_the_end_of_the_session_is_noticed_at_once(postgres: PostgresServer) -> None:
+async def test_each_end_of_the_session_is_noticed_at_once(postgres: PostgresServer) -> None:
     """The socket says so, long before the next heartbeat."""
     async with running(postgres.url, lease=3600.0) as locks:
         held = await acquire(locks, "at once")
-        assert locks._session is not None
-        await terminate(postgres.url, locks._session.pid)
-        assert "the connection ended: advisory locks: 57P01" in await until_lost(held)
-        again = await until_acquired(locks, "at once")
-        assert not again.lost and again.deadline > held.deadline
+        for _ in range(2):
+            assert locks._session is not None
+            await terminate(postgres.url, locks._session.pid)
+            assert "the connection ended: advisory locks: 57P01" in await until_lost(held)
+            again = await until_acquired(locks, "at once")
+            assert not again.lost and again.deadline > held.deadline
+            held = again
 
 
 async def test_a_killed_server_loses_the_locks_until_it_runs_again(

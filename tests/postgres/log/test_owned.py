@@ -11,10 +11,10 @@ import pytest
 
 from lanes import PartitionId, SourceError
 from lanes.clock import monotonic
-from lanes.core.types import Partition
+from lanes.core.types import Partition, Room
 from lanes.ownership import HeldLock, State, StateKey
 from lanes.source import Assigned, Lost, Progressed, Revoking
-from lanes_postgres.log.reading import READER
+from lanes_postgres.log.reading import READER, StoredMessage
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.visitor import Visitor
 
@@ -64,6 +64,59 @@ def test_a_loss_takes_back_an_assignment_that_was_not_told() -> None:
     visitor._events = [Revoking(lost, 1.0), Lost(other, "why")]
     assert not visitor._forget_assigned(lost)
     assert visitor._events == [Revoking(lost, 1.0), Lost(other, "why")]
+
+
+@pytest.mark.parametrize(
+    ("room", "taken", "size"),
+    [
+        (Room(2, 1_000), [11, 12], 20),
+        (Room(9, 1_000), [11, 12, 13, 14], 40),
+        (Room(9, 21), [11, 12, 13], 30),  # the last message may exceed the bytes
+        (Room(9, 20), [11, 12], 20),
+        (Room(9, 1), [11], 10),
+        (Room(9, 0), [], 0),
+        (Room(0, 1_000), [], 0),
+    ],
+)
+def test_messages_are_taken_for_the_space_of_the_consumer(room: Room, taken: list[int], size: int) -> None:
+    one = owned([])
+    one.waiting.extend(StoredMessage(position, b"key", "s", "{}", b"value", 0.0) for position in range(11, 15))
+    delivered = one.take(room)
+    assert [message.position for message in one.waiting] == [*range(11 + len(taken), 15)]
+    if not taken:
+        assert delivered is None
+        return
+    assert delivered is not None
+    assert ([message.position for message in delivered.run], delivered.size) == (taken, size)
+    first = delivered.run[0]
+    assert (first.partition, first.key, first.size, first.raw.value) == (one.partition, b"key", 10, b"value")
+
+
+def test_a_resting_ownership_reads_its_waiting_messages_again() -> None:
+    one = owned([])
+    one.read = 15
+    one.rest()
+    assert one.read == 15, "no message waits"
+    one.waiting.extend(StoredMessage(position, b"key", "s", None, b"", 0.0) for position in (13, 14))
+    one.rest()
+    assert (one.read, list(one.waiting)) == (13, [])
+
+
+@pytest.mark.parametrize(("deadline", "now", "renewed"), [(110.0, 99.0, 110.0), (90.0, 99.0, 100.0)])
+def test_a_deadline_only_rises(deadline: float, now: float, renewed: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_postgres.subscription.owned.monotonic", lambda: now)
+    one = owned([], held=HeldLock("0", lambda: None, free, deadline=deadline))
+    one.partition.deadline = 100.0
+    assert one.lost() == ""
+    assert one.partition.deadline == renewed
+
+
+def test_a_deadline_that_has_passed_is_a_loss_in_spite_of_a_later_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lanes_postgres.subscription.owned.monotonic", lambda: 100.0)
+    one = owned([], held=HeldLock("0", lambda: None, free, deadline=200.0))
+    one.partition.deadline = 100.0
+    assert one.lost() == "its lock was not renewed in time"
+    assert one.partition.deadline == 100.0
 
 
 async def free(held: HeldLock) -> None:

@@ -144,10 +144,29 @@ async def test_a_map_works_over_an_asynchronous_connection(logs: Logs, ring: Ran
 
 
 @pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda ring, connection: ring.assign(connection, 0, 99, "a"), "RangeMap.assign"),
+        (lambda ring, connection: ring.split(connection, 50, "b"), "RangeMap.split"),
+        (lambda ring, connection: ring.ranges(connection), "RangeMap.ranges"),
+        (lambda ring, connection: ring.history(connection), "RangeMap.history"),
+    ],
+)
+async def test_a_call_without_await_is_named_in_the_warning_of_python(
+    logs: Logs, ring: RangeMap, call: Callable[[RangeMap, Any], Any], name: str
+) -> None:
+    async with await AsyncConnection.connect(logs.url) as connection:
+        forgotten = call(ring, connection)
+        assert forgotten.__qualname__ == name
+        forgotten.close()
+
+
+@pytest.mark.parametrize(
     ("make", "said"),
     [
         (lambda log: RangeMap(cast(Any, "orders"), group="billing"), "log is a str; pass lanes_postgres.Log"),
-        (lambda log: RangeMap(log, group=""), "group='' is no str of 1 to 200 characters"),
+        (lambda log: RangeMap(log, group=""), "group='' is no str of 1 to 200 characters.*; name the purpose of its"),
+        (lambda log: RangeMap(log, group="b").member(""), "consumer='' is no str of 1 to 200.*; name the process"),
         (lambda log: RangeMap(log, group="x" * 201), "is no str of 1 to 200 characters"),
         (lambda log: RangeMap(log, group="a\0b"), "is no str of 1 to 200 characters without zero bytes"),
         (lambda log: cast(Any, RangeMap)(log), "group"),
@@ -165,7 +184,14 @@ def test_an_invalid_map_is_refused(make: Callable[[Log], RangeMap], said: str) -
         (lambda ring, connection: ring.assign(connection, 0, SLOTS, "a"), "hi=65536: must be a slot"),
         (lambda ring, connection: ring.assign(connection, -1, 4, "a"), "lo=-1: must be a slot"),
         (lambda ring, connection: ring.assign(connection, 5, 4, "a"), "lo=5, hi=4: a range ends at or above"),
-        (lambda ring, connection: ring.assign(connection, 0, 4, ""), "consumer='' is no str of 1 to 200"),
+        (
+            lambda ring, connection: ring.assign(connection, 0, 4, ""),
+            "consumer='' is no str of 1 to 200.*; name the process",
+        ),
+        (
+            lambda ring, connection: ring.split(connection, 5, ""),
+            "consumer='' is no str of 1 to 200.*; name the process",
+        ),
         (lambda ring, connection: ring.assign(connection, 0, 4, None), "consumer=None is no str of 1 to 200"),
         (lambda ring, connection: ring.split(connection, 5, "a"), "nobody owns slot 5"),
         (lambda ring, connection: ring.split(connection, "5", "a"), "slot='5': must be a whole number"),

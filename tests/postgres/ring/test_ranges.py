@@ -47,6 +47,19 @@ async def test_each_member_gets_the_keys_of_its_ranges_alone(ring: Ring) -> None
     assert (a.ended, b.ended) == (low, high)
 
 
+async def test_ranges_move_in_a_schema_with_any_name(postgres: PostgresServer, schema: str) -> None:
+    ring = Ring(Logs.make(postgres, f"{schema} 5%'s"))
+    ring.assign(LOW, "a")
+    ring.assign(HIGH, "b")
+    (low,), (high,) = some(LOW, 1), some(HIGH, 1)
+    async with ring.member("a") as a, ring.member("b") as b:
+        ring.append(low, high)
+        await until(lambda: a.ended == [low] and b.ended == [high])
+        ring.assign(LOW, "b")
+        ring.append(low)
+        await until(lambda: b.ended == [high, low])
+
+
 async def test_sticky_range_reassign_drains_before_new_owner_consumes(ring: Ring) -> None:
     """Three messages run in A: B gets nothing of the range until the third one has ended."""
     first, second, third, later = some(LOW, 4)

@@ -23,6 +23,8 @@ from tests.simulated.postgres.seams import seams
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 ROOM = Room(10, 1_000)
+SLOTS, PART = 1, 3
+"""Numbers of the piece with all slots, and of its first part. The second piece has the messages without a key."""
 
 
 class Owner:
@@ -31,21 +33,24 @@ class Owner:
     def __init__(self) -> None:
         self.fates: dict[str, list[Choice]] = {}
         self.network = Network(PostgresServer(ReferenceLog(1)), Random(0), (0.001,), self._fate)
-        log = Log(LOG, schema=SCHEMA)
-        self.map = RangeMap(log, group=SUBSCRIPTION)
-        self.source = PostgresSource(URL, log, subscription=SUBSCRIPTION, ranges=self.map.member("a"))
+        self.map = RangeMap(Log(LOG, schema=SCHEMA), group=SUBSCRIPTION)
+        self.source = self.member("a")
+
+    def member(self, consumer: str) -> PostgresSource:
+        """A source that is not open."""
+        return PostgresSource(URL, self.map.log, subscription=SUBSCRIPTION, ranges=self.map.member(consumer))
 
     def _fate(self, member: str, call: str) -> Choice:
         fates = self.fates.get(call)
         return fates.pop(0) if fates else DELIVER
 
-    async def assigned(self, seconds: float) -> Partition | None:
-        """The next assignment of the slots within some seconds."""
+    async def assigned(self, seconds: float, piece: int = SLOTS) -> Partition | None:
+        """The next assignment of a piece within some seconds."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
                     for event in await self.source.receive(ROOM):
-                        if isinstance(event, Assigned) and event.partition.id.piece == 1:
+                        if isinstance(event, Assigned) and event.partition.id.piece == piece:
                             return event.partition
         except TimeoutError:
             return None
@@ -101,5 +106,19 @@ def test_a_piece_whose_release_was_cancelled_is_acquired_again() -> None:
             async with asyncio.timeout(1.0):
                 await owner.source.release(piece)
         assert await owner.assigned(10.0) is not None
+
+    played(play)
+
+
+def test_a_part_whose_former_owner_has_left_is_acquired() -> None:
+    """The former owner has not seen the move, so it has not ended the drain."""
+
+    async def play(owner: Owner, piece: Partition) -> None:
+        await owner.source.aclose()
+        connection = await SimConnection.connect()
+        await owner.map.assign(connection, 32_768, 65_535, "b")  # type: ignore[call-overload]
+        owner.source = owner.member("b")
+        await owner.source.open()
+        assert await owner.assigned(10.0, PART) is not None
 
     played(play)
