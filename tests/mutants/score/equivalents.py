@@ -31,6 +31,24 @@ class Equivalent:
 EQUIVALENTS: Final = (
     Equivalent(
         "lanes/cohort/keeper.py",
+        "LeaseKeeper.__init__",
+        'self._revoked: Literal["no", "asked", "answered"] = "no" → self._revoked: Literal["no", "asked", "answered"] = None',
+        "The first event sets the field, and no partition is drained before its acquisition.",
+    ),
+    Equivalent(
+        "lanes/cohort/keeper.py",
+        "LeaseKeeper.__init__",
+        'self._revoked: Literal["no", "asked", "answered"] = "no" → self._revoked: Literal["no", "asked", "answered"] = "XXnoXX"',
+        "The first event sets the field, and no partition is drained before its acquisition.",
+    ),
+    Equivalent(
+        "lanes/cohort/keeper.py",
+        "LeaseKeeper.__init__",
+        "self._waits = 0.0 # the awaited lease that was logged, in seconds → self._waits = 1.0 # the awaited lease that was logged, in seconds",
+        "An awaited lease is longer than the member's own lease of 3 s or more.",
+    ),
+    Equivalent(
+        "lanes/cohort/keeper.py",
         "LeaseKeeper.serve",
         "patience = wait if 0 < wait < math.inf else math.inf → patience = wait if 0 < wait <= math.inf else math.inf",
         "A wait without an end is no limit either way.",
@@ -346,6 +364,36 @@ EQUIVALENTS: Final = (
         "Acks.__init__",
         "self._number = 0 → self._number = 1",
         "The numbers only have to differ.",
+    ),
+    Equivalent(
+        "adapters/lanes_jetstream/cohort/owned_partition.py",
+        "Backlog.__init__",
+        "self._highest = 0 → self._highest = None",
+        "The first report sets the field, and a removal is found by a later report.",
+    ),
+    Equivalent(
+        "adapters/lanes_jetstream/durable/consumer.py",
+        "DurableConsumer.max_ack_pending",
+        'bound = int(self.config.get("max_ack_pending", -1)) → bound = int(self.config.get("max_ack_pending", -2))',
+        "Each number below 1 stands for no limit.",
+    ),
+    Equivalent(
+        "adapters/lanes_jetstream/durable/takeover.py",
+        "Takeover.__post_init__",
+        'self._reason: Interruption | None = None → self._reason: Interruption | None = ""',
+        "A first takeover without an interruption has no missing delivery.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/ring/pieces.py",
+        "Pieces._storing",
+        "now = dict(zip(known[0] or (), known[1] or (), strict=True)) → now = dict(zip(known[0] or (), known[1] or (), strict=None))",
+        "Both columns are aggregates of the same rows.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/subscription/owned.py",
+        "Owned.lost",
+        "if deadline > self.partition.deadline: → if deadline >= self.partition.deadline:",
+        "An equal deadline is stored again.",
     ),
     Equivalent(
         "adapters/lanes_kafka/client/commits.py",
