@@ -19,9 +19,9 @@ from lanes_kafka.client.records import READER, record_key
 from lanes_kafka.config import client_config
 
 
-def raw(number: int, offset: int, value: bytes = b"12", error: int | None = None) -> Raw:
+def raw(number: int, offset: int, value: bytes = b"12", error: int | None = None, topic: str = "t") -> Raw:
     return Raw(
-        topic="t",
+        topic=topic,
         partition=number,
         offset=offset,
         value=value,
@@ -65,9 +65,9 @@ class Stand:
             self.assign(number, position)
         self.intake = Intake(client, self.group, record_key, self._failed)
 
-    def assign(self, number: int, position: int = 0) -> Assignment:
+    def assign(self, number: int, position: int = 0, topic: str = "t") -> Assignment:
         self.group.rebalances += 1
-        one = PartitionId("t", number)
+        one = PartitionId(topic, number)
         found = Assignment(Partition(one, READER, floor=position), position, self.group.rebalances)
         self.group.owned[one] = found
         return found
@@ -146,6 +146,16 @@ def test_each_partition_gets_one_run_of_a_call_in_its_order() -> None:
     assert told(events) == [(0, [0, 3]), (1, [0, 1, 2])]
     assert [each.partition for each in events] == [stand.owned(0).partition, stand.owned(1).partition]
     assert [each.size for each in events] == [4, 6]
+
+
+def test_partitions_with_one_number_of_two_topics_get_their_own_runs() -> None:
+    stand = Stand(0)
+    other = stand.assign(0, topic="u")
+    stand.answers = [[raw(0, 0), raw(0, 0, topic="u"), raw(0, 1, topic="u"), raw(0, 1)]]
+    events, _ = stand.intake.read(1, 0.0)
+    assert told(events) == [(0, [0, 1]), (0, [0, 1])]
+    assert [each.partition for each in events] == [stand.owned(0).partition, other.partition]
+    assert [message.raw.topic() for each in events for message in each.run] == ["t", "t", "u", "u"]
 
 
 def test_messages_before_an_error_are_processed_before_it() -> None:

@@ -93,6 +93,17 @@ def test_dropped_messages_are_requested_until_they_are_read_again() -> None:
     assert held.rewind(Room(10, 100), OWNED, 5, REWIND_AFTER) == {}
 
 
+def test_messages_of_other_partitions_are_kept_beside_those_before_a_rewind() -> None:
+    """One read of the thread may have both."""
+    held = Prefetched()
+    held.add([run(0, 0, 10)], 1)
+    held.rewind(paused(0), OWNED, 1, 0.0)
+    assert held.rewind(paused(0), OWNED, 3, REWIND_AFTER) == {PARTITIONS[0]: (3, 0)}
+    held.add([run(0, 10, 5), run(1, 0, 5), Lost(PARTITIONS[2], "why")], 2)
+    events = held.take(Room(100, 1_000))
+    assert (delivered(events), Lost(PARTITIONS[2], "why") in events) == ({1: 5}, True)
+
+
 @pytest.mark.parametrize(("count", "size"), [(READ_AHEAD // 4, 1), (1, READ_AHEAD_BYTES // 4)])
 def test_paused_partitions_leave_room_for_the_others(count: int, size: int) -> None:
     held = Prefetched()
@@ -112,6 +123,12 @@ def credit(held: Prefetched, room: int, *, owned: int = 2, aside: int = 0, size:
     """Messages and bytes that the thread may read now, with this room and with some paused partitions."""
     given = held.credit(Room(room, size if room else 0, frozenset(PARTITIONS[:aside])), set(PARTITIONS[:owned]))
     return given.messages - held.received.messages, given.bytes - held.received.bytes
+
+
+def test_waiting_messages_use_up_the_room_of_their_partition() -> None:
+    held = Prefetched()
+    held.add([run(0, 0, 5, size=10)], 1)
+    assert credit(held, 10, owned=1, size=100) == (5, 50)
 
 
 def test_reading_ahead_is_bounded() -> None:
