@@ -162,6 +162,17 @@ async def test_killed_connections_lose_no_message(logs: Logs) -> None:
     assert list(dict.fromkeys(seen.values)) == [str(number) for number in range(8)]
 
 
+async def test_the_traits_follow_from_the_log(four: Logs) -> None:
+    source = member(four)
+    assert (source.declared().partitions, source.declared().exclusive, source.declared().divides) == (None, True, False)
+    try:
+        traits = await source.open()
+        assert (traits.name, traits.partitions) == (source.declared().name, 4)
+        assert (traits.system, traits.settles, traits.hands_over) == ("postgresql", "cumulative", True)
+    finally:
+        await source.aclose()
+
+
 async def test_a_lost_lock_ends_the_lease(logs: Logs) -> None:
     """The server frees the lock of an ended session at once, so the lease does not last until its deadline."""
     name = f"locks of {logs.schema}"

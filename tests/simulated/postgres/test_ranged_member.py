@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -92,7 +93,7 @@ def test_a_member_acquires_no_piece_again_before_its_release_has_ended() -> None
 def test_a_piece_whose_release_failed_is_acquired_again() -> None:
     async def play(owner: Owner, piece: Partition) -> None:
         owner.fates["hand over"] = [Choice("drop_request", 0.1)]
-        with pytest.raises(SourceError):
+        with pytest.raises(SourceError, match=rf"^{re.escape(owner.source.declared().name)}: "):
             await owner.source.release(piece)
         assert await owner.assigned(10.0) is not None
 
