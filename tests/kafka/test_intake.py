@@ -155,7 +155,8 @@ def test_partitions_with_one_number_of_two_topics_get_their_own_runs() -> None:
     events, _ = stand.intake.read(1, 0.0)
     assert told(events) == [(0, [0, 1]), (0, [0, 1])]
     assert [each.partition for each in events] == [stand.owned(0).partition, other.partition]
-    assert [message.raw.topic() for each in events for message in each.run] == ["t", "t", "u", "u"]
+    raws: list[Any] = [message.raw for each in events for message in each.run]
+    assert [each.topic() for each in raws] == ["t", "t", "u", "u"]
 
 
 def test_messages_before_an_error_are_processed_before_it() -> None:

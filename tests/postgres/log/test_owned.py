@@ -89,7 +89,8 @@ def test_messages_are_taken_for_the_space_of_the_consumer(room: Room, taken: lis
     assert delivered is not None
     assert ([message.position for message in delivered.run], delivered.size) == (taken, size)
     first = delivered.run[0]
-    assert (first.partition, first.key, first.size, first.raw.value) == (one.partition, b"key", 10, b"value")
+    raw: Any = first.raw
+    assert (first.partition, first.key, first.size, raw.value) == (one.partition, b"key", 10, b"value")
 
 
 def test_a_resting_ownership_reads_its_waiting_messages_again() -> None:

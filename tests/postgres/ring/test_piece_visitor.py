@@ -19,7 +19,8 @@ from lanes_postgres.ring.reading import FoundSlots, WantedSlots
 from lanes_postgres.ring.slots import Slots
 from lanes_postgres.subscription import piece_visitor
 from lanes_postgres.subscription.owned_piece import OwnedPiece
-from lanes_postgres.subscription.piece_visitor import TRIES, PieceVisitor
+from lanes_postgres.subscription.piece_visitor import PieceVisitor
+from lanes_postgres.subscription.visitor import TRIES
 from lanes_postgres.subscription.visits import Member
 from tests.postgres.ring.test_owners import KEYS, piece_of
 
@@ -233,7 +234,7 @@ async def test_messages_without_an_owner_are_counted_every_ten_seconds_and_logge
     visitor.name, visitor.log_name, visitor.subscription, visitor._ends = "postgres orders", "orders", "billing", [7]
     visitor._counted_at, visitor.unowned = -math.inf, None
     assert visitor.finding() == ""
-    findings = []
+    findings: list[int | None] = []
     for _ in range(9):
         await visitor._count(cast(Any, None))
         findings.append(visitor.unowned)
