@@ -14,6 +14,7 @@ from lanes.core.types import Room
 from lanes.ownership import HeldLock, StateLocked
 from lanes.ring import SLOTS, slot
 from lanes_postgres.log.reading import StoredMessage
+from lanes_postgres.ring.finished_attempts import BEGINNING, Place
 from lanes_postgres.ring.pieces import PieceRow
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots
 from lanes_postgres.ring.slots import Slots
@@ -222,17 +223,26 @@ async def test_messages_without_an_owner_are_counted_every_ten_seconds_and_logge
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, counts, asked = 100.0, [0, 5, 7, 0, 1_234], []
+    dropped: list[Any] = []
 
     async def look(connection: Any, schema: str, log: int, group: str, ends: Sequence[int]) -> int:
         asked.append((now, schema, log, group, list(ends)))
         return counts.pop(0)
 
+    async def drop(
+        connection: Any, schema: str, log: int, name: str, incarnation: str, group: str, after: Place
+    ) -> Place:
+        dropped.append((schema, log, name, incarnation, group, after))
+        return Place(0, len(dropped))
+
     monkeypatch.setattr(piece_visitor, "look_at_unowned", look)
+    monkeypatch.setattr(piece_visitor, "drop_finished", drop)
     monkeypatch.setattr(piece_visitor, "monotonic", lambda: now)
     visitor, _ = reading_visitor(monkeypatch)
     visitor.tables = cast(Any, SimpleNamespace(schema="lanes", log=3))
     visitor.name, visitor.log_name, visitor.subscription, visitor._ends = "postgres orders", "orders", "billing", [7]
     visitor._counted_at, visitor.unowned = -math.inf, None
+    visitor.incarnation, visitor._attempts_after = "i", BEGINNING
     assert visitor.finding() == ""
     findings: list[int | None] = []
     for _ in range(9):
@@ -241,6 +251,8 @@ async def test_messages_without_an_owner_are_counted_every_ten_seconds_and_logge
         now += 5.0
     assert findings == [0, 0, 5, 5, 7, 7, 0, 0, 1_234]
     assert asked == [(time, "lanes", 3, "billing", [7]) for time in (100.0, 110.0, 120.0, 130.0, 140.0)]
+    places = [BEGINNING, *(Place(0, number) for number in range(1, 5))]
+    assert dropped == [("lanes", 3, "orders", "i", "billing", place) for place in places]
     text = "messages or more wait in slots that nobody owns; see `lanes ring status --log 'orders' --group 'billing'`"
     assert [line.partition(", and assign")[0] for line in caplog.messages] == [
         f"postgres orders: 5 {text}",
