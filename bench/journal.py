@@ -1,8 +1,8 @@
 """The cost of a journal with a handler that does nothing: microseconds of CPU a message, on an in-process source.
 
-`loop` is the event loop's thread alone, from `run()` to its return. `process` is all threads, the writing thread
-included, until the last file is written. The baseline is the same run without a journal. The
-baseline of a run with a journal and a history is the run with a history alone.
+`loop` is the event loop's thread alone, from `run()` to its return. `process` counts all threads, including the writing
+thread, until the last file is complete. The baseline is the same run without a journal. The baseline of a run with a
+journal and a history is the run with a history alone.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ RATE_OF_GOALS: Final = 1_000
 IDLE: Final = 10.0
 IDLE_GOAL: Final = 0.5
 SETTLED_IN: Final = 4.0
-"""Seconds before an idle consumer is measured. Less than a tenth of the usual effort shortens the wait."""
+"""Seconds before the measurement of an idle consumer. Less than a tenth of the usual effort shortens the wait."""
 
 LEAST: Final = 20
 """Fewest messages of a measurement, because percentiles need several."""

@@ -36,7 +36,7 @@ def session(conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
 def write_table(folder: Path, count: int, *, keys: int, size: int, hot: float = 0.0) -> ParquetTable:
     """Write a table of ``count`` messages of ``size`` bytes, in two files for each of 12 partitions.
 
-    ``hot`` is an additional share of key 0; the other messages are spread over all keys, including key 0.
+    ``hot`` is an additional share of key 0; the other messages alternate among all keys, including key 0.
     """
     chance = random.Random(count)
     folder.mkdir()

@@ -91,7 +91,7 @@ def load(path: Path | None, limit: int | None, seed: int) -> list[Event]:
 def read(path: Path) -> Iterator[Event]:
     """Yield the events of a log. Raises ``DemoError`` for a wrong line.
 
-    Raises ``OSError`` if the log cannot be read, and ``EOFError`` or ``zlib.error`` for damaged gzip data.
+    Raises ``OSError`` for an unreadable log, and ``EOFError`` or ``zlib.error`` for damaged gzip data.
     """
     with path.open("rb") as file:
         compressed = file.read(2) == b"\x1f\x8b"

@@ -2,8 +2,8 @@
 
 The ledger applies a write of (case, step) if the step is above the last step of its case. Each applied step adds a row
 to an append-only table without a unique key, so a step that applies twice has two rows. A refused write is a *repeat*
-if the step is stored, which is harmless because delivery is at least once. Any other refused write is an *order
-violation*.
+if the ledger already has the step. A repeat is harmless, because delivery is at least once. Any other refused write is
+an *order violation*.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Apply(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The ledger compared with the log. Every list is sorted.
+    """The ledger compared with the log. The lists are in rising order.
 
     Attributes:
         stored: Number of distinct stored events.
@@ -79,7 +79,7 @@ class Ledger:
         violations: Number of writes that the ledger refused as order violations.
 
     Raises:
-        DemoError: The file cannot be created or written.
+        DemoError: The file is not writable.
     """
 
     def __init__(self, path: Path) -> None:

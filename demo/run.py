@@ -51,8 +51,8 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
 
     At the end, the run removes its processes and temporary files, and if possible its streams or topics.
 
-    Runs on asyncio only, until every event of the log is handled or the run fails. To stop the run, cancel an
-    ``anyio.CancelScope`` around the call. A failure of a worker is part of the report.
+    Runs on asyncio only, until the workers have handled every event of the log, or the run fails. To stop the run,
+    cancel an ``anyio.CancelScope`` around the call. A failure of a worker is part of the report.
 
     Args:
         config: Configuration of the run.

@@ -46,7 +46,7 @@ class Child:
         return self._process.returncode if self._process is not None else None
 
     async def start(self) -> None:
-        """Start the child. Raises ``DemoError`` if the program cannot be started."""
+        """Start the child. Raises ``DemoError`` if the program does not start."""
         try:
             # In its own group, the child does not receive a Ctrl+C at the terminal. In the same session, the system
             # resumes and hangs up a frozen child after the end of its parent.

@@ -30,7 +30,7 @@ _STOP_WITHIN: Final = 20.0
 
 
 class UnderLanes:
-    """The runner of workers over the stream until all events are handled.
+    """The runner of workers over the stream until the workers have handled all events.
 
     Args:
         config: Configuration of the run.
@@ -82,7 +82,10 @@ class UnderLanes:
         return self._progress.starts
 
     async def run(self) -> None:
-        """Run until all events are handled or the run fails. Raises ``LanesError`` if the parent cannot continue."""
+        """Run until the workers have handled all events, or the run fails.
+
+        Raises ``LanesError`` if the parent cannot continue.
+        """
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self._progress.phase = "starting a worker"
@@ -186,7 +189,7 @@ class UnderLanes:
         self._progress.status = status
 
     def _on_commit(self) -> None:
-        """Count finished events after every commit, and kill the worker when a share of ``kill_at`` is stored."""
+        """Count finished events after every commit, and kill the worker when the ledger has the share ``kill_at``."""
         ledger, progress = self._ledger, self._progress
         if ledger.stored != progress.stored:
             self._pace.done()

@@ -121,8 +121,8 @@ class Settings:
         unhealthy_after: Seconds, above 0, after which a lasting fault makes the consumer unhealthy. The faults are an
             unfinished message, start or attempt-store request, a failing settlement, and a missing delivery. A lost
             broker makes the consumer unhealthy after 30 s at the latest.
-        drain_timeout: Seconds for running handlers to finish when a partition is revoked or the consumer stops, 0 or
-            more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
+        drain_timeout: Seconds for running handlers to finish after a revocation of their partition or a stop of the
+            consumer, 0 or more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
         grace: Seconds for handlers to end after their cancellation at ``drain_timeout``, 0 or more.
         on_cancel: Effect of a cancellation of ``Consumer.run``. ``"drain"`` = drain for at most ``longest_drain``
             seconds, as after ``Consumer.stop``. ``"stop"`` = cancel the handlers at once.

@@ -71,7 +71,7 @@ class HandlerHalted(LanesError):
 
 
 class MessageError(LanesError):
-    """Error for a message whose key or value cannot be read. ``__cause__`` is the reason.
+    """Error for a message with an unreadable key or value. ``__cause__`` is the reason.
 
     The error is the outcome of that message. The consumer applies the poison policy to the message without a retry.
 

@@ -77,7 +77,7 @@ def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float =
         limit: Number of newer messages that the broker keeps, 0 or more.
         pace: Number of messages written in a second, 0 or more.
         rule: The rule.
-        age: Seconds since ``newer`` was counted. The estimate adds the messages that producers wrote in this time.
+        age: Seconds since the count of ``newer``. The estimate adds the messages that producers wrote in this time.
 
     Returns:
         The retention; None while producers write no message.

@@ -78,15 +78,15 @@ class SourceTraits:
         extend_interval: Seconds after which ``extend`` must keep an unsettled message alive. ``None`` = the broker has
             no such timer.
         max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
-        remembers: Whether the source never redelivers, within one assignment, a position that was passed to ``settle``.
-            The engine then does not track settled positions. True only with ``"individual"``.
+        remembers: Whether the source, within one assignment, never redelivers a position after its ``settle``. The
+            engine then does not track settled positions. True only with ``"individual"``.
         revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
         revoke_limit_from: The broker's or client's setting that makes ``revoke_limit``, for errors. Empty = unnamed.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
         plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first of these
             events when the source knows its assignment.
-        ordered: False if several processes receive from one broker's consumer at once, so that no order can be kept.
+        ordered: False if several processes receive from one broker's consumer concurrently, which allows no order.
         exclusive: False if several processes own one partition at once, each for separate keys.
         consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
         divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. The order must then be
@@ -129,7 +129,7 @@ class Assigned:
 class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
-    A message whose key cannot be read has no key, and its ``broken`` is the ``MessageError`` with the reason. Only this
+    A message with an unreadable key has no key, and its ``broken`` is the ``MessageError`` with the reason. Only this
     message fails. The runtime calls no handler for the message, and the poison policy decides. The runtime raises
     ``ContractError`` for any other exception in ``broken``.
 
@@ -518,7 +518,7 @@ class Ranged(Protocol):
 
         Returns:
             The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =
-            unknown, or the source was made without ranges.
+            unknown, or the source has no ranges.
         """
 
 
@@ -548,7 +548,8 @@ class BrokerContact:
         """Record that no broker has answered a request in time.
 
         Args:
-            sent_at: Time at which the request was sent. A request counts only if it was sent after the last answer.
+            sent_at: Time at which the client sent the request. Only requests that the client sent after the last answer
+                count.
             error: Text of the failure, without secrets.
         """
         if sent_at < self._answered_at:

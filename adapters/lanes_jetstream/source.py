@@ -62,7 +62,7 @@ class JetStreamSource:
 
     - durable: ``$JS.API.STREAM.INFO.<stream>``, ``$JS.API.CONSUMER.INFO.<stream>.<durable>``,
       ``$JS.API.CONSUMER.MSG.NEXT.<stream>.<durable>`` and ``$JS.ACK.<stream>.<durable>.>``
-    - durable that is created or modified: also ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and
+    - a durable that the source creates or modifies: also ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and
       ``$JS.API.CONSUMER.RESET.<stream>.<durable>``
     - cohort: ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.<bucket>.>``; the bucket is ``lanes_<stream>_<namespace>``
       unless the namespace has an underscore

@@ -72,7 +72,7 @@ class PostgresDeadLetters:
 
     Attributes:
         name: Name of the dead letters.
-        remembers: True: ``find`` distinguishes a dead letter that was disposed of from an unknown id.
+        remembers: True: ``find`` distinguishes a disposed dead letter from an unknown id.
         other_messages: Number of rows of other programs that the last ``ids`` found.
 
     Raises:

@@ -1,7 +1,7 @@
 """The plan of a replay: the route of rows to the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
 
 Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Handlers run
-concurrently only if the rows of different keys are mixed. Spark therefore sorts rows by position and never by key. Each
+concurrently only if the rows of different keys alternate. Spark therefore sorts rows by position and never by key. Each
 task sorts after the shuffle, because a shuffle destroys the order of rows.
 """
 

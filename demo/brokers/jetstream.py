@@ -98,7 +98,7 @@ class JetStreamBroker:
 
     @property
     def connected(self) -> bool:
-        """Whether the client is connected to the server."""
+        """Whether the client has a connection to the server."""
         return bool(self._connection.client.is_connected)
 
     async def close(self) -> list[str]:

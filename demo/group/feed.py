@@ -36,7 +36,7 @@ class Feed:
         )
 
     async def publish(self, share: float = 1.0) -> int:
-        """Publish events until ``share`` of all events is published. Return the total number of published events.
+        """Publish events up to the ``share`` of all events. Return the total number of published events.
 
         Raises the errors of ``Broker.publish``.
         """

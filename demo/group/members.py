@@ -150,7 +150,10 @@ class Members:
     # --- the run
 
     async def run(self) -> None:
-        """Run until all events are handled or the run fails. Raises ``LanesError`` if the parent cannot continue."""
+        """Run until the members have handled all events, or the run fails.
+
+        Raises ``LanesError`` if the parent cannot continue.
+        """
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self.progress.phase = "starting the members"
@@ -197,7 +200,7 @@ class Members:
     # --- the calls of a script
 
     async def feed(self, share: float) -> int:
-        """Publish events until ``share`` of all events is published. Return the total number of published events.
+        """Publish events up to the ``share`` of all events. Return the total number of published events.
 
         The call waits until the broker has confirmed the events.
         """
@@ -206,7 +209,10 @@ class Members:
         return count
 
     async def handled(self, count: int) -> None:
-        """Wait until ``count`` events are stored or dead-lettered. Raises ``Stopped`` if the run has ended before."""
+        """Wait until the members have stored or dead-lettered ``count`` events.
+
+        Raises ``Stopped`` if the run has ended before.
+        """
         progress = self.progress
         while self._ledger.stored + progress.dead_letters < count:
             if self.failure is not None or self._over:

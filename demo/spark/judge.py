@@ -38,7 +38,7 @@ _LETTERS: Final[LiteralString] = "SELECT DISTINCT case_id, step FROM {schema}.de
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The effects of the replay compared with the log. Every list is sorted.
+    """The effects of the replay compared with the log. The lists are in rising order.
 
     Attributes:
         lost: Events without an effect and without a dead letter.

@@ -2,7 +2,7 @@
 
 ``effects`` has a row for each effect. Case and step are not a unique key, so an effect that the fence admits twice has
 two rows. ``cases`` has the state of each case. ``refused`` has the refusals of the fence. A refusal is a *repeat* if
-the step already has its effect, which is harmless because delivery is at least once. Any other refusal is an *order
+the step already has its effect. A repeat is harmless, because delivery is at least once. Any other refusal is an *order
 violation*.
 """
 
@@ -45,7 +45,7 @@ _DROP: Final[LiteralString] = "DROP SCHEMA {schema} CASCADE"
 
 _CONNECT_SECONDS: Final = 10
 _DROP_SECONDS: Final = 10
-"""Most seconds to wait for the transaction of a killed worker before the tables are dropped."""
+"""Maximum seconds to wait for the transaction of a killed worker before the call drops the tables."""
 
 
 class Tables:

@@ -155,7 +155,7 @@ def choice(option: str, text: str, kinds: Any) -> Any:
 
 
 def require(what: str, *extras: str) -> None:
-    """End the process unless the modules of these extras can be imported."""
+    """End the process unless the modules of these extras are importable."""
     missing = [module for extra in extras for module in MODULES.get(extra, ()) if find_spec(module) is None]
     if missing:
         names = ",".join(extras)

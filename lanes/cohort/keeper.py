@@ -39,7 +39,7 @@ from lanes.errors import SourceError
 log = logging.getLogger("lanes")
 
 _LOOKS: Final = (0.0, 0.01, 0.05)
-"""Seconds between a hint and each read of the key, because a hint may arrive before its write is applied."""
+"""Seconds between a hint and each read of the key, because a hint may arrive before the store applies its write."""
 
 SLOW: Final = 5
 """Number of requests in a row without an answer in time after which the server counts as slow."""

@@ -39,7 +39,8 @@ _DIGITS: Final = 20
 """Maximum number of digits of a sequence."""
 
 HINTED: Final = (f"{LEASE_PREFIX}>", f"{MEMBER_PREFIX}>", f"{DRAIN_PREFIX}>", PLAN_KEY)
-"""Patterns of the keys that ``Membership.hint`` needs. No member waits for a state, which is written often."""
+"""Patterns of the keys that ``Membership.hint`` needs. No member waits for a state, because members write states often.
+"""
 
 _PAUSE: Final = 0.1
 """Seconds after which the member repeats a request without an answer."""

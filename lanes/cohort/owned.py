@@ -59,7 +59,7 @@ class OwnedPartition(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Stop pulling messages until ``begin`` is called for the next durable. The call does not block. Idempotent."""
+        """Stop pulling messages until ``begin`` starts the next durable. The call does not block. Idempotent."""
 
     def unsaved(self) -> Done | None:
         """Return the ledger for a write, if a finished message above the floor is unsaved.

@@ -145,7 +145,9 @@ class Resumed(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadReached(Effect):
-    """Effect: ``max_ahead`` messages were admitted above the confirmed floor. Stop receiving messages of the partition.
+    """Effect: the engine has admitted ``max_ahead`` messages above the confirmed floor.
+
+    Stop receiving messages of the partition.
 
     Attributes:
         partition: The assignment.

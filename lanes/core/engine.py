@@ -21,8 +21,8 @@ Rules -----
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
    an unfinished message.
 7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state. A
-   commit with an unknown result counts as unconfirmed. At most ``max_ahead`` messages are admitted above the confirmed
-   floor.
+   commit with an unknown result counts as unconfirmed. The engine admits at most ``max_ahead`` messages above the
+   confirmed floor.
 
 Operation --------- ``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the
 queue ``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the
@@ -409,7 +409,10 @@ class Engine(Ownership):
     # --- redelivery
 
     def _redelivered(self, ledger: AckLedger, message: Message, now: float) -> bool:
-        """Handle a position at or below the highest delivered position. Return whether its message was admitted."""
+        """Handle a position at or below the highest delivered position.
+
+        Return whether the engine has admitted its message.
+        """
         known = ledger.unsettled.get(message.position)
         if known is not None:
             known.token = message.token
@@ -504,7 +507,7 @@ class Engine(Ownership):
         return [m for p in self.partitions.values() for m in p.ledger.in_flight() if m.received <= time]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first; None = no message is unfinished."""
+        """Return the unfinished message with the earliest delivery; None = no message is unfinished."""
         each = (partition.ledger.oldest() for partition in self.partitions.values())
         return min((m for m in each if m is not None), key=lambda message: message.received, default=None)
 

@@ -146,7 +146,7 @@ class AckLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first, or None.
+        """Return the unfinished message with the earliest delivery, or None.
 
         The call is slow, because the ledger reads every unsettled message.
         """
@@ -402,7 +402,7 @@ class OffsetLedger:
         return [message for message in self.in_flight() if message.state != FINISHED]
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first, or None.
+        """Return the unfinished message with the earliest delivery, or None.
 
         The call is O(messages that finished after the last call of ``floor``), even far above the floor.
         """

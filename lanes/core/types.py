@@ -239,7 +239,7 @@ class Ledger(Protocol):
         """Return the unfinished messages in flight, in order of delivery."""
 
     def oldest(self) -> Message | None:
-        """Return the unfinished message that was delivered first; None = no message is unfinished."""
+        """Return the unfinished message with the earliest delivery; None = no message is unfinished."""
 
     def holes(self) -> int:
         """Return the number of unsettled deliveries."""

@@ -71,7 +71,7 @@ class DeadLetterBox(Protocol):
             The ids, the oldest dead letter first.
 
         Raises:
-            SourceError: The broker cannot be read.
+            SourceError: A read from the broker failed.
         """
 
     async def find(self, ids: Sequence[str]) -> FoundDeadLetters:
@@ -84,7 +84,7 @@ class DeadLetterBox(Protocol):
             The dead letters and dispositions by id.
 
         Raises:
-            SourceError: The broker cannot be read.
+            SourceError: A read from the broker failed.
         """
 
     async def dispose(self, stored: StoredDeadLetter, how: Disposition, /) -> None:
@@ -134,7 +134,7 @@ class Explaining(Protocol):
             A text that follows the words "no dead letters"; "" = nothing to add.
 
         Raises:
-            SourceError: The broker cannot be read.
+            SourceError: A read from the broker failed.
         """
 
 

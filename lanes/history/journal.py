@@ -207,7 +207,7 @@ class _NoFile(SegmentFile):
 
 
 class _JournalRecorder(Recorder):
-    """A recorder whose rows are written only to a journal. No handler waits for ``flush``."""
+    """A recorder that writes its rows only to a journal. No handler waits for ``flush``."""
 
     group_commit = False
 

@@ -147,7 +147,9 @@ class Recorder(RowWriter):
         self._message("redelivered", message, self._stamp(now), f',"cause":"{cause}"')
 
     def started(self, message: Message, now: float) -> int:
-        """Record the start of a handler. The handler is called when ``written`` has reached the returned number.
+        """Record the start of a handler.
+
+        The consumer calls the handler after ``written`` has reached the returned number.
 
         Under a lease, the call first writes a ``leased`` row with the deadline if the deadline has changed.
         """

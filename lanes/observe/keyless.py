@@ -37,7 +37,7 @@ class KeylessWatch:
             event: The run.
 
         Returns:
-            Whether the check has ended, because a message had a key or the warning was logged.
+            Whether the check has ended, after a message with a key or after the warning.
         """
         if any(message.key is not None for message in event.run):
             return True

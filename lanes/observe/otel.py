@@ -53,10 +53,10 @@ log = logging.getLogger("lanes")
 Result = Literal["ack", "retry", "dead_letter", "error", "cancelled", "abandoned"]
 """The end of a handler call.
 
-``ack``: the call succeeded. ``retry``: the call failed, and the message is retried. ``dead_letter``: the call failed,
-and the message becomes a dead letter. ``error``: the call failed and blocks its key, drains its partition, or stops the
-consumer. ``cancelled``: ``lanes`` cancelled the call, or made no call because the lease had expired. ``abandoned``: the
-result of the call does not count.
+``ack``: the call succeeded. ``retry``: the call failed, and the engine retries the message. ``dead_letter``: the call
+failed, and the message becomes a dead letter. ``error``: the call failed and blocks its key, drains its partition, or
+stops the consumer. ``cancelled``: ``lanes`` cancelled the call, or made no call because the lease had expired.
+``abandoned``: the result of the call does not count.
 """
 
 
@@ -80,8 +80,8 @@ _Headers = Sequence[tuple[str, bytes]]
 class Telemetry:
     """The spans and metrics of one consumer, made by ``create``.
 
-    No method blocks or raises, and any thread may call every method. The methods add to the counters. The gauges read
-    the consumer's status when metrics are collected.
+    No method blocks or raises, and any thread may call every method. The methods add to the counters. At each
+    collection of metrics, the gauges read the consumer's status.
     """
 
     def __init__(

@@ -73,7 +73,7 @@ class Tap:
         Args:
             message: The message.
             archived: Whether the message stays unfinished, and its lane is blocked.
-            again: Whether the dead letter was recorded before.
+            again: Whether the tap has already recorded the dead letter.
         """
         if self.history is not None:
             note = self.history.archived if archived else self.history.dlq_confirmed

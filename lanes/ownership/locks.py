@@ -24,7 +24,7 @@ class Held(Protocol):
         """Time until which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
 
         A renewal raises the deadline, counted from the time at which the process sent the renewal. The deadline never
-        falls. A deadline that has passed is final. Infinity = the lock is held until the process ends.
+        falls. A deadline that has passed is final. Infinity = the lock lasts until the process ends.
         """
 
     @property

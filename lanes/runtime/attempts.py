@@ -4,7 +4,7 @@ Operation --------- A new partition is *loading* until the store has returned th
 runtime defers messages that arrive before the answer. These messages count against the bounds, and enter the engine in
 their order after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a
 former owner gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane
-reaches the message, no handler is called, and the poison policy decides.
+reaches the message, the poison policy decides without a call of the handler.
 
 The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
 has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore
@@ -43,7 +43,7 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 STORE_RETRY: Final = (0.2, 30.0)
-"""Seconds before a failed call of the store is repeated: the first time, and the maximum."""
+"""Seconds before the repetition of a failed call of the store: the first time, and the maximum."""
 
 _STATES: Final[dict[Follows, AttemptState]] = {
     "hold": "held",
@@ -91,7 +91,7 @@ class _Entries:
     """The entries of one partition.
 
     Attributes:
-        given_up: Attempts of messages that must not be handled again, by position.
+        given_up: Attempts of messages that no handler may receive again, by position.
         by_position: All entries by position.
         urgent: Failures that a task must write. A lane or a drain waits for each write.
         waiting: Entries to drop, and entries whose last write failed.
@@ -108,7 +108,7 @@ class _Entries:
         self.written = anyio.Event()
 
     def put(self, position: int, entry: _Entry) -> None:
-        """Queue an entry to be written."""
+        """Queue an entry for its write."""
         queue, other = (self.waiting, self.urgent) if entry.drop else (self.urgent, self.waiting)
         other.pop(position, None)
         queue[position] = entry

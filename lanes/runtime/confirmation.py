@@ -17,7 +17,7 @@ from lanes.workers.freezes import PULSE, FreezeWatch
 log = logging.getLogger("lanes")
 
 _PAUSE: Final = 0.05
-"""Seconds before the source is asked again about partitions that it has neither confirmed nor reported lost."""
+"""Seconds before the next ``confirm`` for partitions that the source has neither confirmed nor reported lost."""
 
 
 class Confirmation:

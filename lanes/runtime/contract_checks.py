@@ -1,7 +1,7 @@
 """Checks of the events of a source, and of the entries of a store of attempts.
 
-The checks report a broken rule of ``lanes.source`` as a bug of the adapter. An entry of a store may also have been
-damaged or changed by another program.
+The checks report a broken rule of ``lanes.source`` as a bug of the adapter. Another program may also have damaged or
+changed an entry of a store.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def check_loaded(name: str, partition: Partition, known: object) -> Mapping[int,
 
     Args:
         name: Name of the source.
-        partition: The assignment whose attempts were loaded.
+        partition: The assignment of the loaded attempts.
         known: The result of ``lanes.Attempts.load``.
 
     Returns:

@@ -21,14 +21,16 @@ from lanes.workers.context import RunContext
 log = logging.getLogger("lanes")
 
 DEAD_LETTER_RETRY: Final = (0.2, 30.0)
-"""Seconds before an unconfirmed dead letter is written again: the first time, and the maximum."""
+"""Seconds before the next write of an unconfirmed dead letter: the first time, and the maximum."""
 
 _UNNAMED: Final = "other"
 """The ``system`` of a source that does not say the kind of its broker."""
 
 
 class DeadLetterWriter:
-    """The writer of the dead letters of one consumer. A confirmed dead letter is never written again in its assignment.
+    """The writer of the dead letters of one consumer.
+
+    The consumer never repeats the write of a confirmed dead letter in its assignment.
 
     ``confirmed`` is the number of confirmed dead letters. ``failures`` logs the messages that are given up. ``traits``
     are the properties of the open source.

@@ -133,7 +133,7 @@ class Lifecycle:
         return self.run if self.state == "running" else None
 
     def last_run(self, what: str) -> Run:
-        """Return the current or the ended run. Raises ``LanesError`` if the source was never opened.
+        """Return the current or the ended run. Raises ``LanesError`` before the source is open.
 
         ``what`` is the remedy in the error, such as "ask for its status".
         """

@@ -454,7 +454,7 @@ class Run:
         return room
 
     def _enter_slice(self, events: deque[SourceEvent]) -> None:
-        """Remove and process events until a time slice is used up, so that thousands of messages delay no timer."""
+        """Remove and process events until the end of a time slice, so that thousands of messages delay no timer."""
         begin = self.clock()
         # Partitions that are lost together share a log line.
         self._entering = True

@@ -16,7 +16,7 @@ from lanes.source import Source
 from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
-"""Seconds before a failed settlement is repeated: the first time, and the maximum."""
+"""Seconds before the repetition of a failed settlement: the first time, and the maximum."""
 
 
 class Settler:

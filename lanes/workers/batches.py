@@ -257,7 +257,7 @@ class BatchWorkers:
             self._finish(worker, outcomes, "ok", None, handling)
 
     async def _outcomes(self, batch: list[Message]) -> list[Outcome]:
-        """Call the handler with the messages that can be read."""
+        """Call the handler with the readable messages."""
         if self._threads is not None:
             return await self._threads.call(batch)
         if not self._awaits:
@@ -396,7 +396,10 @@ def _heads(batch: list[Message]) -> set[Message]:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call in a thread. The event ``done`` is set when the call has ended or was abandoned."""
+    """One call in a thread.
+
+    The event ``done`` reports the end of the call, or that the workers have abandoned the call.
+    """
 
     batch: list[Message]
     context: contextvars.Context

@@ -89,7 +89,7 @@ class Workers(Protocol):
         """Start no handler while the check for freezes forbids new handlers. Any thread may call this method."""
 
     def cancel(self, partition: Partition) -> None:
-        """Cancel the handlers that run for a partition, if they can be cancelled."""
+        """Cancel the cancellable handlers that run for a partition."""
 
     def stuck(self, now: float, timeout: float) -> list[Message]:
         """Return the messages whose handlers have run in threads for ``timeout`` seconds or longer. O(threads)."""

@@ -23,7 +23,7 @@ from lanes.errors import ConfigError, HandlerProcessError, MessageError, Nak, Te
 PROTOCOL: Final = pickle.HIGHEST_PROTOCOL
 
 READY: Final = b"ready"
-"""The frame by which a process says that its handler is imported and its setup has returned."""
+"""The frame by which a process reports that it has imported its handler and finished its setup."""
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 """The signals that a handler's process ignores. The parent blocks these signals during the start of the process."""
@@ -222,7 +222,7 @@ def pack_outcomes(outcomes: Sequence[BaseException | type[Skipped] | None]) -> b
 
 
 class Skipped:
-    """Result for an unhandled message of a batch, because an earlier message cannot be read."""
+    """Result for an unhandled message of a batch after an unreadable message."""
 
 
 def result_of(frame: bytes) -> list[BaseException | type[Skipped] | None] | None:
@@ -269,7 +269,7 @@ class _Raised(NamedTuple):
 
 
 def _substitute(error: BaseException, why: str) -> BaseException:
-    """Return a substitute for an error that cannot be pickled, with the same effect on its message."""
+    """Return a picklable substitute for an error, with the same effect on its message."""
     text = (
         f"the handler raised {error_type(error)} ({error_text(error)}), which cannot be sent to the process of the "
         f"consumer ({why}): raise an exception of an importable class whose __init__ takes its args"

@@ -360,7 +360,7 @@ class LoopWatch:
         self._lost(seconds)
 
     def _tell(self, holder: _Holder, seconds: float) -> bool:
-        """Log that a hold continues, unless the last line is too new, and return whether a line was logged."""
+        """Log that a hold continues, unless the last line is too new, and return whether the call logged a line."""
         before = self._time_for_a_line()
         if before is None:
             return False

@@ -54,7 +54,7 @@ _MEANT: Final[Mapping[str, str]] = {
 
 
 _NO_PAIRS: Final = re.compile("(list|tuple)'? (indices must be integers or slices, not str|object has no attribute)")
-"""Texts of Python for headers that are used like a dictionary."""
+"""Texts of Python's errors after a use of the headers as a dictionary."""
 
 _PAIRS: Final = "message.headers is a list of pairs of name and bytes; read dict(message.headers)"
 

@@ -23,7 +23,7 @@ PATIENCE: Final = 5.0
 """Seconds after its cancellation in which a handler may clean up without a log line."""
 
 BURST: Final = 0.1
-"""Seconds after its cancellation in which a handler is cancelled at every await, as anyio defines it."""
+"""Seconds after its cancellation in which anyio cancels a handler at every await."""
 
 AGAIN: Final = 0.1
 """Seconds between two later cancellations of a handler that continues."""
@@ -40,7 +40,7 @@ def cancel_once(gate: anyio.CancelScope) -> None:
 
 
 def report_ignored(handler: Callable[..., object], message: Message, age: float, timeout: float) -> None:
-    """Report a handler that has been cancelled and has not ended.
+    """Report a cancelled handler that has not ended.
 
     Args:
         handler: The function.

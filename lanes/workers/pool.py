@@ -63,7 +63,7 @@ class Pool(Generic[Call, Result]):
         message_of: Function that returns the message by which the log names a call.
         concurrency: Maximum number of threads.
         clock: Monotonic clock in seconds.
-        on_end: Function that is called when the run ends, after ``ending`` is set; None = no function.
+        on_end: Function that the pool calls at the end of the run, after it has set ``ending``; None = no function.
 
     Attributes:
         results: Results that the loop has not read yet.
@@ -128,7 +128,7 @@ class Pool(Generic[Call, Result]):
 
     @property
     def empty(self) -> bool:
-        """Whether no thread has been started."""
+        """Whether the pool has not started a thread yet."""
         return not self._threads
 
     def take_back(self) -> list[Call]:

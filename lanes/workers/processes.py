@@ -1,7 +1,7 @@
 """The long-lived processes of a plain handler, and the calls into them from the threads of the workers.
 
 A call belongs to one process from its start to its end, and a process has at most one call. The end of a process
-therefore fails only this call, and a call ends at once when its process is killed.
+therefore fails only this call, and a kill of the process ends the call immediately.
 
 Each process has a thread that starts it, waits for its end and starts its successor. A process ends when its
 connection closes, and the kernel kills it when the process of the consumer ends.
@@ -60,7 +60,8 @@ _STARTS: Final = 5
 """Maximum number of processes in a row that may end before they are ready, without an error of the handler."""
 
 _PAUSE: Final = 0.1
-"""Seconds before a process is started after one that was never ready. Doubles with each further one."""
+"""Seconds between a process that did not become ready and the start of the next process. Doubles with each further one.
+"""
 
 _REAPED_WITHIN: Final = 5.0
 """Seconds for the system to report the end of a killed process."""
@@ -200,7 +201,7 @@ class ProcessPool:
         timeout: Seconds after which the pool kills the process of a call. ``None`` = never.
         grace: Seconds in which idle processes may end at the end of the run.
         traced: Whether the pool passes the trace context of the current span to the process.
-        refuse: Function that is called on the event loop with the error that keeps a process from starting.
+        refuse: Function that the workers call on the event loop with the error that prevents the start of a process.
 
     Attributes:
         timeout: See ``Args``.

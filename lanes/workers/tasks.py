@@ -2,15 +2,15 @@
 
 A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker waits
 on a doorbell, which wakes the worker only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one
-turn of the loop. The task of a worker starts when the worker is woken for the first time.
+turn of the loop. The task of a worker starts at the first wake-up of the worker.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
 message, so heartbeats and settlements continue. A handler that suspends also yields to the event loop. If a handler
 held the loop for 0.1 s or longer, all workers pause briefly, so that the answers of the broker can arrive.
 
 With a ``History``, every worker yields at least once before each handler. The first worker to resume writes the
-``started`` rows of all workers by one ``write``. A handler is therefore called only after its row is in the file or was
-given up.
+``started`` rows of all workers by one ``write``. The worker therefore calls a handler only after the history has
+written or dropped its row.
 """
 
 from __future__ import annotations
@@ -381,7 +381,7 @@ class TaskWorkers:
             self._slice_start = self._looked = self._clock()
 
     def _look_at_slice(self) -> None:
-        """Check whether the slice is used up, after ``_stride`` messages whose handlers have not suspended."""
+        """Check for the end of the slice, after ``_stride`` messages whose handlers have not suspended."""
         now = self._clock()
         self._wake_limit.returned(self._stride)
         left = self._slice_start + TIME_SLICE - now

@@ -22,12 +22,12 @@ WAKE_SLICE: Final = 0.00025
 end in one turn, so a longer slice delays a timer twice."""
 
 ALONE: Final = 1
-"""Number of workers that are woken at once while no handler suspends. The first worker handles all messages. The first
-worker wakes a second worker, which takes further messages if the first handler suspends.
+"""Number of workers to wake together while no handler suspends. The first worker handles all messages. The first worker
+wakes a second worker, which takes further messages if the first handler suspends.
 """
 
 FEW: Final = 8
-"""Number of workers that may be woken at once as soon as a handler suspends."""
+"""Number of workers to wake together as soon as a handler suspends."""
 
 SURE: Final = 0.99
 """Share above which further suspensions do not count, because their effect on the share is small."""
@@ -59,7 +59,7 @@ class WakeLimit:
         self.fits = concurrency if grouped else min(FEW, concurrency)
 
     def __call__(self, ready: int) -> int:
-        """Return the number of workers that may be woken at once for a number of ready lanes."""
+        """Return the number of workers to wake together for a number of ready lanes."""
         if not self.share:
             return ALONE
         return max(FEW, min(math.ceil(self.share * ready), self.fits))

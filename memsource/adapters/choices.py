@@ -226,7 +226,7 @@ class _Aim:
         call: Call of the client at the boundary; "" = any call.
         phase: Phase of the member at the boundary; None = any phase.
         times: Number of boundaries.
-        others: Whether the fault is aimed at all members except ``member``.
+        others: Whether the fault strikes all members except ``member``.
     """
 
     choice: Choice

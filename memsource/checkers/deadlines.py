@@ -93,7 +93,7 @@ def well_nigh(took: float, limit: float) -> bool:
 
 
 def froze_before(segment: Segment, row: Row) -> bool:
-    """Return whether the process may have been frozen before ``row``, and has started no message since."""
+    """Return whether a freeze may precede ``row``, and the process has started no message since."""
     rows = segment.rows
     later = row.mono
     for index in range(bisect_left(rows, row.n, key=attrgetter("n")) - 1, -1, -1):

@@ -28,7 +28,7 @@ TIMEOUT: Final = 30.0
 """Seconds within which a broker must confirm a dead letter."""
 
 _PAUSE: Final = 0.05
-"""Seconds before a failed write of a dead letter is repeated."""
+"""Seconds before the repetition of a failed write of a dead letter."""
 
 
 class Origin(NamedTuple):
@@ -131,7 +131,7 @@ class DeadLetterHarness(Protocol):
         """Return a writer and a box of a target that does not exist."""
 
     def own(self) -> Origin:
-        """Return the origin of a message that was read from the target itself."""
+        """Return the origin of a message from the target itself."""
 
     # --- with "outage"
 

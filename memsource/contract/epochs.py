@@ -215,7 +215,7 @@ async def check_they_are_made_strictly(harness: EpochHarness) -> None:
 
 
 async def check_of_two_at_once_only_a_work_queue_refuses_one(harness: EpochHarness) -> None:
-    """A work queue refuses a second durable of a partition, without a nonce, until the first durable is deleted."""
+    """A work queue refuses a second durable of a partition, without a nonce, until the first is deleted."""
     consumers = harness.consumers()
     old, new = Durable(1, 5, 0), Durable(1, 6, 0)
     await consumers.create(*old, nonce="old", start=_start(harness, 1))

@@ -216,13 +216,13 @@ def _ledgers(state: EngineState) -> list[object]:
 
 
 def stop_keeps_what_is_done(commit: Commit, done: Collection[int]) -> None:
-    """54: without a fault or an excused drain, every finished message is committed before a release."""
+    """54: without a fault or an excused drain, a member commits every finished message before a release."""
     if lacking := set(done) - covered(commit, done):
         broken(stop_keeps_what_is_done, f"released with {commit} committed, and {sorted(lacking)} had finished too")
 
 
 def nothing_stands_still(lacking: Collection[int]) -> None:
-    """56, 14: when no event is possible, every message is handled and committed."""
+    """56, 14: when no event is possible, the members have handled and committed every message."""
     if lacking:
         broken(nothing_stands_still, f"nothing more happens, and {sorted(lacking)} are not handled or not committed")
 

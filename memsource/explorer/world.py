@@ -437,7 +437,7 @@ class GroupWorld:
         self._sound.add(state.members)
 
     def _stands_still(self, state: State) -> None:
-        """Check a state without further events: each message of an owned partition must be handled and committed."""
+        """Check that a state without further events has handled and committed each message of an owned partition."""
         for number, owner in enumerate(self._groups.owners(state.group)):
             if owner is None:
                 continue  # The group has no member, or the next rebalance assigns the partition.

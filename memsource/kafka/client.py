@@ -19,7 +19,7 @@ RebalanceProtocol = Literal["eager", "cooperative", "848"]
 """``eager`` and ``cooperative`` are the classic protocol; ``848`` is ``group.protocol=consumer`` (KIP-848)."""
 
 OffsetReset = Literal["earliest", "latest", "error"]
-"""Position at which a client reads if no position in the log is committed (``auto.offset.reset``)."""
+"""Position at which a client without a committed position in the log reads (``auto.offset.reset``)."""
 
 Code = Literal[
     "GROUP_AUTHORIZATION_FAILED",
@@ -89,8 +89,8 @@ class Callback(NamedTuple):
 
     Attributes:
         kind: Kind of the callback.
-        partitions: Numbers of the partitions. At the end of the membership, a callback ``lost`` leaves out partitions
-            that are being revoked.
+        partitions: Numbers of the partitions. At the end of the membership, a callback ``lost`` omits partitions during
+            their revocation.
     """
 
     kind: Literal["assign", "revoke", "lost"]
@@ -107,7 +107,7 @@ class ClientPartition:
         position: The next position to deliver.
         fetched: The next position to fetch.
         queue: The prefetched messages, between ``position`` and ``fetched``.
-        revoking: Whether the partition is being revoked.
+        revoking: Whether the partition is in its revocation.
         silent: Whether the partition has no valid position and therefore delivers no message.
         partition: The source's object for the assignment; None before the assignment, and after the loss.
     """

@@ -156,7 +156,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             token: Token of the delivery. An outdated token acknowledges nothing; see ``stale``.
 
         Raises:
-            KeyError: The token was never issued.
+            KeyError: The broker never issued the token.
         """
         record = self._tokens[token]
         log = self._logs[record.partition]
@@ -177,7 +177,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             now: The time, in seconds.
 
         Raises:
-            KeyError: The token was never issued.
+            KeyError: The broker never issued the token.
         """
         delivery = self._newest(token)
         if delivery is not None:
@@ -195,7 +195,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             partition: Number of the partition.
 
         Raises:
-            ValueError: A position was never delivered.
+            ValueError: The broker never delivered a position.
         """
         log = self._log(partition)
         for position in positions:

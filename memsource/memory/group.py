@@ -53,7 +53,7 @@ class Notice(NamedTuple):
 
 
 class _MemberPartition(NamedTuple):
-    """A partition as its member knows it: the next position to read, and whether the partition is revoked."""
+    """A partition as its member knows it: the next position to read, and whether a revocation is in progress."""
 
     position: int
     revoking: bool = False

@@ -141,7 +141,7 @@ class MemoryLocks:
         """See ``Locks.open``.
 
         Raises:
-            SourceError: The link is cut.
+            SourceError: The process has no link.
         """
         await self._reach()
 
@@ -178,7 +178,7 @@ class MemoryLocks:
 
         Raises:
             ConfigError: The name is invalid.
-            SourceError: The link is cut.
+            SourceError: The process has no link.
         """
         check_lock_name(name)
         await self._reach()

@@ -323,7 +323,7 @@ class Takeover:
     async def _shrink(self, count: int) -> bool:
         """Requeue all unacknowledged messages by a shrink of ack_wait.
 
-        Returns False if the shrink is forbidden, is refused, or has no answer.
+        Returns False if the settings forbid the shrink, the server refuses the shrink, or no answer arrives.
         """
         if not self.durable.modifiable:
             return False

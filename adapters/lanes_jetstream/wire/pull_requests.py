@@ -48,7 +48,7 @@ class Interruption(NamedTuple):
 
     - ``new``: the source has sent no request yet
     - ``connection``: the connection was lost or replaced
-    - ``unsent``: a request could not be sent
+    - ``unsent``: the client could not send a request
     - ``silence``: the heartbeat is missing
     - ``gap``: a delivery did not arrive, although the connection held
     - ``unanswered``: no server answers requests to the consumer

@@ -33,7 +33,7 @@ the stream, and the servers of a cluster elect the leader of a new stream.
 """
 
 _RETRY_DELAY: Final = 0.05
-"""Seconds until a repeated request for a stream whose name is taken, or which has no leader."""
+"""Seconds until a repeated request for a stream without a leader, or with a name that another stream has."""
 
 
 @dataclass(frozen=True, slots=True)

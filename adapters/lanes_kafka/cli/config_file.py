@@ -30,7 +30,7 @@ def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, An
         The settings by name.
 
     Raises:
-        ConfigError: The file cannot be read, or a line or text is not a setting.
+        ConfigError: The file is unreadable, or a line or text is not a setting.
     """
     config = {} if path is None else _of_file(path)
     for number, text in enumerate(settings, 1):
@@ -54,7 +54,7 @@ def given_settings(config: Path | None, settings: Sequence[str], *, server: str,
         The settings by name.
 
     Raises:
-        ConfigError: The file cannot be read, or a line or text is not a setting.
+        ConfigError: The file is unreadable, or a line or text is not a setting.
         Misuse: The file and the arguments name no address of a broker.
     """
     named = {"bootstrap.servers": ServerOption(server), "group.id": group}

@@ -154,7 +154,7 @@ class Group:
         self.join_watch = JoinWatch(self.name, self.clock, tells_nothing=self.config.protocol == "848")
 
     def assignment(self, partition: Partition) -> Assignment | None:
-        """Return the assignment of this ``partition``; None = the assignment was revoked or lost."""
+        """Return the assignment of this ``partition``; None = no current assignment."""
         assignment = self.owned.get(partition.id)
         return assignment if assignment is not None and assignment.partition is partition else None
 

@@ -21,7 +21,7 @@ use up their rebuilds.
 
 
 class Rebuilds:
-    """Decides whether and when a client is rebuilt after a permanent failure.
+    """Decides whether and when the thread rebuilds a client after a permanent failure.
 
     The pauses grow exponentially and have no jitter. If two clients take the same ``group.instance.id`` from each
     other, one client must give up.

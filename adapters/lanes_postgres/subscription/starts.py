@@ -18,8 +18,9 @@ from lanes_postgres.steps import compose, perform_async
 log = logging.getLogger("lanes.postgres")
 
 Start = Literal["beginning", "next"] | datetime
-"""First message of a new subscription: the first one of the log, the next one that is committed, or the first one with
-this time or a later one in each partition. A ``datetime`` is aware."""
+"""First message of a new subscription: the first message of the log, the next committed message, or in each partition
+the first message at or after a time. A ``datetime`` is aware.
+"""
 
 _PAUSE: Final = 0.01
 """Seconds until the next try, while another session assigns positions."""

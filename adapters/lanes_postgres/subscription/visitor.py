@@ -196,7 +196,7 @@ class Visitor:
         self._released(owned)
 
     def _forget_assigned(self, partition: Partition) -> bool:
-        """If the assignment of a partition is queued, remove the partition's events and return True.
+        """If the queue contains the assignment of a partition, remove the partition's events and return True.
 
         After a freeze, a new owner may have a higher epoch before the consumer learns of this assignment.
         """

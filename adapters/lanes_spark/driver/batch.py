@@ -100,7 +100,7 @@ class BatchRun:
             counts.missing += scope.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
     def _check_incarnation(self, spark: SparkSession) -> None:
-        """Raise ``SourceError`` if the topic was recreated during the batch, which tasks cannot detect.
+        """Raise ``SourceError`` if a user recreated the topic during the batch, which tasks cannot detect.
 
         During an outage of the brokers, the check waits up to ``_PATIENCE`` seconds, because a failure repeats the
         whole batch. The wait hides no recreation, because Kafka never reuses a topic id.

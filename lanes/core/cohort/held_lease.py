@@ -2,8 +2,8 @@
 
 A renewal reads the lease, and then writes by compare-and-set on the revision that the read returned. The read checks
 the nonce, because a revision may repeat in a new bucket after a loss. After the answer to a write, the renewed lease
-counts from the time at which the write was sent. The machine reads the result of a write without an answer. If the
-write was applied, the lease counts from the earliest write without an answer.
+counts from the time at which the member sent the write. The machine reads the result of a write without an answer. If
+the store applied the write, the lease counts from the earliest write without an answer.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ INTEREST: Final = "interest"
 PAST: Final = -NEVER
 
 Handler = Callable[[Any, float, float], None]
-"""A function of the result of an action, the time now, and the time before the action was sent."""
+"""A function of the result of an action, the present time, and the time just before the request."""
 
 _NO_STATE: Final = State(0, NOTHING)
 
@@ -483,7 +483,7 @@ class LeaseMachine:
         return self._ask(Write(self._state_key, value, None, fence=fence), handler)
 
     def _is_written(self, result: Any) -> bool:
-        """Return whether a fenced write was applied.
+        """Return whether the store applied a fenced write.
 
         After an unknown result, the machine renews the lease before the next write.
 

@@ -29,7 +29,7 @@ RELEASING: Final = "releasing"  # 9: write the released lease
 FENCED: Final = "fenced"  # 7: wait for the input `ended`
 
 SEEKING: Final = frozenset({LOOKING, CHECKING, SURVEYING, GRACE, ACQUIRING})
-"""The phases before the lease is held. In ``ACQUIRING``, a write of the lease may be on its way."""
+"""The phases before the acquisition of the lease. In ``ACQUIRING``, a write of the lease may be on its way."""
 
 TAKING: Final = frozenset({READING, FINDING, WRITING, CLEARING, CREATING, REFINDING, VERIFYING, SWEEPING})
 """The phases in which the member has the lease, but the consumer is missing or lower consumers exist."""

@@ -34,7 +34,7 @@ FEW_ATTEMPTS: Final = 30
 DEVIATIONS: Final = 4
 
 GARBAGE: Final = 50
-"""Number of runs between two full collections of garbage. Garbage is never collected during a run."""
+"""Number of runs between two full collections of garbage. Python collects no garbage during a run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,7 +189,7 @@ class World:
         and a call while ``settled`` runs.
 
         Args:
-            value: Payload; a text is encoded as UTF-8.
+            value: Payload; the world encodes a text as UTF-8.
             key: Key; None = a message without a key.
             headers: Headers by name; None = no headers.
             partition: Number of the partition; None = the partition of the key.
@@ -383,7 +383,7 @@ class World:
         """Disarm and return the fault that acts now.
 
         Args:
-            kind: Kind of fault, which may be armed for any worker.
+            kind: Kind of fault, armed for any worker.
             who: Name of the affected worker, for the view of the run.
 
         Returns:
