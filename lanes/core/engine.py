@@ -1,6 +1,7 @@
 """The engine: ordered lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
 
-Rules -----
+Rules
+-----
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
    lane starts after the execution is finished. A message that waits for a retry or for its dead letter is not finished.
 2. In flight = delivered and not settled. If the source settles each message individually, the engine counts a message
@@ -24,12 +25,14 @@ Rules -----
    commit with an unknown result counts as unconfirmed. The engine admits at most ``max_ahead`` messages above the
    confirmed floor.
 
-Operation --------- ``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the
-queue ``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the
-``finished`` list of its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as
-settlements. If the source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or
-``unsettled`` reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all
-other cases. Time is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
+Operation
+---------
+``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the queue ``ready``. A
+worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
+its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
+source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
+reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all other cases. Time
+is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
 
 No call blocks. One thread must make all calls, except ``hold_starts``. ``effects`` lists tasks for the runtime. The
 runtime performs the effects and empties the list after its calls.
@@ -345,7 +348,7 @@ class Engine(Ownership):
         """Make each lane ready whose hold has ended.
 
         The engine checks a lasting bound every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
-        again. Without a pause by the user, the engine emits ``PauseDue`` after a bound has lasted for ``PAUSE_AFTER``
+        again. If the intake cannot start, the engine emits ``PauseDue`` after a bound has lasted for ``PAUSE_AFTER``
         seconds.
         """
         self._ready.extend(self.stopped.due(now))

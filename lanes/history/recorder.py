@@ -351,7 +351,7 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _deadline(partition: Partition) -> str:
-    """Render a deadline as the first microsecond that no row before the deadline can have.
+    """Render a deadline in microseconds, rounded up beyond the time of any earlier row.
 
     Rows round times to the nearest microsecond, so a time just before the deadline may round up past the deadline.
     """

@@ -1,10 +1,12 @@
 """The attempts of messages in a store, loaded before a partition starts, and stored while a lane waits.
 
-Operation --------- A new partition is *loading* until the store has returned the attempts of its former owners. The
-runtime defers messages that arrive before the answer. These messages count against the bounds, and enter the engine in
-their order after the answer. Other partitions continue. A message with attempts continues with the next attempt. If a
-former owner gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane
-reaches the message, the poison policy decides without a call of the handler.
+Operation
+---------
+A new partition is *loading* until the store has returned the attempts of its former owners. The runtime defers messages
+that arrive before the answer. These messages count against the bounds, and enter the engine in their order after the
+answer. Other partitions continue. A message with attempts continues with the next attempt. If a former owner gave a
+message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane reaches the message,
+the poison policy decides without a call of the handler.
 
 The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
 has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore

@@ -44,7 +44,7 @@ class ExclusiveOwner(PromiseChecker):
     one of the two.
 
     The checker accepts concurrent Spark tasks of one partition, because each task handles other keys. ``NoOverlap``
-    judges their keys.
+    judges the keys of these tasks.
 
     Args:
         timeline: History to judge.

@@ -322,7 +322,7 @@ class PartitionTurns(_ReadyHeads):
         names: tuple[str, Collection[str]],
         bound: int,
     ) -> None:
-        """Count a start of one name for each waiting name. The count of the started name begins again."""
+        """Count a start of one name for each waiting name. The count for the started name restarts at 0."""
         started, others = names
         counts.pop((segment, started), None)
         for waits in sorted(others):

@@ -336,8 +336,8 @@ class Group(WatchedTopic):
         Args:
             member: Name of the owner.
             partition: Number of the partition.
-            give: Whether another member receives the partition at once. False, or a group without another member,
-                leaves the partition free until the group next assigns partitions.
+            give: Whether another member receives the partition immediately. With False, or without another member, the
+                partition stays free until the next assignment of the group.
 
         Raises:
             ValueError: The member is not the owner.

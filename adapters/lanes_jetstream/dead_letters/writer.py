@@ -23,10 +23,11 @@ class JetStreamDeadLetters:
     """Publishes each dead letter to a subject that a stream captures.
 
     The dead letter has the body and the headers of the original message. Headers named ``Lanes-…`` hold the origin and
-    the reason. The origin is Source, Partition, Position, Subject, Key, Epoch, System (kind of the broker) and
-    Incarnation (creation time of the stream). The reason is Attempts, Error, Error-Text and Time (seconds since 1970).
-    Key, Error-Text, System and Incarnation are percent-encoded. A message of a partitioned queue also has Queue
-    (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead letter.
+    the reason. The headers of the origin are Source, Partition, Position, Subject, Key, Epoch, System (kind of the
+    broker) and Incarnation (creation time of the stream). The headers of the reason are Attempts, Error, Error-Text and
+    Time (seconds since 1970). The writer percent-encodes Key, Error-Text, System and Incarnation. A message of a
+    partitioned queue also has Queue (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a
+    stored dead letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
     of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
