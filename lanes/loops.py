@@ -31,7 +31,7 @@ def backend_arguments(backend: str) -> dict[str, Any]:
     """Return the arguments by which ``anyio.run`` starts an event loop.
 
     Args:
-        backend: One of ``BACKENDS``. ``uvloop`` and ``trio`` must be installed.
+        backend: One of ``BACKENDS``. ``uvloop`` and ``trio`` require an installation.
 
     Returns:
         The name of the library and its options. ``auto`` = uvloop where it is installed, and asyncio elsewhere.

@@ -162,7 +162,7 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The partition must be handed over: the runtime lets running handlers end, and then releases the partition.
+    """The source must hand the partition over: the runtime lets running handlers end, and then releases the partition.
 
     Attributes:
         partition: The assignment to give up.

@@ -8,15 +8,13 @@ Calls
 ``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
 for each budget that has messages in the call.
 
-Messages in flight
-------------------
-A source knows one bound for all its partitions, ``Room.messages``, and the partitions that deliver nothing,
-``Room.paused``. The engine therefore requests at most the number of messages that *each* unpaused budget may still
-have. The engine pauses the partitions of a nearly full budget. A budget is *full* when its remaining messages are less
-than a quarter of the bound beyond the calls. The partitions of a full budget deliver again at the low mark. A nearly
-full budget therefore reduces the room of other budgets to a few messages only if the bound is close to the number of
-calls. ``Room.full_queues`` names the full physical queues, because a partition of such a queue may be assigned while
-the source delivers.
+Messages in flight ------------------ A source knows one bound for all its partitions, ``Room.messages``, and the
+partitions that deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
+*each* unpaused budget may still have. The engine pauses the partitions of a nearly full budget. A budget is *full* when
+its remaining messages are less than a quarter of the bound beyond the calls. The partitions of a full budget deliver
+again at the low mark. A nearly full budget therefore reduces the room of other budgets to a few messages only if the
+bound is close to the number of calls. ``Room.full_queues`` names the full physical queues, because the broker may
+assign a further partition of a full queue while the source delivers.
 
 Messages of full budgets may stay in flight for long. The low-water mark of the consumer is therefore halfway between
 the bound, and these messages plus ``concurrency``. With the usual mark, a full budget could stop the intake of the

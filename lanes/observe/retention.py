@@ -133,7 +133,7 @@ class RetentionWatch:
         )
 
     def _is_due(self, partition: Partition, danger: _Danger, now: float) -> bool:
-        """Return whether a message has to be logged now."""
+        """Return whether to log a message now."""
         gone, told = danger.retention.left <= 0.0, self._told.get(partition)
         if told is not None:
             if told.message is danger.message:

@@ -297,7 +297,7 @@ class Handover:
         self._tell_unreleased()
 
     async def _release(self, partition: Partition) -> bool:
-        """Release a partition to the source. The partition must be fenced, or unknown to the engine.
+        """Release a partition to the source. The engine has fenced the partition, or does not know it.
 
         The source may take ``RELEASE_WITHIN`` seconds or a longer remaining time of the lease.
 

@@ -131,7 +131,8 @@ def check_varies(
         key: The key function. The call checks only ``subject_token`` and ``whole_subject``.
         patterns: Patterns of all subjects; empty = unknown.
         origin: Name of the consumer or filter with these subjects, for the error.
-        destinations: Destinations of transforms that make such subjects. The error recommends no partition number.
+        destinations: Destinations of the transforms that produce these subjects. The error recommends no partition
+            number.
 
     Raises:
         ConfigError: Each token of the key is the same literal in all patterns, the only subject is the key, or no

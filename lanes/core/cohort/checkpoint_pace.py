@@ -19,7 +19,9 @@ WRITE_PACE: Final = 20e-3
 CPU, so all writes cost about 3 % of a CPU, unless the interval makes the pace shorter."""
 
 MESSAGE_PACE: Final = 60e-6
-"""Seconds between two writes for each outstanding message of their ledgers, because a write lists these messages."""
+"""Seconds that each outstanding message of the ledgers adds to the interval between two writes, because a write lists
+these messages.
+"""
 
 
 class CheckpointPace:

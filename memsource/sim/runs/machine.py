@@ -65,8 +65,8 @@ class SimulationMachine(RuleBasedStateMachine):
 
         TestOrders = Orders.TestCase
 
-    At the end of an example no more faults happen, and all messages must be finished (``World.settled``). After the
-    last step ``at_rest`` must succeed, the workers stop, and the checkers judge the history. A finding raises
+    At the end of an example no more faults happen, and the workers must finish all messages (``World.settled``). After
+    the last step ``at_rest`` must succeed, the workers stop, and the checkers judge the history. A finding raises
     ``SimulationFailed``, and Hypothesis prints the fewest steps that lead to the finding.
     """
 
