@@ -214,8 +214,8 @@ class Consumer:
         A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
         asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
         ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation stops
-        without a drain. Such a stop cancels async handlers, waits ``grace`` for handlers in threads, and settles
-        finished messages. The broker redelivers all other messages later.
+        without a drain. A stop without a drain cancels async handlers, waits ``grace`` for handlers in threads, and
+        settles finished messages. The broker redelivers all other messages later.
 
         The consumer also logs an error that ends the run, because an application may lose the exception of a task. Only
         the thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.

@@ -46,7 +46,7 @@ from lanes.workers.pool import Pool, handler_context
 from lanes.workers.processes import Killed, ProcessCall, ProcessPool, run_threads
 
 _LOOK_EVERY: Final = 1.0
-"""Seconds between two looks for calls that the timeout has cancelled."""
+"""Seconds between two searches for calls that the timeout has cancelled."""
 
 
 @dataclass(slots=True, eq=False)

@@ -114,7 +114,7 @@ class ConsumerSnapshot:
 
 
 class DurableConsumer:
-    """One durable pull consumer. Every request raises ``NoAnswer`` when the server does not answer in time.
+    """One durable pull consumer. Every request to the server raises ``NoAnswer`` if the server does not answer in time.
 
     Args:
         connection: Connection to the server.

@@ -181,14 +181,14 @@ class Takeover:
         if self._ran_before:
             # These messages may be in flight in this process.
             log.info(
-                "%s: the server answers; the start barrier is %s; unacknowledged messages: %d",
+                "%s: the server answers; the start barrier is %s; %d unacknowledged message(s)",
                 self.name,
                 barrier,
                 count,
             )
         else:
             log.info(
-                "%s: the start barrier is %s; unacknowledged messages of an earlier process: %d",
+                "%s: the start barrier is %s; %d unacknowledged message(s) of an earlier process",
                 self.name,
                 barrier,
                 count,

@@ -51,7 +51,7 @@ the earlier requests of a look.
 """
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
-"""Seconds without an answer after which the object gives a look up."""
+"""Seconds without an answer after which the object ends a check."""
 
 _MOVING: Final = (ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING)
 """States of a group in which its members own no partitions for a moment."""

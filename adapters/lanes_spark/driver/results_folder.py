@@ -90,7 +90,7 @@ class ResultsFolder:
         """Claim the folder for this checkpoint. Call ``take`` after the query has begun. Blocks. Idempotent.
 
         Raises:
-            ConfigError: See ``check``; or another replay claims the folder at the same time.
+            ConfigError: The faults of ``check``; or another replay claims the folder at the same time.
             SourceError: The checkpoint does not contain the readable id of its query.
         """
         self.check()

@@ -127,5 +127,5 @@ async def test_only_the_first_takeover_speaks_of_an_earlier_process(
     for _ in range(2):
         await stage.takeover.run(Room(10, 10), 0)
     first, second = [line for line in caplog.messages if "start barrier" in line]
-    assert first == "test: the start barrier is not needed; unacknowledged messages of an earlier process: 0"
-    assert second == "test: the server answers; the start barrier is not needed; unacknowledged messages: 0"
+    assert first == "test: the start barrier is not needed; 0 unacknowledged message(s) of an earlier process"
+    assert second == "test: the server answers; the start barrier is not needed; 0 unacknowledged message(s)"

@@ -125,7 +125,7 @@ def all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def barrier(what: str, count: int) -> str:
-    return f"{NAME}: the start barrier is {what}; unacknowledged messages of an earlier process: {count}"
+    return f"{NAME}: the start barrier is {what}; {count} unacknowledged message(s) of an earlier process"
 
 
 # --- the barrier
@@ -186,7 +186,7 @@ def test_a_newer_server_resets_the_consumer_at_a_start_alone(caplog: pytest.LogC
     assert lines(caplog) == [
         barrier("RESET", 2),
         f"{NAME}: requesting the messages again, unacknowledged ones first (409 Leadership Change)",
-        f"{NAME}: the server answers; the start barrier is ack_wait shrink; unacknowledged messages: 3",
+        f"{NAME}: the server answers; the start barrier is ack_wait shrink; 3 unacknowledged message(s)",
     ]
 
 
