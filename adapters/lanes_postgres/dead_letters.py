@@ -18,6 +18,7 @@ from lanes.dead_letter import DeadLetter
 from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter, check_origin
 from lanes.dead_letters.wire import REPLAYED
 from lanes.errors import ConfigError, SourceError
+from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log, Record
 from lanes_postgres.migrations import check_schema
@@ -102,6 +103,9 @@ class PostgresDeadLetters:
 
     async def open(self) -> None:
         """Connect and check the tables; see ``lanes.source.DeadLetters.open``."""
+        await cancelled_once(self._open())
+
+    async def _open(self) -> None:
         async with self._lent() as connection:
             await check_schema(connection, schema=self._schema)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-import anyio
 from psycopg import AsyncConnection
 
 from lanes.clock import monotonic
@@ -148,18 +148,22 @@ class PieceVisitor(Visitor):
         left = list(partitions.values())
 
         async def work() -> None:
-            while left:
-                for row in left.pop(0):
-                    await self._attempt(row)
+            try:
+                while left:
+                    for row in left.pop(0):
+                        await self._attempt(row)
+            except BaseException:
+                left.clear()
+                raise
 
-        try:
-            # A group of asyncio would use a processor while a cancelled acquisition releases its lock.
-            async with anyio.create_task_group() as tasks:
-                for _ in range(min(_AT_ONCE, len(left))):
-                    tasks.start_soon(work)
-        except BaseExceptionGroup as failed:
+        # A cancellation reaches each call once. psycopg cancels a statement at the server, and a second cancellation
+        # would interrupt this call and log a warning.
+        calls = [asyncio.create_task(work()) for _ in range(min(_AT_ONCE, len(left)))]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        for failure in ended:
             # The server fails all calls for one reason.
-            raise failed.exceptions[0] from None
+            if failure is not None:
+                raise failure
 
     def _free(self, rows: Sequence[PieceRow]) -> list[PieceRow]:
         """Return the pieces without a key to try.

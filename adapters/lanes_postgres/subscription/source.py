@@ -20,6 +20,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.ownership import Locks, State, StateChange, StateStore
 from lanes.source import Backlog, KeptLog, Outage, SourceEvent, SourceTraits
 from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.appending import Log
 from lanes_postgres.log.reading import LogTables
@@ -146,6 +147,9 @@ class PostgresSource:
 
         See ``lanes.source.Source.open``.
         """
+        return await cancelled_once(self._open())
+
+    async def _open(self) -> SourceTraits:
         self._arrived = asyncio.Event()
         self._opened.push_async_callback(self._connections.aclose)
         try:

@@ -13,11 +13,11 @@ import pytest
 
 from lanes import Consumer, Retry, Settings
 from lanes.errors import ConfigError
-from lanes.ring import Range
-from lanes_postgres import Log, PostgresAttempts, PostgresSource
+from lanes.ring import SLOTS, Range
+from lanes_postgres import Log, PostgresAttempts, PostgresDeadLetters, PostgresSource
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.cli.subscriptions import drop_subscription, list_subscriptions
-from lanes_postgres.ring import unowned
+from lanes_postgres.ring import pieces, unowned
 from lanes_postgres.subscription import piece_visitor, visitor
 from memsource import MemoryStates
 from tests.components import PostgresServer
@@ -385,3 +385,47 @@ async def test_a_member_that_stops_releases_hundreds_of_pieces_over_few_connecti
             await anyio.sleep(0.005)
     assert most < 20
     assert ring.logs.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted") == [(0,)]
+
+
+def waiting(logs: Logs) -> int:
+    """The number of sessions that wait for a lock of a table of the log."""
+    found: int = logs.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted")[0][0]
+    return found
+
+
+def of_psycopg(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("psycopg")]
+
+
+async def test_a_member_that_ends_during_its_acquisitions_logs_no_line_of_the_client(
+    four: Logs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pieces, "_CLAIMS", pieces.BOUNDED)  # a claim that waits for its row without a limit
+    ring = Ring(four)
+    ring.assign(Range(0, SLOTS - 1), "a")
+    before = ring.source("a")
+    await before.open()
+    await before.aclose()
+    source = ring.source("a")
+    with four.connect() as owner:
+        owner.execute(four.query("LOCK TABLE {}.lanes_ring_pieces IN EXCLUSIVE MODE"))
+        await source.open()
+        await until(lambda: waiting(four) >= 4)
+        await source.aclose()
+    assert of_psycopg(caplog) == []
+
+
+@pytest.mark.parametrize("kind", ["source", "dead letters"])
+async def test_a_start_that_is_cancelled_logs_no_line_of_the_client(
+    kind: str, four: Logs, caplog: pytest.LogCaptureFixture
+) -> None:
+    ring = Ring(four)
+    opening = ring.source("a") if kind == "source" else PostgresDeadLetters(four.url, "dead", schema=four.schema)
+    with four.connect() as owner:
+        owner.execute(four.query("LOCK TABLE {}.lanes_migrations IN ACCESS EXCLUSIVE MODE"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(opening.open)
+            await until(lambda: waiting(four))
+            tasks.cancel_scope.cancel()
+    await opening.aclose()
+    assert of_psycopg(caplog) == []
