@@ -2,8 +2,8 @@
 
 Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``ring`` (ranges of slots with owners),
 ``dead_letters``, ``positions``, ``claims``, ``floors``, ``rows``, ``topics``, ``attempts``, ``states``,
-``advisory_locks``, ``lock_session``, ``connecting``, ``cancellation``, ``transactions``, ``steps``, ``migrations``,
-``errors``, ``names``; and the room ``cli``.
+``advisory_locks``, ``lock_session``, ``address``, ``connecting``, ``cancellation``, ``transactions``, ``steps``,
+``migrations``, ``errors``, ``names``; and the room ``cli``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import psycopg
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 
+from lanes_postgres.address import place_of
 from lanes_postgres.errors import not_connected
 
 log = logging.getLogger("lanes.postgres")
@@ -31,20 +32,23 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
 
     Raises ``SourceError`` with a remedy if the server is unreachable or refuses the connection.
     """
-    warning = asyncio.get_running_loop().call_later(_WARN_AFTER, _warn, where)
+    warning = asyncio.get_running_loop().call_later(_WARN_AFTER, _warn, _where(dsn, where))
     try:
         return await AsyncConnection.connect(dsn, autocommit=True, **_time_limit(dsn, options), **options)
     except psycopg.Error as error:
         # The client's own text may show a part of the password.
-        raise not_connected(
-            error, where if dsn else f"{where}, without an address and so by the PG… variables"
-        ) from None
+        raise not_connected(error, _where(dsn, where)) from None
     except asyncio.CancelledError as error:
         # The frames hold the begun connection, and the garbage collector would close its socket much later.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:
         warning.cancel()
+
+
+def _where(dsn: str, where: str) -> str:
+    place = f"{where} at {place_of(dsn)}"
+    return place if dsn else f"{place}, without an address and so by the PG… variables"
 
 
 def _time_limit(dsn: str, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,8 +29,6 @@ _REFUSED: Final = re.compile(
 _QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
-_SCHEME: Final = re.compile("([A-Za-z][A-Za-z0-9+.-]{0,30})://")
-
 _REMEDIES: Final[Mapping[str, str]] = {
     "25006": "connect to the primary (target_session_attrs=read-write), and not in a read-only transaction",
     "25P02": "an earlier statement of this transaction failed, so let its exception leave the transaction block",
@@ -52,7 +50,7 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     of the server, because details may show values of a row.
     """
     state = error.sqlstate
-    text = f"{where}: {_primary_message(error)}"
+    text = f"{where}: {primary_message(error)}"
     if state == "LN002":
         # A refusal of a function of lanes, with its remedy.
         return ConfigError(text)
@@ -68,18 +66,6 @@ def is_about_statement(error: LanesError) -> bool:
     """Return whether the server refused one statement and kept the connection, so other statements may succeed."""
     state = error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
     return state is not None and not state.startswith(_CONNECTION_CODES)
-
-
-def unreadable_address(where: str, address: str, error: psycopg.Error) -> ConfigError:
-    """Return the error for an address that psycopg cannot read; the error omits possible passwords."""
-    scheme = _SCHEME.match(address)
-    if scheme is not None and scheme[1] not in ("postgresql", "postgres"):
-        fault = f"the scheme {scheme[1]}:// is none of PostgreSQL"
-    elif scheme is None and "=" not in address:
-        fault = "the address has no scheme"
-    else:
-        fault = _primary_message(error)
-    return ConfigError(f"{where}: {fault}; correct the connection string, such as postgresql://user@host/database")
 
 
 def not_connected(error: psycopg.Error, where: str) -> LanesError:
@@ -99,7 +85,8 @@ def not_connected(error: psycopg.Error, where: str) -> LanesError:
     return found
 
 
-def _primary_message(error: psycopg.Error) -> str:
+def primary_message(error: psycopg.Error) -> str:
+    """Return the server's primary message, or the text of psycopg without passwords."""
     primary = error.diag.message_primary
     if primary is None:
         # The client's own errors name host and user, but no password. An error about an unreadable URL may quote any

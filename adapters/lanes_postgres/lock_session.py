@@ -9,14 +9,14 @@ from typing import Any, Final, LiteralString
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
-from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership import HeldLock
+from lanes_postgres.address import place_of, read_address
 from lanes_postgres.connecting import connect
-from lanes_postgres.errors import lanes_error, unreadable_address
+from lanes_postgres.errors import lanes_error
 
 WHERE: Final = "advisory locks"
 _OLDEST: Final = 140_000
@@ -107,10 +107,7 @@ class SessionMaker:
     """
 
     def __init__(self, dsn: str, lease: float, spawn: Callable[[Coroutine[Any, Any, Any]], asyncio.Task[Any]]) -> None:
-        try:
-            given = conninfo_to_dict(dsn)
-        except psycopg.Error as error:
-            raise unreadable_address("dsn", dsn, error) from None
+        given = read_address("dsn", dsn)
         if not all(_is_port(port) for port in str(given.get("port", "")).split(",")):
             # Do not show the value, because it may be a part of the password.
             raise ConfigError("dsn: the port is no number from 1 to 65535; correct the connection string")
@@ -141,8 +138,8 @@ class SessionMaker:
             await asyncio.wait({task}, timeout=self._patience)
             if not task.done():
                 raise SourceError(
-                    f"{WHERE}: the PostgreSQL server did not answer within {self._patience:g} s; check the server and "
-                    "the network",
+                    f"{WHERE} at {place_of(self._dsn)}: the PostgreSQL server did not answer within "
+                    f"{self._patience:g} s; check the server and the network",
                     retryable=True,
                 )
             return task.result()

@@ -148,12 +148,13 @@ def test_a_server_that_never_answers_is_named_and_ends_the_connection(
     monkeypatch.setattr(connecting, "_WARN_AFTER", 0.1)
     monkeypatch.setattr(connecting, "_TIMEOUT", 2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        source = PostgresSource(
-            f"postgresql://127.0.0.1:{silent.getsockname()[1]}/none", Log("orders"), subscription="billing"
-        )
-        with pytest.raises(SourceError, match=r"timeout.*; start the server, or correct the connection string"):
+        port = silent.getsockname()[1]
+        source = PostgresSource(f"postgresql://me@127.0.0.1:{port}/none", Log("orders"), subscription="billing")
+        where = f"orders/billing at host 127.0.0.1, port {port}, database none, user me: "
+        remedy = "; start the server, or correct the connection string"
+        with pytest.raises(SourceError, match=f"{where}.*timeout.*{remedy}"):
             anyio.run(source.open)
-    assert "the PostgreSQL server has not answered for 0.1 s; check the address" in caplog.text
+    assert f"{where}the PostgreSQL server has not answered for 0.1 s; check the address" in caplog.text
 
 
 def test_an_empty_address_is_named_when_no_server_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,8 @@ def test_an_empty_address_is_named_when_no_server_answers(monkeypatch: pytest.Mo
     monkeypatch.setenv("PGHOST", "127.0.0.1")
     monkeypatch.setenv("PGPORT", "1")
     source = PostgresSource("", Log("orders"), subscription="billing")
-    with pytest.raises(SourceError, match=r"without an address and so by the PG… variables: .*; start the server, or"):
+    place = r"at host 127\.0\.0\.1, port 1, .*, without an address and so by the PG… variables: "
+    with pytest.raises(SourceError, match=rf"{place}.*; start the server, or"):
         anyio.run(source.open)
 
 

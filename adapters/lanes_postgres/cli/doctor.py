@@ -12,6 +12,7 @@ from psycopg.rows import tuple_row
 
 from lanes.cli.doctor import Check
 from lanes.errors import ConfigError, LanesError
+from lanes_postgres.address import place_of
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.log.appending import LogFacts
@@ -68,7 +69,7 @@ async def examine(dsn: str, schema: str) -> list[Check]:
     try:
         connection = await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
     except psycopg.Error as error:
-        text, _, remedy = str(not_connected(error, "connection")).partition("; ")
+        text, _, remedy = str(not_connected(error, f"connection at {place_of(dsn)}")).partition("; ")
         return [Check("server", False, text, remedy or "start the server, or correct --dsn")]
     async with connection:
         doctor = _Doctor(connection, schema)

@@ -12,8 +12,8 @@ from psycopg import AsyncConnection
 from psycopg.pq import TransactionStatus
 
 from lanes.errors import ConfigError
+from lanes_postgres.address import read_address
 from lanes_postgres.connecting import connect
-from lanes_postgres.errors import unreadable_address
 
 Connect: TypeAlias = Callable[[], AbstractAsyncContextManager[AsyncConnection[Any]]]
 
@@ -101,10 +101,7 @@ class Connections:
     def check_address(self) -> None:
         """Raise ``ConfigError`` for an address that psycopg cannot read."""
         if self._address is not None:
-            try:
-                psycopg.conninfo.conninfo_to_dict(self._address)
-            except psycopg.Error as error:
-                raise unreadable_address(self._name, self._address, error) from None
+            read_address(self._name, self._address)
 
 
 def _is_idle(connection: AsyncConnection[Any]) -> bool:

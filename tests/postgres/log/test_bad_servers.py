@@ -64,6 +64,64 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_values(dsn: str) 
         assert PASSWORD not in str(found.value)
 
 
+@pytest.mark.parametrize(
+    ("dsn", "fault"),
+    [
+        (
+            f"postgresql://me:{PASSWORD}@h/db?conect_timeout=3",
+            'the option "conect_timeout" is unknown (did you mean "connect_timeout"?)',
+        ),
+        (f"host=h prot=5432 password={PASSWORD}", 'the option "prot" is unknown (did you mean "port"?)'),
+        (f"host=h password=my {PASSWORD}=x", "an option is unknown, and its name may be a part of a password"),
+        (f"postgresql://me:12/{PASSWORD}@host/x", "an @ follows the first / of the address"),
+        (f"postgresql+psycopg://me:{PASSWORD}@host/x?a=b", "the scheme postgresql+psycopg:// is none of PostgreSQL"),
+        ("postgresql:/host/x", "two slashes must follow the scheme, as in postgresql://"),
+    ],
+)
+def test_an_unreadable_address_is_refused_with_its_fault(dsn: str, fault: str) -> None:
+    for make in (
+        lambda: AdvisoryLocks(dsn),
+        lambda: PostgresSource(dsn, Log("orders"), subscription="billing"),
+        lambda: PostgresDeadLetters(dsn, "billing"),
+    ):
+        with pytest.raises(ConfigError) as found:
+            make()
+        assert f": {fault}" in str(found.value)
+        assert "; correct the connection string, such as postgresql://user@host/database" in str(found.value)
+        assert PASSWORD not in str(found.value)
+
+
+SHOP = "host 127.0.0.1, port 9, database shop, user me"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "place"),
+    [
+        (f"postgresql://me:{PASSWORD}@127.0.0.1:9/shop", SHOP),
+        (f"host=127.0.0.1 port=9 dbname=shop user=me password={PASSWORD}", SHOP),
+        (f"hostaddr=127.0.0.1 port=9 dbname=shop user=me password='{PASSWORD} x'", SHOP),
+        (f"postgresql://me:1@{PASSWORD}@127.0.0.1:9/shop", SHOP),
+        (
+            f"host=127.0.0.1 port=9 dbname='{PASSWORD} x' user='me:{PASSWORD}'",
+            "host 127.0.0.1, port 9, database …, user …",
+        ),
+    ],
+)
+async def test_a_connection_that_fails_names_server_database_and_user_without_the_password(
+    dsn: str, place: str
+) -> None:
+    for using in (
+        AdvisoryLocks(dsn),
+        PostgresSource(dsn, Log("orders"), subscription="billing"),
+        PostgresDeadLetters(dsn, "billing"),
+    ):
+        with pytest.raises(SourceError) as found:
+            await using.open()
+        assert f" at {place}: " in str(found.value)
+        assert PASSWORD not in str(found.value)
+        await using.aclose()
+
+
 @pytest.mark.parametrize("setting", ["connect_timeout", "keepalives", "sslmode", "target_session_attrs", "port"])
 async def test_a_value_that_the_client_quotes_is_masked(setting: str) -> None:
     """A misplaced password is the value of another setting, and the client's error quotes it."""
