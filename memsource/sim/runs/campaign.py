@@ -31,6 +31,9 @@ RECHECKED: Final = 50
 FEW_ATTEMPTS: Final = 30
 """Maximum number of runs that shrink a plan with the finding ``Overtime``, because each such run takes some seconds."""
 
+ORDERS: Final = 40
+"""Number of runs without faults in which the campaign looks for the failure of a run with faults."""
+
 DEVIATIONS: Final = 4
 
 GARBAGE: Final = 50
@@ -46,12 +49,15 @@ class Failure:
         run: The smallest failing run that the search found.
         attempts: Number of runs of the search for ``run``.
         token: Token that repeats ``run``.
+        orders: Number of runs without faults, in other orders of the steps, that did not fail as ``run`` does. 0 = the
+            campaign made no such run.
     """
 
     first: Run
     run: Run
     attempts: int
     token: str
+    orders: int = 0
 
 
 @dataclass(kw_only=True)
@@ -228,9 +234,10 @@ class Campaign:
         for number, (found, expected) in enumerate(zip(run.states, clean.states, strict=False)):
             if found != expected:
                 which = f" of check {number + 1}" if len(clean.states) > 1 else ""
-                # Without faults only the order of the steps differs, and no order is the right one.
+                # Without faults only the order of the steps differs, and no order is the right one. The comparison of a
+                # run with faults uses one of these orders, so the state of that order may be wrong too.
                 told = (
-                    f"the state without faults: {apart(found, expected)}"
+                    "the state without faults: " + apart(found, expected, "the run without faults")
                     if plan.faults
                     else "the state after another order of steps, both without faults, so either state may be wrong: "
                     + apart(found, expected, "the other order")
@@ -269,9 +276,10 @@ class Campaign:
         # A failing run that does not repeat cannot be shrunk.
         self.recheck(run)
         name = next(iter(run.findings))
-        smallest = run
+        begun, orders = self._in_other_orders(run.plan, name)
+        smallest = begun = begun or run
         # A finding that also occurs without faults, such as a wrong count of fewer messages, is another failure.
-        innate = self._is_innate(run.plan, name)
+        innate = self._is_innate(begun.plan, name)
 
         def fails(plan: Plan) -> bool:
             nonlocal smallest
@@ -282,10 +290,35 @@ class Campaign:
             return True
 
         attempts = min(self._attempts, FEW_ATTEMPTS) if name == Overtime.__name__ else self._attempts
-        shrunk = shrink(run.plan, fails, attempts=attempts)
+        shrunk = shrink(begun.plan, fails, attempts=attempts)
         if smallest.plan != shrunk.plan:
             smallest = self.judged(shrunk.plan)
-        return Failure(first=run, run=smallest, attempts=shrunk.attempts, token=encode(shrunk.plan))
+        if not shrunk.plan.faults:
+            orders = 0
+        return Failure(first=run, run=smallest, attempts=shrunk.attempts, token=encode(shrunk.plan), orders=orders)
+
+    def _in_other_orders(self, plan: Plan, name: str) -> tuple[Run | None, int]:
+        """Look for a run with the same traffic and without faults that has a finding too, in other orders of the steps.
+
+        Args:
+            plan: A plan that has the finding.
+            name: Name of the finding.
+
+        Returns:
+            The run, or None; and the number of runs without the finding.
+        """
+        if not plan.faults or name == Overtime.__name__:
+            return None, 0
+        bare = Plan(plan.personality, plan.seed, limit=plan.limit)
+        turns = self._clean_run(plan.personality, plan.seed, plan.limit).turns
+        rng = random.Random(f"{self._seed}/orders")
+        for number in range(ORDERS):
+            # A failure with few deviations is already small, and other failures need many.
+            chooser = mixed(rng.getrandbits(32)) if number % 2 else Sparse(_drawn(rng, turns))
+            tried = self.judged(bare, chooser)
+            if name in tried.findings:
+                return tried, number
+        return None, ORDERS
 
 
 def _drawn(rng: random.Random, turns: int) -> Schedule:

@@ -296,9 +296,12 @@ def _pytest_id(test: Simulated) -> str | None:
 
 def _explained(failure: Failure, command: str) -> str:
     first, last = failure.first.plan, failure.run.plan
+    orders = (
+        f"\n\nWithout faults, {failure.orders} other orders of the steps did not fail so." if failure.orders else ""
+    )
     return (
         f"{_shown(failure.run, command)}\n\nMade small in {failure.attempts} runs, from {_sized(first)} to "
-        f"{_sized(last)}."
+        f"{_sized(last)}.{orders}"
     )
 
 

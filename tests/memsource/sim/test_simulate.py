@@ -14,6 +14,7 @@ import pytest
 from lanes import Message, Retry, Settings
 from memsource.sim.errors import ImpossiblePlan, Nondeterministic, SimulationFailed, TokenRefused
 from memsource.sim.plans.faults import FaultBudget, faults
+from memsource.sim.runs.campaign import ORDERS
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
@@ -129,8 +130,13 @@ def test_a_wrong_handler_is_convicted_by_a_small_plan_and_a_token(
     assert token[1] == failure.token
 
 
-def test_a_race_without_faults_blames_no_fault_and_calls_neither_state_right() -> None:
-    @simulate(runs=100)
+@pytest.mark.parametrize(
+    ("budget", "seed"), [(None, 0), (faults(crash=1), 1), (faults(freeze=1), 0)], ids=["no fault", "crash", "freeze"]
+)
+def test_a_race_blames_no_fault_and_calls_neither_state_right(budget: FaultBudget | None, seed: int) -> None:
+    """The first failing run of the second and third campaign has a fault, which the race does not need."""
+
+    @simulate(runs=100, faults=budget, seed=seed)
     async def test(world: World) -> None:
         total = 0
 
@@ -148,9 +154,38 @@ def test_a_race_without_faults_blames_no_fault_and_calls_neither_state_right() -
     failure = test.campaign().failure
     assert failure is not None
     assert not failure.run.plan.faults
+    assert failure.orders == 0
     assert re.fullmatch(
         r"the final state differs from the state after another order of steps, both without faults, so either state "
         r"may be wrong: 'sum' is \d, the other order has \d",
+        failure.run.findings["FaultDifferential"],
+    )
+
+
+def test_a_failure_that_needs_its_fault_says_so_and_calls_the_other_state_no_expected_one() -> None:
+    @simulate(runs=50, faults=faults(crash=1), personalities=["kafka"])
+    async def test(world: World) -> None:
+        total = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal total
+            total += 1
+            await anyio.sleep(1.0)
+
+        world.produce("orders", n=5, keys=5)
+        world.workers(1, handle)
+        await world.settled()
+        world.check(state=lambda: {"sum": total})
+
+    with pytest.raises(SimulationFailed) as raised:
+        test()
+    failure = test.report and test.report.failure
+    assert failure
+    assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
+    assert failure.orders == ORDERS
+    assert str(raised.value).endswith(f"\n\nWithout faults, {ORDERS} other orders of the steps did not fail so.")
+    assert re.fullmatch(
+        r"the final state differs from the state without faults: 'sum' is \d, the run without faults has \d",
         failure.run.findings["FaultDifferential"],
     )
 
