@@ -72,16 +72,35 @@ def names_unknown_options(
 
         @functools.wraps(initialize)
         def checked(self: object, *values: object, **options: object) -> None:
-            if (
-                refused := _refused_call(caller, parameters, len(values), options, hints or {}, homes or {})
-            ) is not None:
-                raise refusal(refused)
-            initialize(self, *values, **options)
+            __tracebackhide__ = True  # pytest shows the wrong call, not this frame
+            refused = _refused_call(caller, parameters, len(values), options, hints or {}, homes or {})
+            if refused is None:
+                try:
+                    initialize(self, *values, **options)
+                except LanesError as error:
+                    refusal_of_call = _without_own_frames(error)
+                else:
+                    return
+            else:
+                refusal_of_call = refusal(refused)
+            raise refusal_of_call
 
         setattr(cls, "__init__", checked)  # noqa: B010
         return cls
 
     return decorate
+
+
+def _without_own_frames(error: LanesError) -> LanesError:
+    """Return an error that a check of ``lanes`` raised, without the frames of the checks.
+
+    The error of a function of the user keeps its frames.
+    """
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    package = "" if last is None else str(last.tb_frame.f_globals.get("__name__")).partition(".")[0]
+    return error.with_traceback(None) if package in ("lanes", *_PACKAGES, "lanes_spark") else error
 
 
 def names_wrong_calls(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -323,6 +325,35 @@ def test_an_import_of_a_backend_from_lanes_names_its_package(module: ModuleType,
 def test_a_delay_is_a_number(delay: Any) -> None:
     with pytest.raises(ValueError, match=r"^Nak\(delay=.*\): the delay must be a finite number of seconds, 0 or more$"):
         lanes.Nak(delay=delay)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: lanes.Settings(concurrency=0),
+        lambda: lanes.Settings(retry=lanes.Retry(attempts=0)),
+        lambda: Consumer(3, acknowledge),  # type: ignore[arg-type]
+        lambda: Consumer(MemorySource(MemoryBroker()), 3),  # type: ignore[arg-type]
+        lambda: KafkaSource({"bootstrap.servers": "kafka://b"}, topics="orders"),
+        lambda: lanes_jetstream.JetStreamSource("http://b", stream="orders", durable="billing", key=None),
+        lambda: lanes_postgres.PostgresSource("b", lanes_postgres.Log("orders"), subscription="billing"),
+    ],
+)
+def test_a_refused_constructor_shows_the_call_and_one_frame_of_lanes(wrong: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        wrong()
+    frames = [frame.name for frame in traceback.extract_tb(refused.value.__traceback__)]
+    assert frames[-2:] == ["<lambda>", "checked"]
+
+
+def test_an_error_of_a_users_function_in_a_constructor_keeps_its_frames() -> None:
+    class Wrong(MemorySource):
+        def declared(self) -> Any:
+            raise ConfigError("the user's own check")
+
+    with pytest.raises(ConfigError) as refused:
+        Consumer(Wrong(MemoryBroker()), acknowledge)
+    assert traceback.extract_tb(refused.value.__traceback__)[-1].name == "declared"
 
 
 @pytest.mark.parametrize(
