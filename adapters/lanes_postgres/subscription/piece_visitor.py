@@ -27,7 +27,7 @@ from lanes_postgres.ring.unowned import look_at_unowned
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.owned_piece import OwnedPiece, Owners
 from lanes_postgres.subscription.visitor import TRIES, Visitor, lock_name
-from lanes_postgres.subscription.visits import Hold, given_up, most_owned, waits
+from lanes_postgres.subscription.visits import Hold, acquirable, given_up, waits
 
 log = logging.getLogger("lanes.postgres")
 
@@ -114,7 +114,7 @@ class PieceVisitor(Visitor):
         try:
             await self._acquire_mapped(rows)
             for row in self._free(rows):
-                if len(self._keyless()) >= most_owned(self.tables.partitions, len(self._others)):
+                if not acquirable(len(self._keyless()), self.tables.partitions, self._others):
                     break
                 await self._attempt(row)
             self._no_claims = ""

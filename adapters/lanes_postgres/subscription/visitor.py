@@ -27,7 +27,7 @@ from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.kept import KeptWatch
 from lanes_postgres.subscription.members import exchange, leave
 from lanes_postgres.subscription.owned import Owned
-from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
+from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, acquirable, given_up, in_order, waits
 
 log = logging.getLogger("lanes.postgres")
 
@@ -385,8 +385,8 @@ class Visitor:
         self.wake()
 
     async def _acquire(self, connection: AsyncConnection[Any]) -> None:
-        room = most_owned(self.tables.partitions, len(self._others)) - len(self.owned)
-        if room <= 0:
+        room = acquirable(len(self.owned), self.tables.partitions, self._others)
+        if not room:
             return
         now = monotonic()
         free = [

@@ -68,7 +68,18 @@ def most_owned(partitions: int, others: int) -> int:
 
 def waits(owned: int, partitions: int, others: int) -> bool:
     """Return whether a member, which found no free partition, waits for partitions of other members."""
-    return owned < max(1, partitions // (others + 1))
+    return owned < _least_owned(partitions, others)
+
+
+def acquirable(owned: int, partitions: int, others: Sequence[Member]) -> int:
+    """Return the number of free partitions that a member may acquire.
+
+    While another member waits, a member with its least share leaves the free partitions to the other member. Otherwise,
+    members that give up partitions for a slow member would acquire the partitions of each other.
+    """
+    if any(member.waits for member in others):
+        return max(0, _least_owned(partitions, len(others)) - owned)
+    return max(0, most_owned(partitions, len(others)) - owned)
 
 
 def given_up(
@@ -79,28 +90,36 @@ def given_up(
     Args:
         holds: The partitions that the member owns and has not given up.
         now: Present time, by the clock of ``Hold.since``.
-        budget: Seconds for which a member keeps a partition although other members wait.
+        budget: Seconds for which a member keeps a partition although other members need partitions.
         partitions: Number of partitions of the log.
         others: The other members.
 
     Returns:
         The numbers of the partitions to give up.
     """
-    waiting = [member for member in others if member.waits]
-    if not waiting:
-        return []
     most, least = most_owned(partitions, len(others)), partitions // (len(others) + 1)
-    count = len(holds) - most
-    takes_turns = count <= 0 and not least
-    if count <= 0 and len(holds) > least and all(member.owned <= most for member in others):
+    count, takes_turns = 0, False
+    if len(holds) > most:
+        # Without partitions above its maximum, a member has no room to acquire what it gives up.
+        count = len(holds) - most if any(member.owned < most for member in others) else 0
+    elif len(holds) > least and _all_settled(most, others):
         # No member owns more than its maximum, and yet one has too few, as with 2, 2 and 0 of 4 partitions. A member
         # keeps its least share, because others may not have acquired what was given up for them yet.
         # If no message is settled in a turn, no turn may settle one: a handler that outlasts a short budget and the
         # drain would begin again in each.
-        count = 1
+        count, takes_turns = 1, not least
     held = sorted(
         (hold.since, partition)
         for partition, hold in holds.items()
         if now - hold.since >= budget and (hold.got_on or not takes_turns)
     )
-    return [partition for _, partition in held[: max(0, count)]]
+    return [partition for _, partition in held[:count]]
+
+
+def _least_owned(partitions: int, others: int) -> int:
+    """Return the number of partitions below which a member waits: the rounded-down share, and 1 for turns."""
+    return max(1, partitions // (others + 1))
+
+
+def _all_settled(most: int, others: Sequence[Member]) -> bool:
+    return any(member.waits for member in others) and all(member.owned <= most for member in others)

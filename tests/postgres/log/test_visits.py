@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from lanes_postgres.subscription.visitor import lock_name
-from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, given_up, in_order, most_owned, waits
+from lanes_postgres.subscription.visits import (
+    Hold,
+    Member,
+    Visit,
+    Work,
+    acquirable,
+    given_up,
+    in_order,
+    most_owned,
+    waits,
+)
 
 WORKS = [Work(0, 5, 30.0), Work(1, 9, 10.0), Work(2, 9, 20.0), Work(3, 1, None)]
 
@@ -38,8 +48,41 @@ def test_a_member_below_the_equal_share_waits() -> None:
     assert not waits(1, 1, 1)
 
 
-def test_nothing_is_given_up_while_nobody_waits() -> None:
-    assert given_up(held({0: 0.0, 1: 0.0}), 100.0, 5.0, 2, [Member(0, waits=False)]) == []
+def test_nothing_is_given_up_while_every_member_has_its_share() -> None:
+    assert given_up(held({0: 0.0, 1: 0.0}), 100.0, 5.0, 3, [Member(1, waits=False)]) == []
+    assert given_up(held({0: 0.0}), 100.0, 5.0, 1, [Member(0, waits=False)]) == []
+
+
+@pytest.mark.parametrize(("partitions", "owned", "others"), [(8, 4, [2, 2]), (7, 4, [1, 1, 1]), (64, 16, 4 * [12])])
+def test_a_member_above_its_maximum_gives_up_the_excess_although_nobody_waits(
+    partitions: int, owned: int, others: list[int]
+) -> None:
+    """Otherwise the counts stay, because every other member has its least share."""
+    holds = held(dict.fromkeys(range(owned), 0.0))
+    excess = owned - most_owned(partitions, len(others))
+    members = [Member(each, waits=False) for each in others]
+    assert given_up(holds, 100.0, 5.0, partitions, members) == list(range(excess))
+
+
+def test_a_member_above_its_maximum_keeps_the_excess_while_no_member_has_room_for_it() -> None:
+    """The counts of others may be old."""
+    others = [Member(3, waits=False), Member(3, waits=True)]
+    assert given_up(held(dict.fromkeys(range(4), 0.0)), 100.0, 5.0, 8, others) == []
+
+
+def test_a_member_acquires_up_to_its_maximum() -> None:
+    assert acquirable(0, 8, [Member(2, waits=False), Member(2, waits=False)]) == 3
+    assert acquirable(3, 8, [Member(2, waits=False), Member(2, waits=False)]) == 0
+    assert acquirable(4, 8, [Member(2, waits=False), Member(2, waits=False)]) == 0
+
+
+def test_a_member_with_its_least_share_leaves_free_partitions_to_a_member_that_waits() -> None:
+    others = [Member(1, waits=False), Member(0, waits=True)]
+    assert acquirable(1, 4, others) == 0
+    assert acquirable(0, 4, others) == 1
+    assert acquirable(3, 4, others) == 0
+    # In turns too, a member that owns nothing acquires a partition.
+    assert acquirable(0, 1, others) == 1
 
 
 def test_the_longest_held_partitions_above_the_share_are_given_up_after_the_budget() -> None:
@@ -83,34 +126,58 @@ def test_a_member_above_its_maximum_gives_up_first() -> None:
 @given(
     partitions=st.integers(1, 64),
     joins=st.lists(st.integers(0, 60), max_size=4),
+    leaves=st.lists(st.integers(0, 60), max_size=2),
     random=st.randoms(use_true_random=False),
 )
-def test_members_that_join_at_any_time_leave_each_member_its_least_share(
-    partitions: int, joins: list[int], random: Random
+@example(partitions=7, joins=[0, 40, 40, 40], leaves=[39], random=Random(5))
+def test_members_that_join_and_leave_at_any_time_get_equal_shares(
+    partitions: int, joins: list[int], leaves: list[int], random: Random
 ) -> None:
-    """Members look one after the other. A member sees what the others told at their last looks, and may look before the
-    budget of its partitions has passed."""
-    members = len(joins) + 1
-    assume(partitions >= members)
-    owned, told, free = [0] * members, [Member(0, waits=False)] * members, partitions
+    """Members look one after the other. A member tells its count before it acquires, and sees what the others told.
+    Some partitions are younger than the budget."""
+    assume(len(leaves) <= len(joins))
+    kept = len(joins) + 1 - len(leaves)
+    assume(partitions >= kept)
+    owned: dict[int, dict[int, float]] = {}
+    told: dict[int, Member] = {}
+    free = set(range(partitions))
+    moves = 0
 
-    def look(me: int, joined: Sequence[int], now: float) -> None:
-        nonlocal free
-        others = [told[each] for each in joined if each != me]
-        acquired = max(0, min(most_owned(partitions, len(others)) - owned[me], free))
-        owned[me], free = owned[me] + acquired, free - acquired
-        told[me] = Member(owned[me], waits(owned[me], partitions, len(others)))
-        left = len(given_up(held(dict.fromkeys(range(owned[me]), 0.0)), now, 5.0, partitions, others))
-        owned[me], free = owned[me] - left, free + left
+    def look(me: int, now: float) -> None:
+        nonlocal moves
+        holds, before = owned[me], told.get(me, Member(0, waits=False))
+        told[me] = Member(len(holds), before.waits)
+        others = [member for each, member in told.items() if each != me]
+        for number in random.sample(sorted(free), min(len(free), acquirable(len(holds), partitions, others))):
+            free.remove(number)
+            holds[number] = now
+            moves += 1
+        told[me] = told[me]._replace(waits=waits(len(holds), partitions, len(others)))
+        for number in given_up(
+            {each: Hold(since, True) for each, since in holds.items()}, now, 5.0, partitions, others
+        ):
+            del holds[number]
+            free.add(number)
 
     for turn in range(80):
-        joined = [0, *(number for number, at in enumerate(sorted(joins), start=1) if at <= turn)]
-        look(random.choice(joined), joined, random.choice([4.0, 10.0]))
-    for _ in range(40):
-        for me in random.sample(range(members), members):
-            look(me, range(members), 10.0)
+        owned |= {number: {} for number, at in enumerate([0, *sorted(joins)]) if at == turn}
+        for number in [number for number, at in enumerate(sorted(leaves)) if at == turn and number in owned]:
+            free |= owned.pop(number).keys()
+            told.pop(number, None)
+        for _ in range(2):
+            if owned:
+                look(random.choice(sorted(owned)), float(turn))
+    for turn in range(80, 120):
+        for me in random.sample(sorted(owned), len(owned)):
+            look(me, float(turn))
+        if turn == 110:
+            moves = 0
     assert not free
-    assert min(owned) >= partitions // members
+    assert {len(holds) for holds in owned.values()} <= {
+        partitions // len(owned),
+        most_owned(partitions, len(owned) - 1),
+    }
+    assert not moves
 
 
 def test_a_turn_lasts_until_a_message_was_settled() -> None:
