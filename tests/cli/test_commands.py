@@ -63,7 +63,7 @@ def test_the_option_h_prints_the_help_too(lanes: Command, command: list[str]) ->
     assert lanes(*command, "-h") == (0, lanes(*command, "--help").out, "")
 
 
-@pytest.mark.parametrize("group", ["cohort", "dead-letters", "doctor", "journal", "kafka", "queue", "spark"])
+@pytest.mark.parametrize("group", ["cohort", "dead-letters", "doctor", "journal", "kafka", "queue", "ring", "spark"])
 def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -> None:
     said = lanes(group)
     assert (said.status, said.err) == (0, "")
@@ -100,7 +100,7 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
         ),
         (["check"], 64, "FILE"),
         (["check", "/no/such/file"], 3, "/no/such/file"),
-        (["ring"], 64, "KEY"),
+        (["ring", "--lanes", "8"], 64, "KEY"),
         (["ring", "--lanes", "few", "a"], 64, "--lanes"),
         (["ring", "--lanes", "0", "a"], 64, "--lanes=0: a key needs a lane; use 1 or more"),
         (["ring", "--partitions", "-1", "a"], 64, "--partitions=-1: a key needs a partition"),
