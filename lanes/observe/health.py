@@ -368,7 +368,7 @@ def halted(name: str, effect: fx.Halted) -> HandlerHalted:
         again = "the handler settled this message itself, by message.raw, so the next start may not deliver it again"
     halted = HandlerHalted(
         f'{name}: {what}. The poison policy is "exit", so everything else was drained and {again}. {remedy} pass '
-        'dead_letters=… and poison="skip"'
+        'dead_letters=… and leave out poison="exit"'
     )
     halted.place = place
     halted.__cause__ = error

@@ -153,7 +153,7 @@ async def test_an_unreadable_message_is_not_the_fault_of_the_handler(batch: int 
         "memory: decode failed with ValueError: correct decode=…, or the producer of such messages (ValueError: no "
         'JSON at\\nline 1). The handler was not called at memory/0 position 0. The poison policy is "exit", so '
         "everything else was drained and the next start delivers this message again. To go on without unreadable "
-        'messages, pass dead_letters=… and poison="skip"'
+        'messages, pass dead_letters=… and leave out poison="exit"'
     )
     assert caught.value.place == "memory/0 position 0"
 
