@@ -16,8 +16,10 @@ from typing import Final, ParamSpec, TypeVar, cast
 
 from lanes.errors import ConfigError, LanesError
 
-SOURCE: Final = "a source, such as KafkaSource(…) or JetStreamSource(…)"
-DEAD_LETTER_TARGET: Final = "a target of dead letters, such as KafkaDeadLetters(…) or JetStreamDeadLetters(…)"
+SOURCE: Final = "a source, such as KafkaSource(…), JetStreamSource(…) or PostgresSource(…)"
+DEAD_LETTER_TARGET: Final = (
+    "a target of dead letters, such as KafkaDeadLetters(…), JetStreamDeadLetters(…) or PostgresDeadLetters(…)"
+)
 """Like ``SOURCE``, the kind of object that an error asks for. The modules of the runtime name no backend."""
 
 _PACKAGES: Final = {

@@ -37,7 +37,11 @@ async def on_event(event: lanes.GroupEvent) -> None: ...
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("source", SECRET, "source is a str, without the method open: pass a source, such as KafkaSource(…) or"),
+        (
+            "source",
+            SECRET,
+            "without the method open: pass a source, such as KafkaSource(…), JetStreamSource(…) or PostgresSource(…)",
+        ),
         ("source", acknowledge, "source is a function, without the method open: pass a source"),
         ("source", MemorySource, "source is the class MemorySource: pass a source"),
         ("source", None, "source is None, without the method open: pass a source"),
