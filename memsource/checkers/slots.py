@@ -7,7 +7,7 @@ The digest of a key in a row begins with the bytes of its slot.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -227,20 +227,35 @@ class DrainBeforeFeed(_SlotChecker):
 
 
 class UnownedNeverFed(PromiseChecker):
-    """No member receives a message in a slot without an owner.
+    """A member receives only messages in slots that the map has given to the member's consumer.
+
+    A former owner of a slot may receive messages until it looks at the map again, in the assignment under which it
+    owned the slot. In a later assignment it receives no message of the slot. No member receives a message in a slot
+    without an owner.
 
     A history does not show the map, so ``CHECKERS`` leaves this checker out.
 
     Args:
         timeline: History to judge.
         owners: The assignments of the map, in their order. A slot always has an owner after its first assignment.
+        consumers: Consumer of each member in the map. Any owner counts for a missing member.
+        lease: Lease of the members, in seconds. An assignment begins at most one lease after its claim.
     """
 
     _needs_order = True
 
-    def __init__(self, timeline: Timeline, *, owners: Sequence[SlotOwner]) -> None:
+    def __init__(
+        self, timeline: Timeline, *, owners: Sequence[SlotOwner], consumers: Mapping[str, str], lease: float
+    ) -> None:
         super().__init__(timeline)
         self._owners = owners
+        self._consumers = consumers
+        self._lease = lease
+        self._begun: dict[Assignment, float] = {}
+
+    @on("assigned")
+    def _assigned(self, segment: Segment, row: Row) -> None:
+        self._begun[segment, row.partition, row.assignment] = row.mono
 
     @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
@@ -248,8 +263,19 @@ class UnownedNeverFed(PromiseChecker):
         if slot is None or not is_piece(row.partition):
             return
         self._findings.checked += 1
-        if not any(each.time <= row.mono and each.lo <= slot <= each.hi for each in self._owners):
+        owners = [each for each in self._owners if each.time <= row.mono and each.lo <= slot <= each.hi]
+        if not owners:
             self._findings.violation(segment, row, f"delivered, and nobody owned its slot {slot}")
+            return
+        claimed = self._begun.get((segment, row.partition, row.assignment), -inf) - self._lease
+        ends = [*(each.time for each in owners[1:]), inf]
+        mine = self._consumers.get(segment.member)
+        if mine is None or any(
+            each.consumer == mine and end >= claimed for each, end in zip(owners, ends, strict=True)
+        ):
+            return
+        what = f"delivered to the consumer {mine}, and its slot {slot} belonged to {owners[-1].consumer}"
+        self._findings.violation(segment, row, what)
 
 
 def _unit(row: Row) -> _Unit:

@@ -137,4 +137,25 @@ RANGES: Final = (
         "ExclusiveSlot",
         "OwnerOfItsSlot",
     ),
+    replace(
+        _planted(
+            "owners_ignored",
+            "lanes_postgres.subscription.piece_visitor",
+            "        rows = await self.pieces.look(connection, list(self.owned))\n",
+            "        rows = await self.pieces.look(connection, list(range(10_000)))\n"
+            "        rows = [row._replace(consumer=row.consumer and self.consumer) for row in rows]\n",
+            "the members share the pieces like whole partitions, whatever the map says",
+            "UnownedNeverFed",
+        ),
+        also=(
+            _planted(
+                "pieces_of_others_claimed",
+                "memsource.postgres.pieces",
+                "(row.slots is not None and row.consumer != consumer)",
+                "(row.slots is not None and row.consumer is None)",
+                "a claim does not look at the consumer of the piece",
+                "UnownedNeverFed",
+            ),
+        ),
+    ),
 )

@@ -63,7 +63,8 @@ class RangesAdapter:
         return (self._unowned,)
 
     def _unowned(self, timeline: Timeline) -> Checker:
-        return UnownedNeverFed(timeline, owners=self.last.owners)
+        broker = self.last
+        return UnownedNeverFed(timeline, owners=broker.owners, consumers=broker.consumers(), lease=broker.lease)
 
     def seams(self) -> AbstractContextManager[None]:
         return seams()

@@ -224,6 +224,16 @@ class RangedBroker(PostgresBroker):
 
     # --- members
 
+    @property
+    def lease(self) -> float:
+        return self._lease
+
+    def consumers(self) -> dict[str, str]:
+        """Return the consumer of each process."""
+        found = {each.member: each.consumer for each in self.members if isinstance(each, RangedMember)}
+        assert len(found) == len(self.members), "each process has a name of its own"
+        return found
+
     def source(self, member: str, clock: Clock = monotonic) -> RangedMember:
         used = [each.consumer for each in self._living()]
         free = [name for name in CONSUMERS if name not in used]
