@@ -55,6 +55,7 @@ OTHERS: Final = {
     "lanes_postgres.lock_session:abandon": "waits for the end of a cancelled request",
     "lanes_postgres.advisory_locks:AdvisoryLocks.aclose": "waits for ended sessions, and repeats nothing",
     "lanes_postgres.advisory_locks:AdvisoryLocks.run": "the contract suite plays outages on a real server",
+    "lanes_postgres.subscription.piece_visitor:PieceVisitor._skip": "tests/postgres/ring/test_faulty_pieces.py",
     "lanes_postgres.subscription.starts:decide_starts": "waits while another session gives positions",
     "lanes_postgres.subscription.visitor:Visitor.run": "tests/postgres/log kills its connections on a real server",
     "lanes_spark.driver.progress:Pulse._beat": _PERIODIC,

@@ -299,7 +299,7 @@ class PieceVisitor(Visitor):
         """Give up a piece with a fault. Its next owner repeats the messages whose end is not stored. Idempotent."""
         if not owned.over:
             self._skip(owned.unit, owned.number, error)
-        super().refused(owned, error)
+        self.lose(owned, str(error))
 
     def stored(self, owned: Owned) -> None:
         """Forget the fault of a piece whose position was stored."""

@@ -283,11 +283,13 @@ class PostgresSource:
             return
         visitor = self._visitor
         for owned, change, done in zip(stored, changes, await self._store(changes), strict=True):
-            if isinstance(done, SourceError):
-                visitor.refused(owned, done)
-            elif done:
+            if done is True:
                 owned.stored(change.state)
-                visitor.stored(owned)
+                if isinstance(visitor, PieceVisitor):
+                    visitor.stored(owned)
+            elif isinstance(done, SourceError):
+                assert isinstance(visitor, PieceVisitor), "only a store of pieces answers with errors"
+                visitor.refused(owned, done)
             else:
                 visitor.lose(owned, "another process owns the partition")
 

@@ -171,13 +171,6 @@ class Visitor:
         if not owned.over and (reason := owned.lost()):
             self.lose(owned, reason)
 
-    def refused(self, owned: Owned, error: SourceError) -> None:
-        """Give up a partition whose position the store refuses. Idempotent."""
-        self.lose(owned, str(error))
-
-    def stored(self, owned: Owned) -> None:
-        """Note that the position of an owned partition was stored."""
-
     def lose(self, owned: Owned, reason: str) -> None:
         """Release a partition that another process may own. Idempotent."""
         if self._end(owned):
