@@ -100,6 +100,8 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
             str(each.lo), str(each.hi), str(len(each)), share, "(nobody)" if owner is None else printable(owner)
         )
     print_table(table)
+    if not owned:
+        typer.echo(_without_ranges(log, group))
     if backlog:
         typer.echo(f"{backlog:,} messages or more wait in slots that nobody owns")
 
@@ -120,6 +122,9 @@ def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, 
         ]
         typer.echo(json.dumps([dict(zip(names, row, strict=True)) for row in found]))
         return
+    if not events:
+        typer.echo(_without_ranges(log, group))
+        return
     table = _table("number", "lo", "hi")
     for heading in ("consumer", "time", "login"):
         table.add_column(heading)
@@ -137,9 +142,10 @@ def _map(log: str, group: str, schema: str) -> RangeMap:
 
 
 def _slot(name: str, text: str) -> int:
-    if _SLOT.fullmatch(text) is None:
+    slot = SLOTS if _SLOT.fullmatch(text) is None else int(text, 16 if text[:2] in ("0x", "0X") else 10)
+    if slot >= SLOTS:
         stop(f"{name} {text!a}: must be a slot, 0 to 65535 or 0x0 to 0xffff", EXIT_USAGE)
-    return int(text, 16 if text[:2] in ("0x", "0X") else 10)
+    return slot
 
 
 def _range(lo: str, hi: str) -> Range:
@@ -147,6 +153,13 @@ def _range(lo: str, hi: str) -> Range:
         return Range(_slot("LO", lo), _slot("HI", hi))
     except ConfigError as error:
         stop(str(error), EXIT_USAGE)
+
+
+def _without_ranges(log: str, group: str) -> str:
+    return (
+        f"the group {group!a} of the log {log!a} has no assignments; correct --group, or assign ranges by "
+        "`lanes ring assign`"
+    )
 
 
 def _table(*numbers: str) -> Table:

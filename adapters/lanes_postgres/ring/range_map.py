@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Final, LiteralString, NamedTuple, overload
 
@@ -10,6 +11,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int4
 
 from lanes.arguments import check_whole, kind_of, names_unknown_options
+from lanes.core.ring import SLOTS
 from lanes.core.ring_map import Assignment, Range, RingMap
 from lanes.errors import ConfigError
 from lanes_postgres.log.appending import Log
@@ -153,6 +155,8 @@ class RangeMap:
         """
         check_name("consumer", consumer, "name the process, such as 'b'")
         check_whole("slot", slot, 0)
+        if slot >= SLOTS:
+            raise ConfigError(f"slot={slot}: must be a slot, a whole number in 0 … {SLOTS - 1}")
         return alone(connection, self._splitting(slot, consumer), self._where, "RangeMap.split")
 
     @overload
@@ -252,10 +256,14 @@ class RangeMap:
     def _splitting(self, slot: int, consumer: str) -> Steps[bool]:
         log = yield from self._locking()
         ring, count = yield from self._replaying()
-        return (yield from self._appending(log, ring, count, ring.split(slot, consumer)))
+        with self._placed():
+            assignment = ring.split(slot, consumer)
+        return (yield from self._appending(log, ring, count, assignment))
 
     def _appending(self, log: int, ring: RingMap, count: int, assignment: Assignment) -> Steps[bool]:
-        if ring.assign(assignment) is ring:
+        with self._placed():
+            after = ring.assign(assignment)
+        if after is ring:
             return False
         wanted, consumer = assignment
         row = (Int4(log), self.group, Int4(count + 1), Int4(wanted.lo), Int4(wanted.hi), consumer)
@@ -263,6 +271,14 @@ class RangeMap:
         if (yield from has_begun(self.log.schema, log, self.group)):
             yield from assigning(self.log.schema, log, self.group, wanted, consumer)
         return True
+
+    @contextmanager
+    def _placed(self) -> Iterator[None]:
+        """Name the map in the error of a refused change."""
+        try:
+            yield
+        except ConfigError as error:
+            raise ConfigError(f"{self._where}: {error}") from None
 
     def beginning(self, starts: Sequence[int]) -> Steps[None]:
         """Return the statements that create the missing pieces of the group. For ``PostgresSource``.

@@ -71,12 +71,15 @@ def test_status_and_history_are_printed_as_json(ring: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["assign", "0", "65536", "a"], 64, "hi=65536: must be a slot"),
+        (["assign", "0", "65536", "a"], 64, "HI '65536': must be a slot, 0 to 65535"),
+        (["split", "65536", "a"], 64, "SLOT '65536': must be a slot, 0 to 65535"),
+        (["split", "0x10000", "a"], 64, "SLOT '0x10000': must be a slot, 0 to 65535"),
         (["assign", "5", "4", "a"], 64, "lo=5, hi=4: a range ends at or above its first slot"),
         (["assign", "zero", "4", "a"], 64, "LO 'zero': must be a slot, 0 to 65535 or 0x0 to 0xffff"),
         (["assign", "0", "٤", "a"], 64, r"HI '\u0664': must be a slot"),
         (["assign", "0", "4"], 64, "`lanes ring assign` needs CONSUMER"),
         (["assign", "0", "4", ""], 3, "consumer='' is no str of 1 to 200 characters"),
+        (["split", "5", "a"], 3, "'billing' of the log 'orders' in the schema "),
         (["split", "5", "a"], 3, "nobody owns slot 5, so there is no range to split; assign a range"),
         (["split", "x", "a"], 64, "SLOT 'x': must be a slot"),
     ],
@@ -85,6 +88,15 @@ def test_bad_input_is_one_line_with_the_remedy(ring: Command, arguments: list[st
     found, out, err = ring(*arguments)
     assert (found, out, err.count("\n")) == (status, "", 1)
     assert said in err
+
+
+@pytest.mark.parametrize("verb", ["status", "history"])
+def test_a_group_without_assignments_is_named(ring: Command, verb: str) -> None:
+    ring("assign", "0", "4", "a")
+    assert "no assignments" not in ring(verb)[1]
+    status, out, err = ring(verb, group="biling")
+    assert (status, err) == (0, "")
+    assert "the group 'biling' of the log 'orders' has no assignments; correct --group" in out
 
 
 @pytest.mark.parametrize("verb", ["status", "history"])

@@ -194,7 +194,9 @@ def test_an_invalid_map_is_refused(make: Callable[[Log], RangeMap], said: str) -
         ),
         (lambda ring, connection: ring.assign(connection, 0, 4, None), "consumer=None is no str of 1 to 200"),
         (lambda ring, connection: ring.split(connection, 5, "a"), "nobody owns slot 5"),
+        (lambda ring, connection: ring.split(connection, 5, "a"), "the group 'billing' of the log 'orders'.*slot 5"),
         (lambda ring, connection: ring.split(connection, "5", "a"), "slot='5': must be a whole number"),
+        (lambda ring, connection: ring.split(connection, SLOTS, "a"), "slot=65536: must be a slot, a whole number in"),
         (lambda ring, connection: ring.assign("dsn", 0, 4, "a"), "a str is no connection"),
     ],
 )
