@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from tests.memsource.checkers.rows import (
     started,
 )
 
-PIECE = {"partition": "S/0#1"}
+PIECE: dict[str, Any] = {"partition": "S/0#1"}
 RECEIVED = [delivered(0, **PIECE), started(0, **PIECE), ended(0, **PIECE), ack(0, **PIECE)]
 LEASE = 10.0
 
