@@ -54,6 +54,16 @@ def test_a_turn_goes_on_until_a_message_is_finished_that_was_not(
     assert one.got_on() == got_on
 
 
+@pytest.mark.parametrize("floor", [0, None])
+def test_the_first_message_of_a_partition_counts_as_settled(floor: int | None) -> None:
+    one = owned([])
+    one.partition.floor, one.floor = floor, 0
+    one.stored(State(1, 0, []))
+    assert not one.settled
+    one.stored(State(1, 1, []))
+    assert (one.settled, one.floor) == (True, 1)
+
+
 def test_a_loss_takes_back_an_assignment_that_was_not_told() -> None:
     """After a freeze, the next owner may have a higher epoch already."""
     lost, other = owned([]).partition, owned([]).partition

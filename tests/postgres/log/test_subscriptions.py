@@ -173,6 +173,14 @@ async def test_the_traits_follow_from_the_log(four: Logs) -> None:
         await source.aclose()
 
 
+async def test_a_source_refuses_tables_of_another_version(logs: Logs) -> None:
+    logs.execute("DELETE FROM {0}.lanes_migrations WHERE version = (SELECT max(version) FROM {0}.lanes_migrations)")
+    source = member(logs)
+    with pytest.raises(ConfigError, match="have version"):
+        await source.open()
+    await source.aclose()
+
+
 async def test_a_lost_lock_ends_the_lease(logs: Logs) -> None:
     """The server frees the lock of an ended session at once, so the lease does not last until its deadline."""
     name = f"locks of {logs.schema}"
