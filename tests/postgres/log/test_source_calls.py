@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from lanes import SourceError
+from lanes import ConfigError, SourceError
 from lanes.core.types import Partition, Room, Settlement
 from lanes.ownership import State, StateChange, StateKey
 from lanes.source import Backlog, Delivered, Lost
-from lanes_postgres import Log, PostgresSource
+from lanes_postgres import Log, PostgresSource, RangeMap
 from lanes_postgres.subscription.owned import Owned
 from tests.postgres.log.test_visitor import Stand, message
 
@@ -116,6 +116,21 @@ async def test_the_partitions_of_the_last_visits_fill_the_room_first(monkeypatch
     assert [(each.partition.id.number, len(each.run), each.size) for each in found] == [(4, 2, 16), (0, 1, 8)]
     (rest,) = await calls.source.receive(Room(9, 1, frozenset({calls.owned(3).partition})))
     assert isinstance(rest, Delivered) and rest.partition.id.number == 0
+
+
+@pytest.mark.parametrize("other", [Log("other"), Log("orders", schema="x")])
+async def test_ranges_of_another_log_are_refused(other: Log) -> None:
+    ranges = RangeMap(other, group="billing").member("a")
+    with pytest.raises(ConfigError, match=r"^ranges is a map of .*; pass one log to both$"):
+        PostgresSource("postgresql://host/base", Log("orders"), subscription="billing", ranges=ranges)
+
+
+async def test_the_partitions_of_a_call_share_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = Calls(monkeypatch, 0, 1)
+    for number in (0, 1):
+        calls.owned(number).waiting.extend(message(position) for position in (10, 11))
+    found = [each for each in await calls.source.receive(Room(9, 20)) if isinstance(each, Delivered)]
+    assert [(each.partition.id.number, each.size) for each in found] == [(0, 16), (1, 8)]
 
 
 async def test_an_ended_task_or_a_failure_ends_the_source(monkeypatch: pytest.MonkeyPatch) -> None:

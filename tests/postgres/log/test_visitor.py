@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from lanes import PartitionId, SourceError
+from lanes import ConfigError, PartitionId, SourceError
 from lanes.core.types import Partition, Room
+from lanes.errors import LanesError
 from lanes.ownership import HeldLock, StateKey, StateLocked
-from lanes.source import Assigned, Lost, Progressed, Revoking
+from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking
 from lanes_postgres.log.reading import READER, StoredMessage, Wanted
 from lanes_postgres.subscription.owned import Owned
 from lanes_postgres.subscription.visitor import Visitor
@@ -76,6 +77,7 @@ class Stand:
             kept=nothing,
             wake=self._wake,
             room=Room(50, 1_000),
+            contact=BrokerContact(lambda: self.now),
         )
         for number in numbers:
             self.own(number)
@@ -327,6 +329,36 @@ async def test_a_lost_partition_is_free_at_once_and_left_to_the_others(
     assert (stand.freed, stand.visitor._cool, stand.wakes) == (["1"], {1: stand.now + 1.0}, 1)
     assert stand.visitor._kicked.is_set() and stand.visitor._looked_at == -math.inf
     assert caplog.messages == [f"{NAME}: partition 1 is lost: why"]
+
+
+async def test_a_partition_whose_position_is_refused_is_lost_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand = Stand(monkeypatch, 0)
+    owned = stand.visitor.owned[0]
+    stand.visitor.refused(owned, SourceError("a check of the table refuses it"))
+    assert stand.visitor.events() == [Lost(owned.partition, "a check of the table refuses it")]
+
+
+@pytest.mark.parametrize(
+    ("error", "connected", "ends"),
+    [
+        (SourceError("no answer", retryable=True), False, False),
+        (SourceError("no answer", retryable=True), True, False),
+        (SourceError("the login was refused"), False, False),
+        (SourceError("the table was dropped"), True, True),
+        (ConfigError("the address is wrong"), False, True),
+    ],
+)
+async def test_a_failure_of_the_server_ends_the_source_only_if_no_later_call_can_succeed(
+    error: LanesError, connected: bool, ends: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stand = Stand(monkeypatch)
+    for _ in range(2):
+        stand.visitor._failed(error, stand.now, connected)
+        stand.now += 5.0
+    assert stand.visitor.failure is (error if ends else None)
+    assert (stand.visitor.contact.outage() is None) is ends
+    assert caplog.messages == [f"{NAME}: the database does not answer ({error}); connecting again"] * (2 - 2 * ends)
 
 
 async def test_a_locked_state_is_left_for_longer_each_time(
