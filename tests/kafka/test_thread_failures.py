@@ -13,6 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 import lanes
 from lanes.source import Assigned, Lost, Progressed
+from lanes_kafka.client import thread
 from lanes_kafka.client.commits import Commit
 from lanes_kafka.client.mailbox import Close, Confirm
 from tests.kafka.fakes import FakeAnswer
@@ -260,3 +261,44 @@ def test_an_outage_is_a_warning_and_a_line_at_its_end(
     end = caplog.records[-1]
     assert end.levelname == "INFO"
     assert end.getMessage() == f"kafka g/t: a broker answers again after {reading.now - begun:.0f} s"
+
+
+# --- the start and the end
+
+
+def test_a_close_that_fails_is_logged_and_ends_the_source(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    stand = Stand(monkeypatch, {})
+
+    def close() -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(stand.thread, "_close", close)
+    stand.thread.start(stand.opened)
+    stand.thread.send(Close())
+    stand.run()
+    assert (stand.opened.given, stand.ends, stand.failures) == ([None], 1, [])
+    assert caplog.messages == [
+        "kafka g/t: closing the client failed (RuntimeError: broken); the source ends all the same"
+    ]
+    assert stand.thread._topics.admin is None
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+@pytest.mark.parametrize("own", [True, False])
+def test_settings_that_a_client_refuses_are_an_error_of_the_start(
+    own: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The function of a user may raise such an error for another reason, which stays as it is."""
+    stand = Stand(monkeypatch, {})
+
+    def refuse(settings: dict[str, Any]) -> Any:
+        raise error("expected another type")
+
+    stand.thread.make = refuse
+    if own:
+        monkeypatch.setattr(thread, "Consumer", refuse)
+    with pytest.raises(lanes.LanesError if own else error, match="expected another type") as raised:
+        stand.open()
+    assert str(raised.value).startswith("kafka g/t") is own
