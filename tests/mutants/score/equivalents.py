@@ -384,12 +384,6 @@ EQUIVALENTS: Final = (
         "A first takeover without an interruption has no missing delivery.",
     ),
     Equivalent(
-        "adapters/lanes_postgres/ring/pieces.py",
-        "Pieces._storing",
-        "now = dict(zip(known[0] or (), known[1] or (), strict=True)) → now = dict(zip(known[0] or (), known[1] or (), strict=None))",
-        "Both columns are aggregates of the same rows.",
-    ),
-    Equivalent(
         "adapters/lanes_postgres/subscription/owned.py",
         "Owned.lost",
         "if deadline > self.partition.deadline: → if deadline >= self.partition.deadline:",
