@@ -391,12 +391,6 @@ EQUIVALENTS: Final = (
     ),
     Equivalent(
         "adapters/lanes_postgres/subscription/visits.py",
-        "given_up",
-        "if count <= 0 and len(holds) > least and all(member.owned <= most for member in others): → if count <= 1 and len(holds) > least and all(member.owned <= most for member in others):",
-        "A count of 1 is set to 1.",
-    ),
-    Equivalent(
-        "adapters/lanes_postgres/subscription/visits.py",
         "in_order",
         "return sorted(works, key=lambda work: work.partition) → return sorted(works, )",
         "A tuple begins with its partition, and no partition occurs twice.",

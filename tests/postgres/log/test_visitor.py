@@ -331,13 +331,6 @@ async def test_a_lost_partition_is_free_at_once_and_left_to_the_others(
     assert caplog.messages == [f"{NAME}: partition 1 is lost: why"]
 
 
-async def test_a_partition_whose_position_is_refused_is_lost_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand = Stand(monkeypatch, 0)
-    owned = stand.visitor.owned[0]
-    stand.visitor.refused(owned, SourceError("a check of the table refuses it"))
-    assert stand.visitor.events() == [Lost(owned.partition, "a check of the table refuses it")]
-
-
 @pytest.mark.parametrize(
     ("error", "connected", "ends"),
     [
