@@ -61,7 +61,8 @@ def _turn() -> Generator[None, None, None]:
 def turn_of_loop() -> Callable[[], Awaitable[None]]:
     """Return a function whose result, awaited in a task of the running loop, gives the loop one turn.
 
-    A caller can cancel the await, as with ``anyio.lowlevel.checkpoint``, which takes several times as long on asyncio.
+    A caller can cancel the await, as with ``anyio.lowlevel.checkpoint``. On asyncio, that checkpoint takes several
+    times as long.
     """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return _turn

@@ -11,7 +11,7 @@ from lanes.errors import LanesError
 
 
 class SimulationError(LanesError):
-    """The base of the errors of a simulation that cannot start or cannot continue."""
+    """Base class of the errors that stop a simulation at its start or during a run."""
 
 
 class Refused(SimulationError):

@@ -83,7 +83,7 @@ def partition(
 
 def doctor(
     server: str = typer.Option("", help="Kafka brokers, separated by commas.", metavar="HOST:PORT"),
-    group: str = typer.Option("", help="Consumer group that will read.", metavar="NAME"),
+    group: str = typer.Option("", help="Check the settings for this consumer group.", metavar="NAME"),
     config: Path | None = typer.Option(None, help="Read the client's settings from a file.", metavar="FILE"),
     settings: list[str] = typer.Option(
         [],
@@ -93,7 +93,7 @@ def doctor(
         show_default=False,
     ),
     topics: list[str] = typer.Option(
-        [], "--topic", help="Check a topic that will be read; repeatable.", metavar="NAME", show_default=False
+        [], "--topic", help="Check this topic; repeatable.", metavar="NAME", show_default=False
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:

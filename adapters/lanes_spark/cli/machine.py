@@ -254,7 +254,7 @@ class Jars(NamedTuple):
         missing: Names of the jars that the search did not find.
         package: Scala version and version of the connector that Spark downloads at the start of a session; None = the
             settings name no package.
-        unseen: Jars that are not on this machine, or that this process cannot read.
+        unseen: Jars that this process cannot read, including the jars of other machines.
     """
 
     found: Mapping[str, tuple[str, str, Path]]

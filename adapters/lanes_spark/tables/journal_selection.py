@@ -85,7 +85,9 @@ class JournalSelection:
         if self.of not in get_args(Of):
             raise ConfigError(f"of={self.of!r} is unknown: use {', '.join(map(repr, get_args(Of)))}")
         if not self.paths or not all(isinstance(path, str) and path for path in self.paths):
-            raise ConfigError(f"path={self.path!r}: give the folder that lanes.run(journal=…) has written to")
+            raise ConfigError(
+                f"path={self.path!r} names no folder: give the folder to which lanes.run(journal=…) has written"
+            )
         if self.topic == "":
             raise ConfigError("topic is empty: give the topic name in the journal, or leave out topic")
 

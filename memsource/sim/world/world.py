@@ -67,7 +67,7 @@ class World:
 
     Attributes:
         findings: First finding of each check, by the name of the check.
-        interrupted: Error that ended the run and is no finding; None = no error.
+        interrupted: Error, other than a finding, that ended the run; None = no such error.
         progress: The finished messages.
         injection: The faults.
         settles: Whether the test has called ``settled``.
