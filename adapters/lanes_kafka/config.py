@@ -272,13 +272,9 @@ def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | 
         return interval / 1000, None, None
     session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
     if interval < session:
-        if "max.poll.interval.ms" in given:
-            raise ConfigError(
-                f"max.poll.interval.ms={interval} is below session.timeout.ms={session}; set the poll interval higher"
-            )
         raise ConfigError(
-            f"session.timeout.ms={session} is above max.poll.interval.ms, which is {interval} by default; set the "
-            "session timeout lower"
+            f"session.timeout.ms={session} is above max.poll.interval.ms={interval}; set the session timeout lower, or "
+            "the poll interval higher"
         )
     heartbeat = _milliseconds(given, "heartbeat.interval.ms", DEFAULT_HEARTBEAT_INTERVAL_MS)
     if heartbeat >= session and "heartbeat.interval.ms" in given:
