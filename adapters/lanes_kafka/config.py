@@ -273,8 +273,7 @@ def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | 
     session = _milliseconds(given, "session.timeout.ms", DEFAULT_SESSION_TIMEOUT_MS)
     if interval < session:
         raise ConfigError(
-            f"session.timeout.ms={session} is above max.poll.interval.ms={interval}; set the session timeout lower, or "
-            "the poll interval higher"
+            f"session.timeout.ms={session} is above max.poll.interval.ms={interval}; lower one, or raise the other"
         )
     heartbeat = _milliseconds(given, "heartbeat.interval.ms", DEFAULT_HEARTBEAT_INTERVAL_MS)
     if heartbeat >= session and "heartbeat.interval.ms" in given:

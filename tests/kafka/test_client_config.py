@@ -103,7 +103,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"max.poll.interval.ms": "90000", "session.timeout.ms": "100000"}, ["90000", "100000"]),
     (
         {"session.timeout.ms": 99_999_999},
-        ["session.timeout.ms=99999999", "max.poll.interval.ms=300000", "timeout lower"],
+        ["session.timeout.ms=99999999", "max.poll.interval.ms=300000; lower one"],
     ),
     ({"heartbeat.interval.ms": 45_000}, ["heartbeat.interval.ms=45000", "session.timeout.ms=45000", "a third"]),
     ({"heartbeat.interval.ms": "9", "session.timeout.ms": "8"}, ["heartbeat.interval.ms=9", "session.timeout.ms=8"]),
