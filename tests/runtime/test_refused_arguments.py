@@ -40,7 +40,10 @@ async def on_event(event: lanes.GroupEvent) -> None: ...
         (
             "source",
             SECRET,
-            "without the method open: pass a source, such as KafkaSource(…), JetStreamSource(…) or PostgresSource(…)",
+            (
+                "source is a str, without the method open: pass a source, such as KafkaSource(…), JetStreamSource(…) "
+                "or PostgresSource(…)"
+            ),
         ),
         ("source", acknowledge, "source is a function, without the method open: pass a source"),
         ("source", MemorySource, "source is the class MemorySource: pass a source"),
