@@ -46,6 +46,9 @@ def read_address(where: str, address: str) -> Mapping[str, Any]:
         given = conninfo_to_dict(address)
     except psycopg.Error as error:
         raise _unreadable(where, _fault(address, scheme, error)) from None
+    if scheme is not None and re.split("[/?]", address[scheme.end() :], maxsplit=1)[0].count("@") > 1:
+        fault = "two @ precede the first / of the address; write @ as %40, / as %2F and : as %3A in user and password"
+        raise _unreadable(where, fault)
     if scheme is not None and "@" in address[scheme.end() :].partition("/")[2].partition("?")[0]:
         fault = "an @ follows the first / of the address; write @ as %40, / as %2F and : as %3A in user and password"
         raise _unreadable(where, fault)
@@ -95,8 +98,6 @@ def place_of(dsn: str) -> str:
         return "an unreadable address"
     if "host" not in values and "hostaddr" in values:
         values["host"] = values["hostaddr"]
-    # With an unescaped @ in its password, the client takes the end of the password for the begin of the host.
-    values["host"] = str(values.get("host", "")).rpartition("@")[2]
     named = {"host": "host", "port": "port", "dbname": "database", "user": "user"}
     return ", ".join(f"{text} {_shown(name, values[name])}" for name, text in named.items() if values.get(name))
 

@@ -74,6 +74,9 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_values(dsn: str) 
         (f"host=h prot=5432 password={PASSWORD}", 'the option "prot" is unknown (did you mean "port"?)'),
         (f"host=h password=my {PASSWORD}=x", "an option is unknown, and its name may be a part of a password"),
         (f"postgresql://me:12/{PASSWORD}@host/x", "an @ follows the first / of the address"),
+        (f"postgresql://me:1@{PASSWORD}@host/x", "two @ precede the first / of the address"),
+        (f"postgresql://me:1@{PASSWORD}:5@host/x", "two @ precede the first / of the address"),
+        (f"postgresql://me:1@h,{PASSWORD}:7@host/x", "two @ precede the first / of the address"),
         (f"postgresql+psycopg://me:{PASSWORD}@host/x?a=b", "the scheme postgresql+psycopg:// is none of PostgreSQL"),
         ("postgresql:/host/x", "two slashes must follow the scheme, as in postgresql://"),
     ],
@@ -100,7 +103,6 @@ SHOP = "host 127.0.0.1, port 9, database shop, user me"
         (f"postgresql://me:{PASSWORD}@127.0.0.1:9/shop", SHOP),
         (f"host=127.0.0.1 port=9 dbname=shop user=me password={PASSWORD}", SHOP),
         (f"hostaddr=127.0.0.1 port=9 dbname=shop user=me password='{PASSWORD} x'", SHOP),
-        (f"postgresql://me:1@{PASSWORD}@127.0.0.1:9/shop", SHOP),
         (
             f"host=127.0.0.1 port=9 dbname='{PASSWORD} x' user='me:{PASSWORD}'",
             "host 127.0.0.1, port 9, database …, user …",
