@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Final, LiteralString, NamedTuple
 
 from psycopg import AsyncConnection
-from psycopg.rows import tuple_row
 
-from lanes_postgres.steps import compose
+from lanes_postgres.ring.pieces import TRIES
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.transactions import alone_async
 
 LOOK: Final = 500
 """Maximum number of attempts that one call of ``drop_finished`` reads."""
@@ -71,6 +72,10 @@ async def drop_finished(
 
     Returns:
         The last attempt that the call has read; ``BEGINNING`` = no attempt follows.
+
+    Raises:
+        SourceError: The database does not answer, refuses the statement, or another transaction locks the table.
+        ConfigError: The role lacks a permission.
     """
     parameters = {
         "log": log,
@@ -81,7 +86,11 @@ async def drop_finished(
         "position": after.position,
         "look": LOOK,
     }
-    async with connection.cursor(row_factory=tuple_row) as cursor:
-        await cursor.execute(compose(_DROP, schema), parameters)
-        found = await cursor.fetchone()
+    return await alone_async(connection, _dropping(schema, parameters), name)
+
+
+def _dropping(schema: str, parameters: Any) -> Steps[Place]:
+    # A lock on the table of attempts must not delay the messages.
+    yield Statement(TRIES.encode())
+    found = yield Statement(compose(_DROP, schema), parameters)
     return BEGINNING if found is None else Place(*found)

@@ -76,11 +76,11 @@ _LOOK: Final[LiteralString] = (
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 # A process that is frozen in a transaction holds rows and the lock of the map, and other members would wait for it.
 BOUNDED: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
-_TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
+TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
 # A person may hold the row of one piece in an open transaction.
 _STORES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '1s'"
 _HANDS_OVER: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '5s'"
-_CLAIMS: Final[LiteralString] = _TRIES + "; SET LOCAL synchronous_commit TO on"
+_CLAIMS: Final[LiteralString] = TRIES + "; SET LOCAL synchronous_commit TO on"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
     "parent_epoch = NULL WHERE id = %s AND (slots IS NULL OR consumer = %s) "
@@ -275,7 +275,7 @@ class Pieces:
         await self._trying(piece, self._ending_drain(piece, parent))
 
     def _ending_drain(self, piece: int, parent: int) -> Steps[None]:
-        yield Statement(_TRIES.encode())
+        yield Statement(TRIES.encode())
         yield Statement(compose(_END_DRAIN, self._schema), (Int8(piece), Int8(parent)))
         yield from self._notifying()
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from lanes.attempts import Attempt
 from lanes_postgres import PostgresAttempts
 from lanes_postgres.cli.retention import trim
 from lanes_postgres.ring import finished_attempts
 from lanes_postgres.subscription import piece_visitor
+from lanes_postgres.subscription.piece_visitor import PieceVisitor
 from tests.postgres.log.logs import Logs
 from tests.postgres.log.test_subscriptions import until
 from tests.postgres.ring.ranged import HIGH, LOW, Ring, some
@@ -85,3 +87,22 @@ async def test_attempts_of_trimmed_messages_are_deleted(ring: Ring) -> None:
             assert await trim(connection, ring.logs.schema, "orders", age=0.0, force=True) == 2
         await leave(ring, 0)
         await until(lambda: left(ring) == [])
+
+
+async def test_a_lock_on_the_table_of_attempts_delays_no_message(ring: Ring) -> None:
+    (low,) = some(LOW, 1)
+    async with ring.member("a") as a:
+        ring.append(low)
+        await until(lambda: a.ended == [low])
+        with ring.logs.connect() as operator:
+            operator.execute(
+                sql.SQL("LOCK TABLE {}.lanes_attempts IN ACCESS EXCLUSIVE MODE").format(
+                    sql.Identifier(ring.logs.schema)
+                )
+            )
+            visitor = cast(PieceVisitor, a.source._visitor)
+            counted = visitor._counted_at
+            await until(lambda: visitor._counted_at > counted)
+            ring.append(low)
+            await until(lambda: a.ended == [low, low])
+            operator.rollback()
