@@ -27,7 +27,7 @@ from lanes_postgres.errors import lanes_error
 from lanes_postgres.log.reading import LogTables, StoredMessage, Wanted
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import perform_async
-from lanes_postgres.subscription.visitor import lock_name
+from lanes_postgres.subscription.owned import lock_name
 from lanes_postgres.subscription.visits import most_owned
 
 _BATCH: Final = 1_000

@@ -15,7 +15,7 @@ from lanes.errors import ConfigError, LanesError
 from lanes.ring import SLOTS, Assignment, Range
 from lanes_postgres import RangeMap
 from lanes_postgres.advisory_locks import key_of
-from lanes_postgres.subscription.visitor import lock_name
+from lanes_postgres.subscription.owned import lock_name
 
 RANGES_EACH: Final = 4
 """Number of ranges of each member at the start."""

@@ -17,15 +17,17 @@ from lanes_postgres.subscription.visits import Member
 _STALE: Final = 3.0
 """Seconds after the last sign of life during which a member counts as alive."""
 
-_MEMBERS: Final[LiteralString] = (
-    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
-    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
-    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) "
+_OTHERS: Final[LiteralString] = (
     "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
     "AND subscription = %(subscription)s AND member <> %(member)s "
     # After the clock of the server was set back, the row of a member that has gone has a time in the future.
     "AND seen BETWEEN clock_timestamp() - %(stale)s * interval '1 second' "
     "AND clock_timestamp() + %(stale)s * interval '1 second'"
+)
+_MEMBERS: Final[LiteralString] = (
+    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
+    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
+    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) " + _OTHERS
 )
 _LEAVE: Final[LiteralString] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
@@ -34,20 +36,18 @@ _LEAVE: Final[LiteralString] = (
 
 
 async def exchange(
-    connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str, me: Member
+    connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str, me: Member | None
 ) -> list[Member]:
-    """Write a sign of life, and return the other members with a recent sign. Raises the errors of psycopg."""
-    cursor = await connection.execute(
-        compose(_MEMBERS, tables.schema),
-        {
-            "log": tables.log,
-            "subscription": subscription,
-            "member": name,
-            "owned": Int4(me.owned),
-            "waits": me.waits,
-            "stale": _STALE,
-        },
-    )
+    """Write a sign of life, and return the other members with a recent sign. Raises the errors of psycopg.
+
+    With None for ``me``, the call only returns the other members.
+    """
+    parameters = {"log": tables.log, "subscription": subscription, "member": name, "stale": _STALE}
+    if me is None:
+        cursor = await connection.execute(compose(_OTHERS, tables.schema), parameters)
+    else:
+        told = {"owned": Int4(me.owned), "waits": me.waits}
+        cursor = await connection.execute(compose(_MEMBERS, tables.schema), parameters | told)
     return [Member(*row) for row in await cursor.fetchall()]
 
 

@@ -13,6 +13,12 @@ from lanes.source import Delivered
 from lanes_postgres.log.reading import StoredMessage
 
 
+def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
+    """Return the name of the lock of a partition."""
+    names = (name.replace("%", "%25").replace("/", "%2F") for name in (schema, log_name, subscription))
+    return "/".join([*names, str(number)])
+
+
 @dataclass(eq=False, repr=False)
 class Owned:
     """One ownership of a partition. Belongs to one event loop; no call waits.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -15,18 +15,19 @@ from psycopg import AsyncConnection
 
 from lanes.clock import monotonic
 from lanes.core.types import Partition, PieceId
-from lanes.errors import SourceError
+from lanes.errors import LanesError, SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
+from lanes_postgres.errors import is_about_statement
 from lanes_postgres.log.reading import READER
 from lanes_postgres.ring.finished_attempts import BEGINNING, drop_finished
 from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.ring.unowned import look_at_unowned
-from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.owned import Owned, lock_name
 from lanes_postgres.subscription.owned_piece import OwnedPiece, Owners
-from lanes_postgres.subscription.visitor import TRIES, Visitor, lock_name
+from lanes_postgres.subscription.visitor import TRIES, Visitor
 from lanes_postgres.subscription.visits import Hold, acquirable, given_up, waits
 
 log = logging.getLogger("lanes.postgres")
@@ -104,12 +105,28 @@ class PieceVisitor(Visitor):
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
         """Acquire and give up pieces by the map, and share the pieces without a key with the other members."""
+        try:
+            if self._silent:
+                await self._speak_again()
+        except SourceError as error:
+            if not error.retryable:
+                raise
         await self._exchange(connection, len(self._keyless()))
         await self._count(connection)
         rows = await self.pieces.look(connection, list(self.owned))
         self._follow(rows)
         mine = {row.id for row in rows if row.slots is None or row.consumer == self.consumer}
         self._faults = {piece: fault for piece, fault in self._faults.items() if piece in mine}
+        if not self._silent:
+            await self._acquire_pieces(connection, rows)
+        keyless = self._keyless()
+        self._waits = waits(len(keyless), self.tables.partitions, len(self._others))
+        now = monotonic()
+        holds = {unit: Hold(each.since, each.got_on()) for unit, each in keyless.items() if not each.revoked}
+        for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
+            self.revoke(self.owned[unit])
+
+    async def _acquire_pieces(self, connection: AsyncConnection[Any], rows: Sequence[PieceRow]) -> None:
         self._acquiring = True
         try:
             await self._acquire_mapped(rows)
@@ -121,6 +138,7 @@ class PieceVisitor(Visitor):
         except SourceError as error:
             if not error.retryable:
                 raise
+            await self._fall_silent(connection)
             # Without a connection for a claim, the member reads the pieces that it owns.
             if not self._no_claims:
                 log.warning("%s: no piece is acquired for now: %s", self.name, error)
@@ -128,12 +146,6 @@ class PieceVisitor(Visitor):
         finally:
             self._acquiring = False
             self.wake()
-        keyless = self._keyless()
-        self._waits = waits(len(keyless), self.tables.partitions, len(self._others))
-        now = monotonic()
-        holds = {unit: Hold(each.since, each.got_on()) for unit, each in keyless.items() if not each.revoked}
-        for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
-            self.revoke(self.owned[unit])
 
     async def _acquire_mapped(self, rows: Sequence[PieceRow]) -> None:
         """Acquire the pieces that the map gives to this member, in several partitions at once.
@@ -188,16 +200,22 @@ class PieceVisitor(Visitor):
         self._counted_at, before = now, self.unowned
         tables = self.tables
         place = tables.schema, tables.log
-        self._attempts_after = await drop_finished(
-            connection, *place, self.log_name, self.incarnation, self.subscription, self._attempts_after
-        )
+        try:
+            self._attempts_after = await drop_finished(
+                connection, *place, self.log_name, self.incarnation, self.subscription, self._attempts_after
+            )
+        except LanesError as error:
+            if not is_about_statement(error):
+                raise
+            log.info("%s: the attempts of finished messages are not deleted for now: %s", self.name, error)
         self.unowned = await look_at_unowned(connection, *place, self.subscription, self._ends)
         if self.unowned and not before:
             log.warning("%s: %s", self.name, self.finding())
 
     def findings(self) -> list[str]:
         """Return texts about faults that a person must correct."""
-        faults = [fault.text for piece, fault in self._faults.items() if piece not in self.owned]
+        owned = self.owned
+        faults = [fault.text for piece, fault in self._faults.items() if piece not in owned or owned[piece].revoked]
         return [text for text in (self.finding(), self._no_claims, *faults) if text]
 
     def finding(self) -> str:
@@ -243,7 +261,7 @@ class PieceVisitor(Visitor):
         except PieceError as error:
             if error.retryable:
                 raise
-            # Without their owner, the parts begin as after a crash.
+            # After the drain, the next owners of the parts begin as after a crash.
             self.refused(owned, error)
 
     async def _hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
@@ -259,9 +277,11 @@ class PieceVisitor(Visitor):
         owned.rest()
         try:
             for moved in list(owned.moved):
-                await self._hand_over(owned, moved)
+                with self._confined(owned):
+                    await self._hand_over(owned, moved)
             # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
-            await self.pieces.hand_over_all(owned.unit, owned.epoch)
+            with self._confined(owned):
+                await self.pieces.hand_over_all(owned.unit, owned.epoch)
             await owned.held.release()
             with suppress(SourceError):  # The next look of the other members finds the piece too.
                 await self.pieces.notify()
@@ -270,6 +290,14 @@ class PieceVisitor(Visitor):
             # that fails is not repeated: without its lock, the next owners begin as after a crash.
             if self._end(owned):
                 self._let_go(owned)
+
+    @contextmanager
+    def _confined(self, owned: Owned) -> Iterator[None]:
+        """Let a fault of one row delay no other part of a piece that is given up."""
+        try:
+            yield
+        except PieceError as error:
+            self._skip(owned.unit, owned.number, error)
 
     async def _attempt(self, row: PieceRow) -> None:
         """Try to acquire a piece. A fault of its row delays no other piece."""
@@ -296,10 +324,13 @@ class PieceVisitor(Visitor):
             log.warning("%s: %s", self.name, text)
 
     def refused(self, owned: Owned, error: SourceError) -> None:
-        """Give up a piece with a fault. Its next owner repeats the messages whose end is not stored. Idempotent."""
-        if not owned.over:
+        """Drain a piece with a fault, and give it up. Its next owner repeats the messages whose end is not stored.
+
+        Idempotent. The lock is held until the running handlers have ended.
+        """
+        if not owned.over and not owned.revoked:
             self._skip(owned.unit, owned.number, error)
-        self.lose(owned, str(error))
+            self.revoke(owned)
 
     def stored(self, owned: Owned) -> None:
         """Forget the fault of a piece whose position was stored."""

@@ -1,4 +1,7 @@
-"""The task of a member, which assigns positions to messages, acquires and releases partitions, and reads messages."""
+"""The task of a member, which assigns positions to messages, acquires and releases partitions, and reads messages.
+
+This file is longer than most, because all steps of a member use one connection and the times of its last steps.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from lanes_postgres.steps import compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
 from lanes_postgres.subscription.kept import KeptWatch
 from lanes_postgres.subscription.members import exchange, leave
-from lanes_postgres.subscription.owned import Owned
+from lanes_postgres.subscription.owned import Owned, lock_name
 from lanes_postgres.subscription.visits import Hold, Member, Visit, Work, acquirable, given_up, in_order, waits
 
 log = logging.getLogger("lanes.postgres")
@@ -59,12 +62,6 @@ _READ: Final = 2_000
 """Number of messages in the first read, and maximum number in any read."""
 
 _CHANNEL: Final[LiteralString] = "SELECT 'lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid"
-
-
-def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
-    """Return the name of the lock of a partition."""
-    names = (name.replace("%", "%25").replace("/", "%2F") for name in (schema, log_name, subscription))
-    return "/".join([*names, str(number)])
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -129,6 +126,7 @@ class Visitor:
         self._locked: dict[int, float] = {}
         self._others: list[Member] = []
         self._waits = False
+        self._silent = False
         self._releasing: set[asyncio.Future[None]] = set()
         self._acquiring = False
         self._bytes_each = 0.0
@@ -353,8 +351,14 @@ class Visitor:
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
         """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
+        if self._silent:
+            await self._speak_again()
         await self._exchange(connection, len(self.owned))
-        await self._acquire(connection)
+        try:
+            await self._acquire(connection)
+        except SourceError:
+            await self._fall_silent(connection)
+            raise
         partitions = self.tables.partitions
         short = waits(len(self.owned), partitions, len(self._others))
         if short != self._waits:
@@ -367,8 +371,26 @@ class Visitor:
 
     async def _exchange(self, connection: AsyncConnection[Any], owned: int) -> None:
         """Exchange signs of life with the other members."""
-        me = Member(owned, self._waits)
+        me = None if self._silent else Member(owned, self._waits)
         self._others = await exchange(connection, self.tables, self.subscription, self.member, me)
+
+    async def _fall_silent(self, connection: AsyncConnection[Any]) -> None:
+        """Withdraw the sign of life. The others would leave a share to a member that cannot acquire partitions."""
+        self._silent = True
+        await leave(connection, self.tables, self.subscription, self.member)
+
+    async def _speak_again(self) -> None:
+        """Allow signs of life. Raises ``SourceError`` while this member can acquire no lock or has no connection."""
+        name = lock_name(self.tables.schema, self.log_name, self.subscription, -1)
+        held = await self.locks.try_acquire(f"{name}/{self.member}", lambda: None)
+        if held is not None:
+            await held.release()
+        try:
+            async with self.connections.lend() as connection:
+                await self._exchange(connection, 0)
+        except psycopg.Error as error:
+            raise lanes_error(self.name, error) from error
+        self._silent = False
 
     def revoke(self, owned: Owned) -> None:
         """Ask the consumer to give a partition up. The member keeps the lock until running handlers have ended."""

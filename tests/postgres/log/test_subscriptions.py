@@ -19,10 +19,12 @@ from lanes import Consumer, HandlerHalted, Message, Settings
 from lanes.clock import monotonic
 from lanes.core.types import Room
 from lanes.errors import ConfigError, SourceError
+from lanes.ownership import Held, LocalLocks
 from lanes.source import Assigned, Lost
 from lanes_postgres import AdvisoryLocks, Log, PostgresDeadLetters, PostgresSource, Record
 from lanes_postgres.log.reading import LogTables
 from lanes_postgres.subscription import visitor
+from lanes_postgres.subscription.owned import lock_name
 from tests.components import PostgresServer
 from tests.fakes.grouped import ONCE
 from tests.postgres.log.logs import Logs
@@ -257,6 +259,25 @@ async def test_a_schema_with_quotes_is_read(postgres: PostgresServer, schema: st
     assert await suffix(logs, 2) == ["1", "2"]
 
 
+class Refused(LocalLocks):
+    """Locks whose service does not answer."""
+
+    async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
+        raise SourceError("the locks do not answer", retryable=True)
+
+
+async def test_a_member_that_can_acquire_no_lock_takes_no_share_from_the_others(four: Logs) -> None:
+    seen = Seen()
+    source, broken = member(four, time_budget=0.1), member(four, locks=Refused())
+    async with consuming(source, seen) as consumer, consuming(broken, seen):
+        await until(lambda: len(consumer.status().floors) == 4)
+        await until(broken.outage)
+        for number in range(40):
+            four.commit(str(number), key=str(number))
+        await until(lambda: len(seen.values) == 40)
+        await until(lambda: len(source._visitor.owned) == 4)
+
+
 # --- start points
 
 
@@ -430,7 +451,7 @@ async def test_lost_lock_fences_late_store(logs: Logs) -> None:
 @asynccontextmanager
 async def holding(logs: Logs, partition: int) -> AsyncIterator[None]:
     """The lock of a partition, held by another member."""
-    locks, name = AdvisoryLocks(logs.url), visitor.lock_name(logs.schema, "orders", "billing", partition)
+    locks, name = AdvisoryLocks(logs.url), lock_name(logs.schema, "orders", "billing", partition)
     await locks.open()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(locks.run)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from lanes_postgres.subscription.visitor import lock_name
+from lanes_postgres.subscription.owned import lock_name
 from lanes_postgres.subscription.visits import (
     Hold,
     Member,

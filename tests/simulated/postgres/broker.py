@@ -14,7 +14,7 @@ from lanes.core.types import Message, Partition, PartitionKey, Settlement, key_b
 from lanes.dead_letter import DeadLetter
 from lanes.errors import LanesError
 from lanes_postgres.advisory_locks import key_of
-from lanes_postgres.subscription.visitor import lock_name
+from lanes_postgres.subscription.owned import lock_name
 from memsource.adapters.choices import KINDS, Choice, Kind, Phase
 from memsource.adapters.pairs import Impossible
 from memsource.adapters.world import AdapterWorld

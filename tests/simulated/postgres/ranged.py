@@ -17,7 +17,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.source import Revoking, SourceEvent
 from lanes_postgres import Log, RangeMap
 from lanes_postgres.advisory_locks import key_of
-from lanes_postgres.subscription.visitor import lock_name
+from lanes_postgres.subscription.owned import lock_name
 from lanes_postgres.transactions import alone_async
 from memsource.adapters.choices import Choice
 from memsource.adapters.world import AdapterWorld

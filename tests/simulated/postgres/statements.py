@@ -298,6 +298,11 @@ def member_key(log: int, subscription: str, member: str) -> tuple[Any, ...]:
 def _members(session: Session, parameters: Any, now: float) -> Rows:
     log, subscription, member = parameters["log"], parameters["subscription"], parameters["member"]
     session.put(member_key(log, subscription, member), (int(parameters["owned"]), parameters["waits"], now))
+    return _others(session, parameters, now)
+
+
+def _others(session: Session, parameters: Any, now: float) -> Rows:
+    log, subscription, member = parameters["log"], parameters["subscription"], parameters["member"]
     of = member_key(log, subscription, "")[:3]
     return [
         (owned, waits)
@@ -487,6 +492,7 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (starts._FIND, "start", _find_start),
     (starts._ADD, "start", _add_start),
     (members._MEMBERS, "members", _members),
+    (members._OTHERS, "members", _others),
     (members._LEAVE, "other", _leave),
     (kept._LAGS, "other", _lags),
     (states._READ, "read states", _read),
