@@ -14,7 +14,9 @@ broker causes: ``assign``, ``revoke``, ``lose``, ``redeliver``, ``fail`` and ``b
         async def book(message: lanes.Message) -> None:
             booked.append(message.value)
 
-        await lanes.run(source, book) assert len(booked) == 100 assert broker.unfinished == 0
+        await lanes.run(source, book)
+        assert len(booked) == 100
+        assert broker.unfinished == 0
 """
 
 from __future__ import annotations

@@ -152,9 +152,6 @@ TABLE: Final[dict[str, Shown | Harmless]] = {
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._read::owned": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._take::over": _ASKED_AGAIN,
     "adapters/lanes_postgres/subscription/visitor.py::Visitor._take::revoked": _ASKED_AGAIN,
-    "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._share::owned": Harmless(
-        "only this task acquires; a piece that is released meanwhile is acquired in the next look"
-    ),
     "adapters/lanes_postgres/subscription/piece_visitor.py::PieceVisitor._try_piece::owned": Harmless(
         "only this task acquires, and the lock of a piece that is owned is not free"
     ),
