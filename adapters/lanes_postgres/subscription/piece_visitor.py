@@ -261,7 +261,7 @@ class PieceVisitor(Visitor):
         except PieceError as error:
             if error.retryable:
                 raise
-            # After the drain, the next owners of the parts begin as after a crash.
+            # Without their owner, the parts begin as after a crash.
             self.refused(owned, error)
 
     async def _hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
@@ -324,13 +324,10 @@ class PieceVisitor(Visitor):
             log.warning("%s: %s", self.name, text)
 
     def refused(self, owned: Owned, error: SourceError) -> None:
-        """Drain a piece with a fault, and give it up. Its next owner repeats the messages whose end is not stored.
-
-        Idempotent. The lock is held until the running handlers have ended.
-        """
-        if not owned.over and not owned.revoked:
+        """Give up a piece with a fault. Its next owner repeats the messages whose end is not stored. Idempotent."""
+        if not owned.over:
             self._skip(owned.unit, owned.number, error)
-            self.revoke(owned)
+        self.lose(owned, str(error))
 
     def stored(self, owned: Owned) -> None:
         """Forget the fault of a piece whose position was stored."""

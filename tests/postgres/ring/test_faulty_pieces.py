@@ -200,36 +200,6 @@ async def test_a_member_without_a_connection_for_a_claim_reads_its_other_pieces(
         await until(lambda: a.findings() == [])
 
 
-async def test_a_piece_whose_position_is_refused_is_drained_before_its_next_owner_begins(
-    ring: Ring, piece: int
-) -> None:
-    mine = Range(HALF, HALF + MIDDLE)
-    ring.assign(mine, "b")
-    (first, second), (marker,) = some(LOW, 2), some(mine, 1)
-    async with ring.member("a") as a, ring.member("b") as b:
-        ring.append(first)
-        await until(lambda: floor_of(ring, piece) == 1)
-        refuse(ring, piece, "completed", "P0001")
-        a.close()
-        ring.append(second)
-        await until(lambda: a.begun == [first, second])
-        # Another message of the piece ends while the second one runs, and the server refuses its position.
-        closed = a.gate
-        a.close()
-        a.gate.set()
-        ring.append(first)
-        await until(a.findings)
-        ring.assign(LOW, "b")
-        for count in range(1, 4):
-            ring.append(marker)
-            await until(lambda count=count: b.ended == [marker] * count)  # type: ignore[misc]
-        assert second not in a.ended
-        admit(ring)
-        closed.set()
-        await until(lambda: second in a.ended)
-        await until(lambda: floor_of(ring, piece) >= 3)
-
-
 async def test_a_release_hands_the_healthy_parts_over_beside_a_part_with_a_fault(ring: Ring, piece: int) -> None:
     """The finished messages of the healthy part do not run again."""
     bad, healthy = Range(MIDDLE, MIDDLE + 9_999), Range(MIDDLE + 10_000, HALF - 1)
