@@ -219,7 +219,7 @@ class PieceVisitor(Visitor):
         return [text for text in (self.finding(), self._no_claims, *faults) if text]
 
     def finding(self) -> str:
-        """Return a text about messages in slots that nobody owns; "" = no such messages."""
+        """Return a text about messages in slots without an owner; empty without such messages."""
         if not self.unowned:
             return ""
         place = f"--log {self.log_name!a} --group {self.subscription!a}"
