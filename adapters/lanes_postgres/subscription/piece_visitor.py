@@ -214,8 +214,7 @@ class PieceVisitor(Visitor):
 
     def findings(self) -> list[str]:
         """Return texts about faults that a person must correct."""
-        owned = self.owned
-        faults = [fault.text for piece, fault in self._faults.items() if piece not in owned or owned[piece].revoked]
+        faults = [fault.text for piece, fault in self._faults.items() if piece not in self.owned]
         return [text for text in (self.finding(), self._no_claims, *faults) if text]
 
     def finding(self) -> str:
