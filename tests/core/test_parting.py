@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import ABANDONED, QUEUED, RUNNING, SETTLED
-from lanes.core.partition_budgets import make_engine
+from lanes.core.partition_budgets import PartitionBudgetEngine, make_engine
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, PartitionId, PieceId
 from tests.core.builders import (
     READER,
@@ -27,7 +27,7 @@ from tests.core.builders import (
     take_all,
 )
 
-KEPT, MOVED = b"kept", b"moved"
+KEPT, MOVED, OTHER = b"kept", b"moved", b"other"
 
 
 def moved(message: Message) -> bool:
@@ -361,4 +361,45 @@ def test_a_piece_that_drains_leaves_the_bound_of_the_others() -> None:
     take_all(engine)
     engine.drain(draining)
     deliver(engine, other, b"a", b"b")
+    assert engine.room().messages == 5
+
+
+def other_part(message: Message) -> bool:
+    return message.key == OTHER
+
+
+def test_a_second_part_that_is_given_up_stays_uncounted_after_the_handover_of_the_first() -> None:
+    """The floor stays below a message that is kept, so the ledger has holes of the second part."""
+    engine, partition = budgeted(20)
+    deliver(engine, partition, KEPT, MOVED, OTHER, OTHER)
+    engine.part(partition, moved)
+    engine.part(partition, other_part)
+    first, second = parted(engine)
+    assert engine.room().messages == 19
+    engine.parted(partition, first.parting, 0.0)
+    assert engine.room().messages == 19
+    engine.parted(partition, second.parting, 0.0)
+    assert engine.room().messages == 19
+
+
+def test_a_released_partition_leaves_neither_a_part_nor_a_full_budget() -> None:
+    engine, partition = budgeted(8)
+    deliver(engine, partition, *[KEPT] * 8)
+    assert isinstance(engine, PartitionBudgetEngine) and engine.full
+    engine.part(partition, moved)
+    engine.drain(partition)
+    engine.release(partition)
+    assert not engine.parting and not engine.full and not engine.assigned
+    again = Partition(PieceId("S", 0, 1), READER, floor=0)
+    engine.assign(again)
+    assert engine.room().messages == 8 and again not in engine.room().paused
+
+
+@pytest.mark.parametrize("floor", [0, None])
+def test_messages_that_the_runtime_puts_aside_use_up_the_budget(floor: int | None) -> None:
+    engine = make_engine(new_engine().policy._replace(max_in_flight_per_partition=8, concurrency_per_partition=1))
+    partition = Partition(PartitionId("S", 0), READER, floor=floor)
+    engine.assign(partition)
+    engine.receive(partition, [new_message(partition, 0, KEPT)], 1, 0.0)
+    partition.aside = 2
     assert engine.room().messages == 5
