@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from lanes.clock import Clock, monotonic
-from lanes.core.types import Message, Part, Partition, Room, Settlement
+from lanes.core.types import Message, Part, Partition, Room, Settlement, SettlementError
 from lanes.dead_letter import DeadLetter
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import Stranded
@@ -49,6 +49,7 @@ __all__ = [
     "Retention",
     "Revoking",
     "RevokingPart",
+    "SettlementError",
     "Source",
     "SourceEvent",
     "SourceTraits",
@@ -295,6 +296,7 @@ class Source(Protocol):
             SourceError: With ``retryable=True``, the source may not have sent a settlement. The caller then repeats the
                 settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer stops
                 after a drain.
+            SettlementError: Only the settlements of its partitions have failed.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:

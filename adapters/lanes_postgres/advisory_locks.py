@@ -28,6 +28,7 @@ from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, LanesError, SourceError
 from lanes.ownership import Held, HeldLock, check_lock_name
+from lanes.source import BrokerContact, Outage
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.lock_session import CLOSING, WHERE, LockSession, SessionMaker, abandon, pooled
 
@@ -108,6 +109,7 @@ class AdvisoryLocks:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._wake = asyncio.Event()
         self._closed = False
+        self._contact = BrokerContact()
 
     def __repr__(self) -> str:
         return f"<AdvisoryLocks: {len(self._sessions)} held, lease {self._lease:g} s>"
@@ -200,6 +202,14 @@ class AdvisoryLocks:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def outage(self) -> Outage | None:
+        """Return the present outage of the server, as the session of the locks sees it. Does not block.
+
+        Returns:
+            The outage; None = the server answers.
+        """
+        return self._contact.outage()
+
     # --- requests: each has the turn of its session until its bookkeeping is done
 
     async def _take(self, session: LockSession, key: int, name: str, changed: Callable[[], None]) -> HeldLock | None:
@@ -280,6 +290,7 @@ class AdvisoryLocks:
             raise SourceError(f"{WHERE}: {session.ended or 'closed'}", retryable=True)
         error = task.exception()
         if error is None:
+            self._contact.answered()
             session.watch(self._wake.set)
             return task.result()
         if isinstance(error, psycopg.Error):
@@ -331,10 +342,12 @@ class AdvisoryLocks:
     async def _connect_again(self) -> None:
         pause, logged = _PAUSE, -math.inf
         while not self._is_closed():
+            sent = monotonic()
             try:
                 session = await self._maker.connect()
             except SourceError as error:
                 self._why = str(error)
+                self._contact.unanswered(sent, self._why)
                 if monotonic() >= logged + _QUIET:
                     logged = monotonic()
                     log.warning("%s; the locks keep trying to connect", error)
@@ -345,6 +358,7 @@ class AdvisoryLocks:
                 self._end(session, "closed")
                 break
             self._session = session
+            self._contact.answered()
             log.warning("%s: connected again", WHERE)
             return
         await asyncio.Event().wait()

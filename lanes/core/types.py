@@ -8,11 +8,11 @@ path compares states as plain ints and outcomes by identity.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from lanes.errors import MessageError
+from lanes.errors import MessageError, SourceError
 
 __all__ = [
     "ABANDON",
@@ -35,6 +35,7 @@ __all__ = [
     "Room",
     "Runs",
     "Settlement",
+    "SettlementError",
     "key_bytes",
 ]
 
@@ -619,3 +620,21 @@ class Room(NamedTuple):
             Whether the partition is in ``paused``, or its source is in ``full_queues``.
         """
         return partition in self.paused or partition.id.source in self.full_queues
+
+
+class SettlementError(SourceError):
+    """Some settlements of a ``Source.settle`` call have failed, and the source has settled the others.
+
+    The runtime passes the failed settlements again.
+
+    Args:
+        text: The reason.
+        partitions: The partitions whose settlements have failed.
+
+    Attributes:
+        partitions: See ``Args``.
+    """
+
+    def __init__(self, text: str, partitions: Collection[Partition]) -> None:
+        super().__init__(text, retryable=True)
+        self.partitions = partitions

@@ -15,6 +15,7 @@ from lanes.core.drain import Limits, PartitionDrain
 from lanes.core.types import NEVER, Message, Parting, Partition
 from lanes.errors import SourceError
 from lanes.observe.cut_off import CutOffLog, named, running
+from lanes.observe.health import WARNED_EVERY
 from lanes.observe.ownership import UNRELEASED, DrainCost, OwnershipLog
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.settle import SETTLE_RETRY, Settler
@@ -271,14 +272,16 @@ class Handover:
         await self._attempts.flush(partition, [message.position for message in parting.given_up])
         # The floor passes these messages after the hand-over, and their entries belong to the next owner.
         self._attempts.part(partition, parting.given_up)
-        pause = SETTLE_RETRY[0]
+        pause, warn_at = SETTLE_RETRY[0], self._clock()
         while partition.live and not partition.draining:
             try:
                 await dividing.hand_over(partition, [parting.part])
             except SourceError as error:
                 if not error.retryable:
                     raise
-                log.warning("%s: a part of %s is not handed over: %s", self._name, partition.id, error)
+                if self._clock() >= warn_at:
+                    warn_at = self._clock() + WARNED_EVERY
+                    log.warning("%s: a part of %s is not handed over: %s", self._name, partition.id, error)
                 await anyio.sleep(pause)
                 pause = min(pause * 2, SETTLE_RETRY[1])
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import anyio
@@ -12,7 +13,7 @@ from lanes.errors import is_retryable
 from lanes.loops import Doorbell
 from lanes.observe.health import Unsettled
 from lanes.runtime.attempts import AttemptKeeper
-from lanes.source import Source
+from lanes.source import SettlementError, Source
 from lanes.workers.context import RunContext
 
 SETTLE_RETRY: Final = (0.05, 1.0)
@@ -92,8 +93,11 @@ class Settler:
             partition: The assignment whose commits to wait for. ``None`` = all assignments.
         """
         pause = SETTLE_RETRY[0]
+        alone = partition is not None and partition.commits is not None
         while not self._failed:
-            if not await self.settle():
+            failed = await self.settle()
+            # A failure of another partition delays no drain.
+            if partition in failed if alone else failed:
                 await anyio.sleep(pause)
                 pause = min(pause * 2, SETTLE_RETRY[1])
             elif self._sending(partition):
@@ -121,7 +125,7 @@ class Settler:
             async with self._lock:
                 # A commit in transit was collected earlier, so only one that begins here covers all messages.
                 sending = self._sending(partition)
-                if not sending and await self._send(self._collect(everything=True)):
+                if not sending and partition not in await self._send(self._collect(everything=True)):
                     return True
             if not sending:
                 await anyio.sleep(pause)
@@ -142,11 +146,11 @@ class Settler:
             return False
         return self._engine.owns(partition) and partition.commits.pending
 
-    async def settle(self) -> bool:
-        """Settle every finished message, and return whether the settlement has succeeded. Idempotent."""
+    async def settle(self) -> Sequence[Partition]:
+        """Settle every finished message, and return the partitions whose settlements have failed. Idempotent."""
         async with self._lock:
             settlements = self._collect(everything=True)
-            return not settlements or await self._send(settlements)
+            return await self._send(settlements) if settlements else ()
 
     def _collect(self, *, everything: bool) -> list[Settlement]:
         if self._commits:
@@ -177,12 +181,13 @@ class Settler:
             if any(settlement.partition is partition for settlement in settlements):
                 scope.cancel()
 
-    async def _send(self, settlements: list[Settlement]) -> bool:
+    async def _send(self, settlements: list[Settlement]) -> Sequence[Partition]:
+        """Send settlements, and return the partitions whose settlements have failed."""
         if not self._commits:
             return await self._try_to_send(settlements)
         settlements = self._still_ours(settlements)
         if not settlements:
-            return True
+            return ()
         with anyio.CancelScope() as scope:
             self._sends[scope] = settlements
             try:
@@ -191,7 +196,7 @@ class Settler:
                 del self._sends[scope]
                 # Messages that finished meanwhile had to wait for this commit.
                 self.wake()
-        return False
+        return [settlement.partition for settlement in settlements]
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
         """Return the settlements whose partition was not given up since their collection."""
@@ -205,7 +210,7 @@ class Settler:
         self._engine.unsettled(gone)
         return [settlement for settlement in settlements if settlement not in gone]
 
-    async def _try_to_send(self, settlements: list[Settlement]) -> bool:
+    async def _try_to_send(self, settlements: list[Settlement]) -> Sequence[Partition]:
         engine, tap, now = self._engine, self._tap, self._clock()
         late = [settlement for settlement in settlements if now >= settlement.partition.deadline]
         if late:
@@ -213,20 +218,18 @@ class Settler:
                 self._context.overdue(settlement.partition)
             settlements = [settlement for settlement in settlements if settlement not in late]
             if not settlements:
-                return True
+                return ()
         tap.settling(settlements, now)
+        failed: list[Settlement] = []
         try:
             await self._source.settle(settlements)
+        except SettlementError as error:
+            failed = [settlement for settlement in settlements if settlement.partition in error.partitions]
+            settlements = [settlement for settlement in settlements if settlement not in failed]
+            self._fail(failed, error)
         except Exception as error:
-            tap.unsettled(settlements)
-            engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
-            if is_retryable(error, unknown=False):
-                owned = [each.partition for each in settlements if engine.owns(each.partition)]
-                self.unsettled.failed(owned, error, self._clock())
-            else:
-                self._failed = True
-                self._context.stop_because(error)
-            return False
+            self._fail(settlements, error)
+            return [settlement.partition for settlement in settlements]
         except BaseException:
             tap.unsettled(settlements)
             engine.unsettled(settlements)
@@ -240,7 +243,18 @@ class Settler:
         if self._commits:
             self._context.floors_moved()
         self._context.after()
-        return True
+        return [settlement.partition for settlement in failed]
+
+    def _fail(self, settlements: list[Settlement], error: Exception) -> None:
+        """Schedule the repetition of failed settlements, or stop the run."""
+        self._tap.unsettled(settlements)
+        self._engine.unsettled(settlements, again_at=self._clock() + SETTLE_RETRY[1])
+        if is_retryable(error, unknown=False):
+            owned = [each.partition for each in settlements if self._engine.owns(each.partition)]
+            self.unsettled.failed(owned, error, self._clock())
+        else:
+            self._failed = True
+            self._context.stop_because(error)
 
     async def keep_alive(self, interval: float) -> None:
         """Extend each unsettled message at least every ``interval`` seconds, until cancelled."""

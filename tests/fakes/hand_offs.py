@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import asyncio.events
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from lanes.core.types import Settlement
+from lanes.core.types import Partition, Settlement
 from lanes.runtime.settle import Settler
 from tests.fakes.support import until
 
@@ -37,10 +37,10 @@ class HandOffs(Counter[str]):
         self.settled = 0
         send = Settler._try_to_send
 
-        async def sent(settler: Settler, settlements: list[Settlement]) -> bool:
-            confirmed = await send(settler, settlements)
-            self.settled += confirmed
-            return confirmed
+        async def sent(settler: Settler, settlements: list[Settlement]) -> Sequence[Partition]:
+            failed = await send(settler, settlements)
+            self.settled += not failed
+            return failed
 
         monkeypatch.setattr(Settler, "_try_to_send", sent)
 

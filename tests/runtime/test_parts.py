@@ -156,16 +156,18 @@ async def test_an_error_that_stays_stops_the_consumer() -> None:
     assert source.names()[-2:] == ["release", "close"]
 
 
-async def test_a_drain_ends_the_repetition_of_a_hand_over() -> None:
+async def test_a_drain_ends_the_repetition_of_a_hand_over(caplog: pytest.LogCaptureFixture) -> None:
     source = Divided(*[SourceError("away", retryable=True)] * 1_000)
     async with started(Consumer(source, Gated(free=[b"m"]))) as run:
         source.send(RevokingPart(source.partition, moved))
-        await until(lambda: "hand over" in source.names())
+        await until(lambda: source.names().count("hand over") >= 3)
         source.send(Revoking(source.partition, 1.0))
         await until(lambda: "release" in source.names())
         run.consumer.stop()
         assert await run.end() is None
     assert len(source.errors) > 900
+    warnings = [line for line in caplog.messages if "is not handed over" in line]
+    assert warnings == ["divided: a part of S/0 is not handed over: away"], "one line for 30 s"
 
 
 @pytest.mark.parametrize(

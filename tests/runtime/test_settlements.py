@@ -13,7 +13,8 @@ import pytest
 from lanes import Message, Nak, SourceError
 from lanes.clock import monotonic
 from lanes.core.types import Settlement
-from memsource import GroupSource
+from lanes.source import SettlementError
+from memsource import Group, GroupSource
 from memsource.memory.source import MemorySource
 from tests.fakes.grouped import HandClock, commits, group_of
 from tests.fakes.support import Gated, consumer_of, published, settled, started, turns, until
@@ -168,6 +169,58 @@ async def test_a_drain_counts_messages_without_a_confirmed_commit(caplog: pytest
             assert await run.stop() is None
     (drained,) = [line for line in caplog.messages if ": drained " in line]
     assert "1 message(s) run again, 0 did not start" in drained
+
+
+class Partly(GroupSource):
+    """A source that cannot settle partition 0 while ``refuses`` is set."""
+
+    refuses = True
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        failed = [each.partition for each in settlements if self.refuses and each.partition.id.number == 0]
+        await super().settle([each for each in settlements if each.partition not in failed])
+        if failed:
+            raise SettlementError("its row is locked", failed)
+
+    def floors(self) -> dict[int, int | None]:
+        """The confirmed floor of each partition."""
+        calls = [each for call in self.called("settle") for each in call.commits]
+        return {each.partition.id.number: each.floor for each in calls}
+
+
+def of_both() -> tuple[Partly, Gated]:
+    """A source with three messages in each of two partitions, and a handler that waits for no message."""
+    group = Group(2)
+    for number in range(6):
+        group.publish(str(number), key="a", partition=number % 2)
+    return Partly(group, "m-1"), Gated(free=[b"a"])
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_a_settlement_that_fails_alone_delays_no_other_partition() -> None:
+    source, handler = of_both()
+    async with started(consumer_of(source, handler, commit_interval=0.0)) as run:
+        await until(lambda: source.floors() == {1: 3})
+        source.refuses = False
+        await until(lambda: source.floors() == {0: 3, 1: 3})
+        assert await run.stop() is None
+    assert len(handler.ended) == 6
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_a_drain_does_not_wait_for_the_settlement_of_another_partition() -> None:
+    source, handler = of_both()
+    async with started(consumer_of(source, handler, commit_interval=0.0)) as run:
+        await until(lambda: len(handler.ended) == 6)
+        run.consumer.stop()
+        await until(lambda: source.called("release"))
+        await turns()
+        assert {call.partition for call in source.called("release")} == {1}
+        source.refuses = False
+        assert await run.end() is None
+    assert source.floors() == {0: 3, 1: 3}
 
 
 @pytest.mark.anyio

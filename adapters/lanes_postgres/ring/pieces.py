@@ -11,7 +11,6 @@ from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 from psycopg.types.numeric import Int4, Int8
 
-from lanes.clock import monotonic
 from lanes.core.ring_map import Range, RingMap
 from lanes.errors import SourceError
 from lanes.ownership import State, StateChange, StateKey, StateLocked
@@ -28,7 +27,10 @@ RING: Final = "ring"
 
 _NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, 'ring')"
 
-_GROUP_LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
+# The wait for a row is shorter than the wait for the map, because other hand-overs wait for the map meanwhile.
+_GROUP_LOCK: Final[LiteralString] = (
+    "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s)), set_config('lock_timeout', %s, true)"
+)
 _BEGUN: Final[LiteralString] = (
     "SELECT EXISTS (SELECT FROM {schema}.lanes_ring_pieces WHERE log = %s AND subscription = %s)"
 )
@@ -80,6 +82,9 @@ TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
 # A person may hold the row of one piece in an open transaction.
 _STORES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '1s'"
 _HANDS_OVER: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '5s'"
+_PART_WAIT: Final = "200ms"
+"""Maximum time for which a hand-over waits for the row of a part."""
+
 _CLAIMS: Final[LiteralString] = TRIES + "; SET LOCAL synchronous_commit TO on"
 _CLAIM: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET epoch = nextval('{schema}.lanes_ring_epochs'), parent = NULL, "
@@ -128,13 +133,12 @@ _HAND_OVER: Final[LiteralString] = (
 )
 
 
-PATIENCE: Final = 8.0
-"""Seconds for which the positions of all pieces of a call wait for one piece whose position cannot be stored now. The
-transaction of a frozen process holds a row for at most 5 s."""
-
-
 class PieceError(SourceError):
     """The row of one piece refuses a statement, or is unreadable. The statements of other pieces may succeed."""
+
+
+class RowLocked(StateLocked):
+    """A transaction holds the row of a piece."""
 
 
 class PieceRow(NamedTuple):
@@ -159,9 +163,12 @@ class PieceRow(NamedTuple):
     floor: int
 
 
-def locking(schema: str, log: int, group: str) -> Steps[None]:
-    """Block other changes of a group's map, and hand-overs, until the transaction ends."""
-    yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log)))
+def locking(schema: str, log: int, group: str, rows: str = "5s") -> Steps[None]:
+    """Block other changes of a group's map, and hand-overs, until the transaction ends.
+
+    ``rows`` limits the time for which a later statement of the transaction waits for a row.
+    """
+    yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log), rows))
 
 
 def has_begun(schema: str, log: int, group: str) -> Steps[bool]:
@@ -212,8 +219,6 @@ class Pieces:
         self._consumer = consumer
         self._name = name
         self.claimed: dict[int, Slots | None] = {}
-        # Time of the first failure of each piece whose position is not stored since.
-        self._unstored: dict[int, float] = {}
         # Each call takes a connection, and hundreds of pieces may be handed over or released at once.
         turn = asyncio.Lock()
         self._parts: SharedCalls[dict[str, object]] = SharedCalls(turn, self._hand_over_parts)
@@ -262,7 +267,6 @@ class Pieces:
                 f"{self._name}: piece {piece} has the finished positions {completed}, which are no runs"
             ) from None
         self.claimed[piece] = None if slots is None else Slots.parse(slots)
-        self._unstored.pop(piece, None)
         return State(epoch, floor, runs)
 
     async def end_drain(self, piece: int, parent: int) -> None:
@@ -284,7 +288,7 @@ class Pieces:
             return await self._perform(steps)
         except PieceError as error:
             if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
-                raise StateLocked(f"{self._name}: a transaction holds the row of piece {piece}") from error
+                raise RowLocked(f"{self._name}: a transaction holds the row of piece {piece}") from error
             raise
 
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool | PieceError]:
@@ -296,24 +300,13 @@ class Pieces:
             changes: At most one change for each piece.
 
         Returns:
-            One answer for each change. ``False`` = another process has acquired the piece. An error = the state cannot
-            be stored: the server refuses it permanently, or for more than ``PATIENCE`` seconds.
+            One answer for each change. ``False`` = another process has acquired the piece. An error = the server
+            refuses the state, or a transaction holds the row.
 
         Raises:
-            PieceError: A state is not stored yet, and a later call may succeed.
+            SourceError: The database does not answer, or another transaction locks the table. No state is stored.
         """
-        answers = await self._stored(changes, all_rows=True)
-        now = monotonic()
-        waits: PieceError | None = None
-        for change, answer in zip(changes, answers, strict=True):
-            piece = change.key.partition.piece
-            if not isinstance(answer, PieceError):
-                self._unstored.pop(piece, None)
-            elif now < self._unstored.setdefault(piece, now) + PATIENCE and answer.retryable:
-                waits = answer
-        if waits is not None:
-            raise waits
-        return answers
+        return await self._stored(changes, all_rows=True)
 
     async def _stored(self, changes: Sequence[StateChange], *, all_rows: bool) -> list[bool | PieceError]:
         """Write states together, without the rows that a transaction holds, or in halves until the refused state."""
@@ -321,6 +314,7 @@ class Pieces:
             return await self._perform(self._storing(changes, all_rows=all_rows))
         except PieceError as error:
             if all_rows and isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                await self._check_table(changes)
                 return await self._stored(changes, all_rows=False)
             if len(changes) == 1:
                 return [error]
@@ -328,12 +322,31 @@ class Pieces:
         first = await self._stored(changes[:half], all_rows=all_rows)
         return first + await self._stored(changes[half:], all_rows=all_rows)
 
-    def _storing(self, changes: Sequence[StateChange], *, all_rows: bool) -> Steps[list[bool | PieceError]]:
+    async def _check_table(self, changes: Sequence[StateChange]) -> None:
+        """Raise ``SourceError`` if a transaction locks the whole table, so that no other process acquires a piece."""
+        try:
+            await self._perform(self._finding_free([change.key.partition.piece for change in changes]))
+        except PieceError as error:
+            if isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
+                raise SourceError(
+                    f"{self._name}: a transaction locks the table lanes_ring_pieces, and no position is stored until "
+                    "its end",
+                    retryable=True,
+                ) from error
+            raise
+
+    def _finding_free(self, pieces: list[int]) -> Steps[set[int]]:
+        """Lock the rows of pieces that no transaction holds, and return the numbers of these pieces."""
         yield Statement(_STORES.encode())
+        found = yield Statement(compose(_LOCK_FREE, self._schema), (pieces,))
+        return set((found and found[0]) or ())
+
+    def _storing(self, changes: Sequence[StateChange], *, all_rows: bool) -> Steps[list[bool | PieceError]]:
         free = {change.key.partition.piece for change in changes}
-        if not all_rows:
-            found = yield Statement(compose(_LOCK_FREE, self._schema), (list(free),))
-            free = set((found and found[0]) or ())
+        if all_rows:
+            yield Statement(_STORES.encode())
+        else:
+            free = yield from self._finding_free(list(free))
         done = yield from self._storing_free([each for each in changes if each.key.partition.piece in free])
         return [done.get(each.key.partition.piece) or self._not_stored(each, free) for each in changes]
 
@@ -387,7 +400,7 @@ class Pieces:
         # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
         # would never end.
         yield Statement(_HANDS_OVER.encode())
-        yield from locking(self._schema, *self._place)
+        yield from locking(self._schema, *self._place, rows=_PART_WAIT)
         for each in parameters:
             yield Statement(compose(text, self._schema), each)
         yield from self._notifying()

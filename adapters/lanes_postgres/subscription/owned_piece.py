@@ -11,6 +11,7 @@ from typing import Final
 from lanes.clock import monotonic
 from lanes.core.ring import slot
 from lanes.core.types import Room
+from lanes.ownership import State
 from lanes.source import Delivered, Progressed
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.subscription.owned import Owned
@@ -28,12 +29,16 @@ class OwnedPiece(Owned):
         told: Position below which, as the consumer knows, the piece has no message left to deliver.
         told_at: Time of the last event about skipped messages.
         moved: Given-up parts whose hand-over has not happened yet.
+        unstored: The error that prevents the store of the position; "" = the position is stored.
+        kept: The error that prevents a hand-over; "" = no hand-over has failed.
     """
 
     slots: Slots | None = None
     told: int = 0
     told_at: float = 0.0
     moved: list[MovedSlots] = field(default_factory=list)
+    unstored: str = ""
+    kept: str = ""
 
     def has(self, key: bytes | None) -> bool:
         """Return whether the piece contains the messages of a key."""
@@ -65,6 +70,20 @@ class OwnedPiece(Owned):
             gone = rest
         self.moved += moved
         return moved
+
+    def stored(self, state: State) -> None:
+        """Record a stored position; see ``Owned.stored``."""
+        super().stored(state)
+        self.unstored = ""
+
+    def finding(self) -> str:
+        """Return a text about a fault of the piece's rows; empty without a fault."""
+        piece, remedy = f"piece {self.unit} of partition {self.number}", "correct its row in lanes_ring_pieces"
+        if self.unstored:
+            return f"the position of {piece} is not stored: {self.unstored}; {remedy}"
+        if self.kept:
+            return f"a part of {piece} is not handed over: {self.kept}; {remedy}"
+        return ""
 
     def take(self, room: Room) -> Delivered | None:
         """Take waiting messages within the room; see ``Owned.take``."""

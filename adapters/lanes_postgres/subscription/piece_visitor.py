@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -21,19 +21,24 @@ from lanes.source import RevokingPart
 from lanes_postgres.errors import is_about_statement
 from lanes_postgres.log.reading import READER
 from lanes_postgres.ring.finished_attempts import BEGINNING, drop_finished
-from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces
+from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces, RowLocked
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
 from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.ring.unowned import look_at_unowned
 from lanes_postgres.subscription.owned import Owned, lock_name
 from lanes_postgres.subscription.owned_piece import OwnedPiece, Owners
-from lanes_postgres.subscription.visitor import TRIES, Visitor
+from lanes_postgres.subscription.visitor import LONGEST_COOL, TOLD, TRIES, Visitor
 from lanes_postgres.subscription.visits import Hold, acquirable, given_up, waits
 
 log = logging.getLogger("lanes.postgres")
 
 _AT_ONCE: Final = 4
 """Number of partitions whose pieces a member acquires concurrently. Each concurrent claim needs a separate connection.
+"""
+
+_HANDS_OVER_WITHIN: Final = 4.0
+_HAND_OVER_AGAIN: Final = 0.1
+"""Seconds for which a release repeats the hand-over of a part with a locked row, and the pause before each repetition.
 """
 
 _COUNT_EVERY: Final = 10.0
@@ -93,6 +98,8 @@ class PieceVisitor(Visitor):
         self._tried = 0
         self._attempts_after = BEGINNING
         self._faults: dict[int, Fault] = {}
+        # Time of the first claim that found the row of a piece locked by a transaction.
+        self._locked_since: dict[int, float] = {}
         self._no_claims = ""
 
     def _told(self, backend: int, payload: str) -> None:
@@ -117,6 +124,7 @@ class PieceVisitor(Visitor):
         self._follow(rows)
         mine = {row.id for row in rows if row.slots is None or row.consumer == self.consumer}
         self._faults = {piece: fault for piece, fault in self._faults.items() if piece in mine}
+        self._locked_since = {piece: since for piece, since in self._locked_since.items() if piece in mine}
         if not self._silent:
             await self._acquire_pieces(connection, rows)
         keyless = self._keyless()
@@ -214,8 +222,9 @@ class PieceVisitor(Visitor):
 
     def findings(self) -> list[str]:
         """Return texts about faults that a person must correct."""
-        faults = [fault.text for piece, fault in self._faults.items() if piece not in self.owned]
-        return [text for text in (self.finding(), self._no_claims, *faults) if text]
+        waiting = [fault.text for fault in self._faults.values()]
+        owned = [each.finding() for each in self._owned_pieces().values()]
+        return [text for text in (self.finding(), self._no_claims, *waiting, *owned) if text]
 
     def finding(self) -> str:
         """Return a text about messages in slots without an owner; empty without such messages."""
@@ -254,14 +263,17 @@ class PieceVisitor(Visitor):
                     self._events += [RevokingPart(piece.partition, part) for part in moved]
 
     async def hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
-        """Pass the stored position of a piece to the next owners of its parts. Raises ``SourceError``."""
+        """Pass the stored position of a piece to the next owners of its parts.
+
+        Raises ``SourceError``, which is retryable after a fault of a row.
+        """
         try:
             await self._hand_over(owned, moved)
         except PieceError as error:
-            if error.retryable:
-                raise
-            # Without their owner, the parts begin as after a crash.
-            self.refused(owned, error)
+            # No other process could hand the part over either, so this member repeats the call.
+            owned.kept = str(error)
+            raise SourceError(str(error), retryable=True) from error
+        owned.kept = ""
 
     async def _hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
         if moved in owned.moved:
@@ -274,13 +286,12 @@ class PieceVisitor(Visitor):
         assert isinstance(owned, OwnedPiece), "a member with ranges owns pieces"
         owned.over = True
         owned.rest()
+        until = monotonic() + _HANDS_OVER_WITHIN
         try:
             for moved in list(owned.moved):
-                with self._confined(owned):
-                    await self._hand_over(owned, moved)
+                await self._confined(owned, partial(self._hand_over, owned, moved), until)
             # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
-            with self._confined(owned):
-                await self.pieces.hand_over_all(owned.unit, owned.epoch)
+            await self._confined(owned, partial(self.pieces.hand_over_all, owned.unit, owned.epoch), until)
             await owned.held.release()
             with suppress(SourceError):  # The next look of the other members finds the piece too.
                 await self.pieces.notify()
@@ -290,13 +301,16 @@ class PieceVisitor(Visitor):
             if self._end(owned):
                 self._let_go(owned)
 
-    @contextmanager
-    def _confined(self, owned: Owned) -> Iterator[None]:
-        """Let a fault of one row delay no other part of a piece that is given up."""
-        try:
-            yield
-        except PieceError as error:
-            self._skip(owned.unit, owned.number, error)
+    async def _confined(self, owned: Owned, hand_over: Callable[[], Awaitable[None]], until: float) -> None:
+        """Hand over a part of a piece that is given up. A fault of its row delays the other parts until ``until``."""
+        while True:
+            try:
+                return await hand_over()
+            except PieceError as error:
+                if not error.retryable or monotonic() >= until:
+                    self._skip(owned.unit, owned.number, error)
+                    return None
+            await asyncio.sleep(_HAND_OVER_AGAIN)
 
     async def _attempt(self, row: PieceRow) -> None:
         """Try to acquire a piece. A fault of its row delays no other piece."""
@@ -305,32 +319,33 @@ class PieceVisitor(Visitor):
             return
         try:
             await self._try_piece(row)
+        except RowLocked as error:
+            now = monotonic()
+            if now >= self._locked_since.setdefault(row.id, now) + TOLD:
+                self._skip(row.id, row.partition, error, LONGEST_COOL, "end that transaction")
+            return
         except PieceError as error:
             self._skip(row.id, row.partition, error)
             return
-        if row.id not in self.owned:
-            self._faults.pop(row.id, None)  # Another member may own the piece.
+        # Another member may own the piece.
+        self._faults.pop(row.id, None)
+        self._locked_since.pop(row.id, None)
 
-    def _skip(self, piece: int, number: int, error: SourceError) -> None:
-        """Skip a piece with a fault, longer at each repetition."""
+    def _skip(
+        self,
+        piece: int,
+        number: int,
+        error: Exception,
+        longest: float | None = None,
+        remedy: str = "correct its row in lanes_ring_pieces",
+    ) -> None:
+        """Skip a piece with a fault, longer at each repetition, and at most ``longest`` seconds."""
         former = self._faults.get(piece)
-        pause = 1.0 if former is None else min(2 * former.pause, LONGEST_PAUSE)
-        text = (
-            f"the messages of piece {piece} of partition {number} wait: {error}; correct its row in lanes_ring_pieces"
-        )
+        pause = 1.0 if former is None else min(2 * former.pause, LONGEST_PAUSE if longest is None else longest)
+        text = f"the messages of piece {piece} of partition {number} wait: {error}; {remedy}"
         self._faults[piece] = Fault(text, pause, monotonic() + pause)
         if former is None:
             log.warning("%s: %s", self.name, text)
-
-    def refused(self, owned: Owned, error: SourceError) -> None:
-        """Give up a piece with a fault. Its next owner repeats the messages whose end is not stored. Idempotent."""
-        if not owned.over:
-            self._skip(owned.unit, owned.number, error)
-        self.lose(owned, str(error))
-
-    def stored(self, owned: Owned) -> None:
-        """Forget the fault of a piece whose position was stored."""
-        self._faults.pop(owned.unit, None)
 
     async def _try_piece(self, row: PieceRow) -> None:
         if row.id in self.owned:
@@ -346,8 +361,10 @@ class PieceVisitor(Visitor):
         try:
             changed = partial(self.lock_changed, row.id)
             acquired = await acquire(self.locks, self.pieces, key, name=name, start=0, changed=changed)
+        except RowLocked:
+            raise
         except StateLocked:
-            return
+            return  # The map has changed meanwhile, or the former owner drains the piece.
         if acquired is None:
             return
         held, state = acquired

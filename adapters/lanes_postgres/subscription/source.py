@@ -18,7 +18,7 @@ from lanes.arguments import OF_CONSUMERS, check_one_of, check_seconds, check_who
 from lanes.core.types import Message, Part, Partition, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership import Locks, State, StateChange, StateStore
-from lanes.source import Backlog, KeptLog, Outage, SourceEvent, SourceTraits
+from lanes.source import Backlog, KeptLog, Outage, SettlementError, SourceEvent, SourceTraits
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import lanes_error
@@ -269,6 +269,10 @@ class PostgresSource:
 
         Args:
             settlements: The positions to store.
+
+        Raises:
+            SourceError: The database does not answer, or refuses the call.
+            SettlementError: The positions of some pieces are not stored.
         """
         changes: list[StateChange] = []
         stored: list[Owned] = []
@@ -282,16 +286,19 @@ class PostgresSource:
         if not changes:
             return
         visitor = self._visitor
+        failed: dict[Partition, SourceError] = {}
         for owned, change, done in zip(stored, changes, await self._store(changes), strict=True):
             if done is True:
                 owned.stored(change.state)
-                if isinstance(visitor, PieceVisitor):
-                    visitor.stored(owned)
             elif isinstance(done, SourceError):
-                assert isinstance(visitor, PieceVisitor), "only a store of pieces answers with errors"
-                visitor.refused(owned, done)
+                # No other process could store it either, so the piece stays here.
+                assert isinstance(owned, OwnedPiece), "only a store of pieces answers with errors"
+                failed[owned.partition] = done
+                owned.unstored = str(done)
             else:
                 visitor.lose(owned, "another process owns the partition")
+        if failed:
+            raise SettlementError(str(next(iter(failed.values()))), failed)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Do nothing, because a message has no time limit; see ``lanes.source.Source.extend``.
@@ -358,8 +365,12 @@ class PostgresSource:
         return Backlog(max(0, owned.end - owned.read) + len(owned.waiting))
 
     def outage(self) -> Outage | None:
-        """Return the present outage of the database; see ``lanes.source.Connected``."""
-        return self._visitor.contact.outage()
+        """Return the present outage of the database; see ``lanes.source.Connected``.
+
+        The outage may concern the session of the locks alone.
+        """
+        found = self._visitor.contact.outage()
+        return self._locks.outage() if found is None and isinstance(self._locks, AdvisoryLocks) else found
 
     def kept_log(self) -> KeptLog | None:
         """Return the messages that the log keeps for its slowest subscription; see ``lanes.source.Keeping``."""

@@ -45,10 +45,10 @@ _RECONNECT: Final = 0.25
 _COOL: Final = 1.0
 """Seconds for which a member does not acquire a partition again that the member gave up."""
 
-_LONGEST_COOL: Final = 8.0
+LONGEST_COOL: Final = 8.0
 """Maximum seconds for which a member skips a partition whose state a transaction locks."""
 
-_TOLD: Final = 4.0
+TOLD: Final = 4.0
 """Length of the skip, in seconds, from which a member logs a warning about the locked state."""
 
 TRIES: Final = 8
@@ -216,7 +216,10 @@ class Visitor:
         return True
 
     def _released(self, owned: Owned) -> None:
-        self._cool[owned.unit] = monotonic() + _COOL
+        now = monotonic()
+        # A group with ranges has new pieces, and so new units, after each split.
+        self._cool = {unit: until for unit, until in self._cool.items() if until > now}
+        self._cool[owned.unit] = now + _COOL
         self._looked_at = -math.inf
         self.kick()
         self.wake()
@@ -486,9 +489,9 @@ class Visitor:
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
         """Skip a partition whose state a transaction locks, longer at each repetition. Other partitions continue."""
         former = self._locked.get(number, _COOL / 2)
-        pause = self._locked[number] = min(2 * former, _LONGEST_COOL)
+        pause = self._locked[number] = min(2 * former, LONGEST_COOL)
         self._cool[number] = monotonic() + pause
-        if former < _TOLD <= pause:
+        if former < TOLD <= pause:
             log.warning(
                 "%s: partition %d has no owner, because a former owner is frozen in a transaction: %s; end its session "
                 "by pg_terminate_backend, and set idle_in_transaction_session_timeout",

@@ -10,6 +10,8 @@ from psycopg import sql
 
 from lanes.errors import SourceError
 from lanes.ring import Range
+from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes_postgres.lock_session import LockSession, SessionMaker
 from lanes_postgres.steps import perform
 from lanes_postgres.subscription import piece_visitor
 from lanes_postgres.subscription.connections import Connections
@@ -71,6 +73,15 @@ def admit(ring: Ring) -> None:
     ring.logs.execute("DROP TRIGGER refuse ON {}.lanes_ring_pieces")
 
 
+def lock(operator: psycopg.Connection[Any], ring: Ring, piece: int) -> None:
+    """Lock the row of a piece, as a person does in psql."""
+    operator.execute(
+        sql.SQL("SELECT FROM {}.lanes_ring_pieces WHERE id = {} FOR UPDATE").format(
+            sql.Identifier(ring.logs.schema), sql.Literal(piece)
+        )
+    )
+
+
 def floor_of(ring: Ring, piece: int) -> int:
     ((floor,),) = ring.logs.execute(f"SELECT floor FROM {{}}.lanes_ring_pieces WHERE id = {piece}")
     return int(floor)
@@ -110,21 +121,27 @@ async def test_a_piece_with_unreadable_finished_positions_delays_no_other_piece(
 
 
 @pytest.mark.parametrize("state", REFUSALS.values(), ids=REFUSALS)
-async def test_a_position_that_cannot_be_stored_delays_the_positions_of_other_pieces_briefly(
+async def test_a_position_that_cannot_be_stored_delays_no_other_position_and_repeats_nothing(
     ring: Ring, piece: int, state: str
 ) -> None:
-    """The member gives up the piece, whose messages run again."""
     refuse(ring, piece, "floor", state)
     other = number_of(ring, HIGH)
-    low, high = some(LOW, 1), some(HIGH, 1)
-    ring.append(*low, *high)
+    low, high = some(LOW, 2), some(HIGH, 2)
+    ring.append(low[0], high[0])
     async with ring.member("a") as a:
         await until(lambda: floor_of(ring, other) == 2)
-        await until(lambda: a.ended.count(low[0]) > 1)
+        await until(a.findings)
+        (finding,) = a.findings()
+        assert f"piece {piece} of partition 0" in finding and "refused by the test" in finding
+        ring.append(low[1], high[1])
+        await until(lambda: floor_of(ring, other) == 4)
+        await until(lambda: len(a.ended) == 4)
+        before = epoch_of(ring, piece)
         admit(ring)
-        await until(lambda: floor_of(ring, piece) == 2)
+        await until(lambda: floor_of(ring, piece) == 4)
         await until(lambda: a.findings() == [])
-    assert a.ended.count(high[0]) == 1
+        assert epoch_of(ring, piece) == before, "the member has kept the piece"
+    assert sorted(a.begun) == sorted([*low, *high])
 
 
 async def test_a_locked_row_of_a_piece_delays_no_position_of_another(ring: Ring, piece: int) -> None:
@@ -134,11 +151,7 @@ async def test_a_locked_row_of_a_piece_delays_no_position_of_another(ring: Ring,
         ring.append(high[0])
         await until(lambda: floor_of(ring, other) == 1 and len(a.consumer.status().partitions) == 3)
         with ring.logs.connect() as operator:
-            operator.execute(
-                sql.SQL("SELECT FROM {}.lanes_ring_pieces WHERE id = {} FOR UPDATE").format(
-                    sql.Identifier(ring.logs.schema), sql.Literal(piece)
-                )
-            )
+            lock(operator, ring, piece)
             ring.append(low[0], high[1])
             await until(lambda: floor_of(ring, other) == 3)
             operator.rollback()
@@ -146,8 +159,7 @@ async def test_a_locked_row_of_a_piece_delays_no_position_of_another(ring: Ring,
     assert a.ended == [high[0], low[0], high[1]]
 
 
-async def test_a_part_that_cannot_be_handed_over_ends_only_its_piece(ring: Ring, piece: int) -> None:
-    """The next owners of the piece begin as after a crash of its owner."""
+async def test_a_part_that_cannot_be_handed_over_stays_with_its_owner(ring: Ring, piece: int) -> None:
     low, high = some(Range(0, MIDDLE - 1), 2), some(HIGH, 2)
     (upper,) = some(Range(MIDDLE, HALF - 1), 1)
     async with ring.member("a") as a, ring.member("b") as b:
@@ -156,17 +168,84 @@ async def test_a_part_that_cannot_be_handed_over_ends_only_its_piece(ring: Ring,
         await until(lambda: a.begun == [upper])
         with ring.logs.connect() as connection:
             ring.map.split(connection, MIDDLE, "b")
-        part = number_of(ring, Range(MIDDLE, MIDDLE))
-        refuse(ring, part, "parent", "P0001")
-        before = epoch_of(ring, piece)
+        refuse(ring, number_of(ring, Range(MIDDLE, MIDDLE)), "parent", "P0001")
         a.gate.set()
-        await until(lambda: epoch_of(ring, piece) > before)
-        ring.append(low[0], high[0])
+        await until(lambda: any("a part of piece" in text for text in a.findings()))
+        ring.append(low[0], high[0], upper)
         await until(lambda: {low[0], high[0]} <= set(a.ended))
+        assert b.begun == []
         admit(ring)
         await until(lambda: b.ended == [upper])
+        await until(lambda: a.findings() == [])
         ring.append(low[1], high[1])
         await until(lambda: {low[1], high[1]} <= set(a.ended))
+    assert a.ended.count(upper) == 1, "the finished message does not run again"
+
+
+async def test_a_locked_part_delays_neither_another_hand_over_nor_the_map(ring: Ring, piece: int) -> None:
+    held, free = Range(MIDDLE, MIDDLE + 9_999), Range(MIDDLE + 10_000, HALF - 1)
+    (of_held,), (of_free,) = some(held, 1), some(free, 1)
+    async with ring.member("a") as a, ring.member("b") as b:
+        a.close()
+        ring.append(of_held, of_free)
+        await until(lambda: len(a.begun) == 2)
+        ring.assign(held, "b")
+        ring.assign(free, "b")
+        with ring.logs.connect() as operator:
+            lock(operator, ring, number_of(ring, held))
+            a.gate.set()
+            await until(lambda: any("a part of piece" in text for text in a.findings()))
+            ring.append(of_held, of_free)
+            await until(lambda: b.ended == [of_free])
+            assert ring.assign(Range(0, 99), "b")
+            operator.rollback()
+        await until(lambda: b.ended == [of_free, of_held])
+    assert sorted(a.ended) == sorted([of_held, of_free])
+
+
+async def test_a_locked_table_makes_no_member_give_a_piece_up(ring: Ring, piece: int) -> None:
+    low, high = some(LOW, 2), some(HIGH, 2)
+    async with ring.member("a") as a:
+        ring.append(low[0], high[0])
+        await until(lambda: floor_of(ring, piece) == 2)
+        before = epoch_of(ring, piece)
+        a.close()
+        ring.append(low[1], high[1])
+        await until(lambda: len(a.begun) == 4)
+        failing = a.consumer._life.last_run("test").settler.unsettled
+        with ring.logs.connect() as operator:
+            operator.execute(
+                sql.SQL("LOCK TABLE {}.lanes_ring_pieces IN ACCESS EXCLUSIVE MODE").format(
+                    sql.Identifier(ring.logs.schema)
+                )
+            )
+            a.gate.set()
+            await until(lambda: failing.partitions)
+            (error,) = {each.error for each in failing.partitions.values()}
+            assert "a transaction locks the table lanes_ring_pieces, and no position is stored" in error
+            operator.rollback()
+        await until(lambda: floor_of(ring, piece) == 4)
+        assert epoch_of(ring, piece) == before
+    assert sorted(a.begun) == sorted([*low, *high])
+
+
+async def test_a_piece_without_an_owner_whose_row_is_locked_is_reported(
+    ring: Ring, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(piece_visitor, "TOLD", 0.3)
+    low, high = some(LOW, 1), some(HIGH, 1)
+    ring.append(*low, *high)
+    with ring.logs.connect() as operator:
+        lock(operator, ring, piece)
+        async with ring.member("a") as a:
+            await until(lambda: a.ended == high)
+            await until(a.findings)
+            (finding,) = a.findings()
+            assert f"the messages of piece {piece} of partition 0 wait" in finding
+            assert finding.endswith(f"a transaction holds the row of piece {piece}; end that transaction")
+            operator.rollback()
+            await until(lambda: a.ended == [*high, *low])
+            await until(lambda: a.findings() == [])
 
 
 async def test_a_member_without_a_connection_for_a_claim_reads_its_other_pieces(
@@ -221,3 +300,59 @@ async def test_a_release_hands_the_healthy_parts_over_beside_a_part_with_a_fault
         ring.append(others[0])
         await until(lambda: others[0] in b.ended)
     assert b.ended == [one, others[0]]
+
+
+async def test_a_piece_whose_position_is_refused_is_drained_before_its_next_owner_begins(
+    ring: Ring, piece: int
+) -> None:
+    mine = Range(HALF, HALF + MIDDLE)
+    ring.assign(mine, "b")
+    (first, second), (marker,) = some(LOW, 2), some(mine, 1)
+    async with ring.member("a") as a, ring.member("b") as b:
+        ring.append(first)
+        await until(lambda: floor_of(ring, piece) == 1)
+        refuse(ring, piece, "completed", "P0001")
+        a.close()
+        ring.append(second)
+        await until(lambda: a.begun == [first, second])
+        # Another message of the piece ends while the second one runs, and the server refuses its position.
+        closed = a.gate
+        a.close()
+        a.gate.set()
+        ring.append(first)
+        await until(a.findings)
+        ring.assign(LOW, "b")
+        for count in range(1, 4):
+            ring.append(marker)
+            await until(lambda count=count: b.ended == [marker] * count)  # type: ignore[misc]
+        assert second not in a.ended
+        admit(ring)
+        closed.set()
+        await until(lambda: second in a.ended)
+        await until(lambda: floor_of(ring, piece) >= 3)
+        await until(lambda: len(b.ended) == 3 and floor_of(ring, piece) >= 6)
+    assert first not in b.begun and second not in b.begun, "the drain has stored the finished messages"
+
+
+async def test_a_lost_session_of_the_locks_is_an_outage(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    (key,) = some(LOW, 1)
+    async with ring.member("a") as a:
+        ring.append(key)
+        await until(lambda: a.ended == [key])
+        assert a.source.outage() is None
+        connect = SessionMaker.connect
+
+        async def refused(maker: SessionMaker) -> LockSession:
+            raise SourceError("advisory locks: no session is left", retryable=True)
+
+        monkeypatch.setattr(SessionMaker, "connect", refused)
+        locks = a.source._locks
+        assert isinstance(locks, AdvisoryLocks) and locks._session is not None
+        ring.logs.execute(f"SELECT pg_terminate_backend({locks._session.pid})")
+        await until(a.source.outage)
+        outage = a.source.outage()
+        assert outage is not None and outage.error == "advisory locks: no session is left"
+        monkeypatch.setattr(SessionMaker, "connect", connect)
+        await until(lambda: a.source.outage() is None)
+        ring.append(key)
+        await until(lambda: a.ended.count(key) >= 2)

@@ -82,7 +82,7 @@ def _unlisten(session: Session, query: Any, now: float) -> None:
 def _set(session: Session, query: Any, now: float) -> None:
     """Accept a setting. The server as data has only the shortest timeout of a lock, and one of idle transactions.
 
-    A hand-over waits longer than the timeout of an idle transaction, so it needs no timeout.
+    A wait for the map is longer than the timeout of an idle transaction, so it needs no timeout.
     """
     session.waits = session.waits and (b"lock_timeout" not in query or b"lock_timeout TO '5s'" in query)
     if b"SET LOCAL idle_in_transaction_session_timeout TO '5s'" in query:
@@ -278,6 +278,13 @@ def _find_start(session: Session, parameters: Any, now: float) -> Rows:
 def _lock_until_commit(session: Session, parameters: Any, now: float) -> Rows:
     session.lock_until_commit(tuple(parameters))
     return [("",)]
+
+
+def _lock_group(session: Session, parameters: Any, now: float) -> Rows:
+    *group, rows = parameters
+    session.lock_until_commit(tuple(group))
+    session.waits = session.waits and rows == "5s"
+    return [("", rows)]
 
 
 def _add_start(session: Session, parameters: Any, now: float) -> None:
@@ -522,6 +529,7 @@ _OF_A_SCHEMA: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
 )
 _OF_THE_SERVER: Final[tuple[tuple[LiteralString, str, Answer], ...]] = (
     (starts._LOCK, "start", _lock_until_commit),
+    (ring_pieces._GROUP_LOCK, "start", _lock_group),
     (trigger._FIND, "other", _trigger),
     (lock_session._PREPARE, "verify", _prepare),
     (lock_session._PID, "verify", _pid),
