@@ -65,6 +65,14 @@ RANGES: Final = (
         also=(_EPOCH_ENDS_NO_DRAIN,),
     ),
     _planted(
+        "locked_row_given_up",
+        "lanes_postgres.subscription.source",
+        "                owned.unstored = str(done)\n",
+        "                visitor.lose(owned, str(done))\n",
+        "a member gives up a piece whose row a transaction holds, while its handlers run",
+        "OnlyLostIsLost",
+    ),
+    _planted(
         "split_drains_everything",
         "lanes_postgres.subscription.piece_visitor",
         "                    self._events += [RevokingPart(piece.partition, part) for part in moved]\n",

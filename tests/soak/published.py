@@ -109,6 +109,7 @@ PROMISES: Final = {
         "LossInTime",
         "MaxAhead",
         "MissedIsReal",
+        "OnlyLostIsLost",
         "OnlyMovedSlotsWait",
         "PartitionTurns",
         "PlacesGivenBack",

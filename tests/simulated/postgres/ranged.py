@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
 from random import Random
 from typing import Any, Final
 
@@ -14,10 +15,10 @@ from lanes.core.ring import SLOTS, slot
 from lanes.core.ring_map import Assignment, Range, RingMap
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError, SourceError
-from lanes.source import Revoking, SourceEvent
+from lanes.source import Revoking, SourceEvent, SourceTraits
 from lanes_postgres import Log, RangeMap
 from lanes_postgres.advisory_locks import key_of
-from lanes_postgres.subscription.owned import lock_name
+from lanes_postgres.subscription.owned import Owned, lock_name
 from lanes_postgres.transactions import alone_async
 from memsource.adapters.choices import Choice
 from memsource.adapters.world import AdapterWorld
@@ -25,7 +26,7 @@ from memsource.checkers.slots import SlotOwner
 from memsource.memory.topic import Record
 from memsource.postgres.pieces import PieceRow
 from memsource.postgres.pieces import key_of as piece_key
-from memsource.postgres.server import Session
+from memsource.postgres.server import Blocked, Session
 from tests.simulated.postgres.broker import PostgresBroker
 from tests.simulated.postgres.client import SimConnection
 from tests.simulated.postgres.member import SUBSCRIPTION, SimulatedMember, unit_of
@@ -62,6 +63,12 @@ _TURN: Final = 0.5
 _STANDBY: Final = 0.1
 """Share of the processes that take the name of a running one."""
 
+_HELD: Final = 0.4
+"""Share of the runs in which a person locks rows."""
+
+_HOLDS: Final = (0.3, 1.0, 3.0, 6.0, 12.0)
+"""Seconds for which a row is locked, and seconds before the next lock."""
+
 _KEYS: Final = 12
 """The keys of the traffic, whose slots are the ends of ranges."""
 
@@ -73,6 +80,18 @@ class RangedMember(SimulatedMember):
         self.consumer = consumer
         super().__init__(broker, member, lease, **arguments, ranges=broker.map.member(consumer))
         self._ranged = broker
+
+    async def open(self) -> SourceTraits:
+        traits = await super().open()
+        visitor = self._visitor
+        lose = visitor.lose
+
+        def judged(owned: Owned, reason: str) -> None:
+            self._ranged.losing(self, owned)
+            lose(owned, reason)
+
+        setattr(visitor, "lose", judged)  # noqa: B010 - mypy forbids to assign to a method
+        return traits
 
     async def receive(self, room: Room) -> Sequence[SourceEvent]:
         events = await super().receive(room)
@@ -107,6 +126,8 @@ class RangedBroker(PostgresBroker):
         self._ends = sorted(
             {0, SLOTS - 1, SLOTS // 2, *ends, *(each + 1 for each in ends), *(each - 1 for each in ends)}
         )
+        # These draws change no other draw of the run.
+        self._person = Random(repr((self._changes, self._pause, self._lease, self._arguments, sorted(self._faulty))))
         self._since: dict[str, float] = {}
         self._moved: set[tuple[int, int]] = set()
         self._done: set[tuple[int, int]] = set()
@@ -114,6 +135,28 @@ class RangedBroker(PostgresBroker):
     def bind(self, world: AdapterWorld) -> None:
         super().bind(world)
         world.start(self._operate)
+        if self._person.random() < _HELD:
+            world.start(self._hold_rows)
+
+    # --- a person in psql
+
+    async def _hold_rows(self) -> None:
+        """Lock the row of a piece in a transaction that stays open, again and again."""
+        assert self._world is not None, "bind comes first"
+        person = self._person
+        while True:
+            await asyncio.sleep(person.choice(_HOLDS))
+            if not self._world.faulty:
+                return
+            pieces = self._pieces()
+            if not pieces or not self.server.up:
+                continue
+            session = self.server.connect("person", self.now)
+            session.begin()
+            with suppress(Blocked):
+                session.lock_row(piece_key(person.choice(pieces)[0]))
+                await asyncio.sleep(person.choice(_HOLDS))
+            self.server.terminate(session)
 
     # --- the operator
 
@@ -304,6 +347,12 @@ class RangedBroker(PostgresBroker):
             self.find(
                 "OnlyMovedSlotsWait", f"{member.member} gives up {partition.id}, which the map leaves to it: {row}"
             )
+
+    def losing(self, member: RangedMember, owned: Owned) -> None:
+        """Judge that a member loses a piece without a drain: its lock or its epoch has gone."""
+        row = self.server.rows[piece_key(owned.partition.id.piece)]
+        if not owned.over and not owned.lost() and row.epoch == owned.epoch:
+            self.find("OnlyLostIsLost", f"{member.member} gives up {owned.partition.id} at once, and owns it: {row}")
 
     def on_settled(self, settlements: Sequence[Settlement]) -> None:
         """Judge confirmed positions: the piece has them, unless a newer owner has claimed it."""
