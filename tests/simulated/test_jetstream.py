@@ -105,6 +105,13 @@ def test_a_slow_processor_is_no_late_loss(adapter: JetStreamAdapter) -> None:
     assert (made.run.happened["fault: freeze"], made.run.happened["lost"]) == (1, 2)
 
 
+def test_the_server_redelivers_no_running_message_of_a_shared_durable(adapter: JetStreamAdapter) -> None:
+    token = '["jetstream",3765,[[1,"restart",8.0,6],[28,"callback",0.0,1]],16,true,false]'
+    made = run_schedule(schedule_of(token), adapter)
+    assert made.run.findings == {}
+    assert made.run.happened["fault: callback"] == 0
+
+
 def test_a_run_leaves_clocks_and_client_as_they_were(adapter: JetStreamAdapter) -> None:
     def used() -> list[object]:
         return [time.monotonic, time.time, os.urandom, vars(nats.aio.client)["TcpTransport"]]

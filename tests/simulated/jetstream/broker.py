@@ -533,6 +533,9 @@ class JetStreamBroker(KeepsDeadLetters):
         if self.stream.config["retention"] == "workqueue":
             # A work queue has deleted an acknowledged message.
             candidates = candidates[1:] if candidates[0] == data.last_acked else candidates[:1]
+        if self._use == "shared":
+            # Without a process that stops, the server redelivers no unacknowledged message before the end of ack_wait.
+            candidates = [each for each in candidates if each == data.last_acked]
         lost = any(each is not None and data.lose_ack(each, now) for each in candidates)
         self.server.pump(now)
         return lost
