@@ -105,6 +105,12 @@ def test_a_slow_processor_is_no_late_loss(adapter: JetStreamAdapter) -> None:
     assert (made.run.happened["fault: freeze"], made.run.happened["lost"]) == (1, 2)
 
 
+def test_a_late_shrink_of_a_dead_process_is_no_second_process(adapter: JetStreamAdapter) -> None:
+    # The server processes the shrink of a dead process 14 s late, while the next process handles messages.
+    token = '["jetstream",4281,[[32,"delay",14.0,4],[77,"drop_request",0.0,2]],null,false,false]'
+    assert run_schedule(schedule_of(token), adapter).run.findings == {}
+
+
 def test_the_server_redelivers_no_running_message_of_a_shared_durable(adapter: JetStreamAdapter) -> None:
     token = '["jetstream",3765,[[1,"restart",8.0,6],[28,"callback",0.0,1]],16,true,false]'
     made = run_schedule(schedule_of(token), adapter)

@@ -126,7 +126,7 @@ class DurableSource:
         place = self.place or PartitionId(self.durable.stream, 0)
         self._partition = Partition(place, READER, self.durable.stream_state.incarnation)
         self._opened.push_async_callback(self._close_inboxes)
-        self._watch.start(self._reading, self._is_ours)
+        self._watch.start(self._reading, self._is_ours, self._interrupt_shrunk)
         self._opened.push_async_callback(self._watch.stop)
         shortest, _ = self.durable.ack_waits
         return dataclasses.replace(
@@ -320,6 +320,9 @@ class DurableSource:
             outstanding=self._pulls.reserved,
             open_requests=self._pulls.open_requests,
         )
+
+    def _interrupt_shrunk(self, text: str) -> None:
+        self._pulls.interrupt("shrunk", text)
 
     def _second(self) -> None:
         if self._watch.failure is None:

@@ -93,6 +93,9 @@ class DurableWatch:
 
     def __post_init__(self) -> None:
         self._suspected: float | None = None
+        self._interrupt: Callable[[str], None]
+        # Number of takeovers before the first sight of a shrunk ack_wait.
+        self._shrunk_after: int | None = None
         self._before: ConsumerState | None = None
         self._takeovers = -1
         self._base = 0
@@ -102,13 +105,17 @@ class DurableWatch:
         self._skipped = 0
         self._task: asyncio.Task[None] | None = None
 
-    def start(self, read: Callable[[], ReadState], ours: Callable[[str], bool]) -> None:
+    def start(
+        self, read: Callable[[], ReadState], ours: Callable[[str], bool], interrupt: Callable[[str], None]
+    ) -> None:
         """Start the checks. The call does not block.
 
         Args:
             read: Function that returns the progress of the source.
             ours: Function that returns whether the source needs a subject that the server denied.
+            interrupt: Function that takes a reason, and makes the source take over again.
         """
+        self._interrupt = interrupt
         self._denials = Denials(self.connection.client, ours)
         self._task = asyncio.create_task(self._run(read))
 
@@ -202,6 +209,9 @@ class DurableWatch:
 
     def _check(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> None:
         state = snapshot.state
+        if self.alone and snapshot.in_takeover:
+            self._check_shrunk(now.takeovers)
+            return
         if self.alone and self._is_shared(snapshot, before, now):
             raise SourceError(self.durable.second_puller)
         wrong = "" if snapshot.in_takeover else self.durable.misfits(snapshot.config)
@@ -212,11 +222,20 @@ class DurableWatch:
         self._check_backlog(snapshot, before.takeovers)
         self.lag = state.unacknowledged + state.undelivered
 
+    def _check_shrunk(self, takeovers: int) -> None:
+        """Make the source restore ack_wait by a takeover, or raise ``SourceError`` for a running second process.
+
+        The server may process the request of a dead process late, after this process has restored ack_wait. A shrunk
+        ack_wait after a further takeover comes from a running process.
+        """
+        if self._shrunk_after is None:
+            self._shrunk_after = takeovers
+            self._interrupt("ack_wait is shrunk by a late request of an earlier process, or by another process")
+        elif takeovers > self._shrunk_after:
+            raise SourceError(self.durable.second_puller)
+
     def _is_shared(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
         """Return whether another process pulls messages from the consumer, or will soon pull."""
-        if snapshot.in_takeover:
-            # Only another process can be in a takeover now.
-            return True
         quiet = not before.outstanding and not now.outstanding and before.delivery == now.delivery
         if quiet and now.delivery is not None and snapshot.state.deliveries > now.delivery:
             return True

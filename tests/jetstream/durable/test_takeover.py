@@ -15,17 +15,14 @@ from lanes.source import Assigned, Delivered
 from lanes_jetstream.durable.consumer import ORIGINAL_ACK_WAIT
 from tests.jetstream.cohort_workload import FAST
 from tests.jetstream.conftest import FreshStream
+from tests.jetstream.durable.test_dropped_messages import held_up
 from tests.jetstream.workload import DURABLE, Recorder, Stream, all_done, crashing, inner, running
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_killed_takeover_is_repaired_by_the_next_start(stream: Stream) -> None:
-    """A process that dies with ack_wait shrunk leaves the original in the metadata; the next start restores it."""
-    await stream.publish(100)
-    recorder = Recorder()
-    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
-        await recorder.reached(20)
+async def shrink(stream: Stream) -> None:
+    """Shrink ack_wait like a takeover."""
     config = json.loads(
         (await stream.client.request(f"$JS.API.CONSUMER.INFO.{stream.name}.{DURABLE}", b"", timeout=5)).data
     )["config"]
@@ -36,11 +33,35 @@ async def test_a_killed_takeover_is_repaired_by_the_next_start(stream: Stream) -
         f"$JS.API.CONSUMER.CREATE.{stream.name}.{DURABLE}", json.dumps(request).encode(), timeout=5
     )
     assert (await stream.consumer_info()).config.ack_wait == 0.001
+
+
+async def test_a_killed_takeover_is_repaired_by_the_next_start(stream: Stream) -> None:
+    """A process that dies with ack_wait shrunk leaves the original in the metadata; the next start restores it."""
+    await stream.publish(100)
+    recorder = Recorder()
+    async with crashing(lanes.Consumer(stream.source(), recorder, settings=FAST)):
+        await recorder.reached(20)
+    await shrink(stream)
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await all_done(stream, recorder)
     restored = (await stream.consumer_info()).config
     assert restored.ack_wait == 30.0
     assert ORIGINAL_ACK_WAIT not in (restored.metadata or {})
+
+
+async def test_a_running_process_undoes_the_late_shrink_of_a_dead_one(stream: Stream) -> None:
+    await stream.publish(50)
+    recorder = Recorder()
+    handle, go_on = held_up(recorder, 1)
+    async with running(lanes.Consumer(stream.source(), handle, settings=FAST)):
+        with anyio.fail_after(20):
+            await recorder.reached(1)
+            await shrink(stream)
+            await stream.publish(50, seed=2)
+            while (await stream.consumer_info()).config.ack_wait != 30.0:
+                await anyio.sleep(0.05)
+            go_on.set()
+        await all_done(stream, recorder)
 
 
 async def test_a_cancelled_takeover_restores_the_timers(stream: Stream) -> None:

@@ -20,6 +20,7 @@ from lanes.source import Assigned, Delivered
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.source import DurableSource
 from memsource.jetstream.server.server import Fate
+from memsource.sim.loop.virtual import until
 from tests.simulated.jetstream.stage import LATENCY, URL, Stage, played, refusal
 
 SECOND: Final = 1_000_000_000
@@ -333,6 +334,38 @@ def test_shared_processes_do_not_ask_for_each_other() -> None:
         await closed(second)
 
     played(scene)
+
+
+def test_a_late_shrink_of_a_dead_process_is_undone_and_a_repeated_one_is_a_second_process(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scene(stage: Stage) -> None:
+        source = await opened(stage)
+        await stage.publish("S.a", "S.b")
+        run = await received(source)
+        consumer = stage.server.api.streams["S"].consumers["work"]
+        usual = dict(consumer.config)
+
+        async def shrink() -> None:
+            metadata = {**usual["metadata"], "lanes-original-ack-wait": str(usual["ack_wait"])}
+            config = {**usual, "ack_wait": 1_000_000, "metadata": metadata}
+            request = {"stream_name": "S", "config": config, "action": "update"}
+            await stage.api("CONSUMER.CREATE.S.work", request)
+
+        await shrink()
+        receiving = asyncio.create_task(all_received(source, 1_000_000))
+        assert await until(lambda: consumer.config == usual, 5.0)
+        assert source._watch.failure is None
+        assert await until(lambda: source._taken_over, 5.0)
+        await settle(source, run)
+        await shrink()
+        with pytest.raises(SourceError, match=r"^consumer S/work is pulled by another client"):
+            await receiving
+        await closed(source)
+
+    played(scene)
+    said = "ack_wait is shrunk by a late request of an earlier process, or by another process"
+    assert lines(caplog) == [f"{NAME}: requesting the messages again, unacknowledged ones first ({said})"]
 
 
 def test_a_process_that_started_at_the_same_moment_is_refused_later() -> None:
