@@ -355,7 +355,8 @@ class _Above:
 class MaxAhead(AssignmentChecker[_Above]):
     """No handler starts a message more than ``max_ahead`` deliveries above the confirmed floor (27).
 
-    The checker judges only sources that commit positions.
+    The deliveries of a part that the assignment has given up do not count. The checker judges only sources that commit
+    positions.
     """
 
     _state_class = _Above
@@ -372,6 +373,11 @@ class MaxAhead(AssignmentChecker[_Above]):
     @with_state("delivered", find="known")
     def _delivered(self, segment: Segment, row: Row, state: _Above) -> None:
         state.delivered.append(row.position)
+
+    @with_state("abandoned", find="known")
+    def _abandoned(self, segment: Segment, row: Row, state: _Above) -> None:
+        index = bisect_left(state.delivered, row.position)
+        del state.delivered[index : bisect_left(state.delivered, row.position + 1)]
 
     @on("started")
     def _started(self, segment: Segment, row: Row) -> None:

@@ -239,23 +239,30 @@ class UnownedNeverFed(PromiseChecker):
         timeline: History to judge.
         owners: The assignments of the map, in their order. A slot always has an owner after its first assignment.
         consumers: Consumer of each member in the map. Any owner counts for a missing member.
-        lease: Lease of the members, in seconds. An assignment begins at most one lease after its claim.
+        claims: Time of each claim, in seconds of ``mono``, by the name of the piece and the epoch. An assignment may
+            begin long after its claim, because the assignments of one look come together.
     """
 
     _needs_order = True
 
     def __init__(
-        self, timeline: Timeline, *, owners: Sequence[SlotOwner], consumers: Mapping[str, str], lease: float
+        self,
+        timeline: Timeline,
+        *,
+        owners: Sequence[SlotOwner],
+        consumers: Mapping[str, str],
+        claims: Mapping[tuple[str, int], float],
     ) -> None:
         super().__init__(timeline)
         self._owners = owners
         self._consumers = consumers
-        self._lease = lease
-        self._begun: dict[Assignment, float] = {}
+        self._claims = claims
+        self._claimed: dict[Assignment, float] = {}
 
     @on("assigned")
     def _assigned(self, segment: Segment, row: Row) -> None:
-        self._begun[segment, row.partition, row.assignment] = row.mono
+        time = self._claims.get((row.partition, int(row.number)), row.mono)
+        self._claimed[segment, row.partition, row.assignment] = time
 
     @on("delivered")
     def _delivered(self, segment: Segment, row: Row) -> None:
@@ -267,7 +274,7 @@ class UnownedNeverFed(PromiseChecker):
         if not owners:
             self._findings.violation(segment, row, f"delivered, and nobody owned its slot {slot}")
             return
-        claimed = self._begun.get((segment, row.partition, row.assignment), -inf) - self._lease
+        claimed = self._claimed.get((segment, row.partition, row.assignment), -inf)
         ends = [*(each.time for each in owners[1:]), inf]
         mine = self._consumers.get(segment.member)
         if mine is None or any(

@@ -158,6 +158,15 @@ COMMITTING: list[Case] = [
         checked=3,
     ),
     Case(
+        make=MaxAhead,
+        what="without the deliveries of a part that is given up",
+        rules={"max_ahead": 2},
+        asks="max_ahead",
+        keeps=[assigned(), THREE, started(0, "a"), message("abandoned", 1, "b"), started(2, "c")],
+        breaks=[assigned(), THREE, started(0, "a"), message("abandoned", 2, "c"), delivered(3, "d"), started(3, "d")],
+        witness="started 3 deliveries above the confirmed floor, max_ahead is 2",
+    ),
+    Case(
         make=StallNamed,
         what="with the message that holds the floor",
         rules={"max_ahead": 3},

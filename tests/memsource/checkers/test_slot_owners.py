@@ -25,7 +25,7 @@ from tests.memsource.checkers.rows import (
 
 PIECE: dict[str, Any] = {"partition": "S/0#1"}
 RECEIVED = [delivered(0, **PIECE), started(0, **PIECE), ended(0, **PIECE), ack(0, **PIECE)]
-LEASE = 10.0
+EPOCH, CLAIMED = 7, 90.0
 
 
 def history(*rows: Rows) -> Rows:
@@ -39,12 +39,13 @@ def owned_by(consumer: str, time: float = 0.0) -> SlotOwner:
 
 def judged(rows: Rows, *owners: SlotOwner, consumer: str | None = "a") -> Verdict:
     consumers = {} if consumer is None else {"m-1": consumer}
-    (verdict,) = check(parsed(rows), [partial(UnownedNeverFed, owners=owners, consumers=consumers, lease=LEASE)])
+    claims = {("S/0#1", EPOCH): CLAIMED}
+    (verdict,) = check(parsed(rows), [partial(UnownedNeverFed, owners=owners, consumers=consumers, claims=claims)])
     assert verdict.checked == 1
     return verdict
 
 
-HELD = history([assigned(**PIECE)], at(130.0, *RECEIVED))
+HELD = history([assigned(epoch=EPOCH, **PIECE)], at(130.0, *RECEIVED))
 
 
 @pytest.mark.parametrize(

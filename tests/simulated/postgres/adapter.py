@@ -64,7 +64,7 @@ class RangesAdapter:
 
     def _unowned(self, timeline: Timeline) -> Checker:
         broker = self.last
-        return UnownedNeverFed(timeline, owners=broker.owners, consumers=broker.consumers(), lease=broker.lease)
+        return UnownedNeverFed(timeline, owners=broker.owners, consumers=broker.consumers(), claims=broker.claims)
 
     def seams(self) -> AbstractContextManager[None]:
         return seams()

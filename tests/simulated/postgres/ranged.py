@@ -13,7 +13,7 @@ from psycopg import AsyncConnection
 from lanes.clock import Clock, monotonic
 from lanes.core.ring import SLOTS, slot
 from lanes.core.ring_map import Assignment, Range, RingMap
-from lanes.core.types import Message, Partition, Room, Settlement
+from lanes.core.types import Message, Partition, PieceId, Room, Settlement
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Revoking, SourceEvent, SourceTraits
 from lanes_postgres import Log, RangeMap
@@ -107,6 +107,7 @@ class RangedBroker(PostgresBroker):
     Attributes:
         map: The map of the members' group.
         owners: The assignments of the map, with the time from which each one holds.
+        claims: Time of each claim, by the name of the piece and the epoch.
     """
 
     all_calls = _CALLS
@@ -116,6 +117,7 @@ class RangedBroker(PostgresBroker):
         log = Log(LOG, schema=SCHEMA)
         self.map = RangeMap(log, group=SUBSCRIPTION)
         self.owners: list[SlotOwner] = []
+        self.claims: dict[tuple[str, int], float] = {}
         self._ring = RingMap()
         self._other = RangeMap(log, group=OTHER_GROUP)
         self._changes = rng.choice([3, 6, 12, 25])
@@ -267,10 +269,6 @@ class RangedBroker(PostgresBroker):
 
     # --- members
 
-    @property
-    def lease(self) -> float:
-        return self._lease
-
     def consumers(self) -> dict[str, str]:
         """Return the consumer of each process."""
         found = {each.member: each.consumer for each in self.members if isinstance(each, RangedMember)}
@@ -388,5 +386,7 @@ class RangedBroker(PostgresBroker):
         if after.consumer != before.consumer:
             self._moved.add((key[1], before.epoch))
         self._done.update((after.partition, each) for each in mine if after.finished(each))
+        if after.epoch > before.epoch:
+            self.claims[str(PieceId(LOG, after.partition, key[1])), after.epoch] = self.now
         if after.epoch < before.epoch:
             self.find("EpochsRise", f"{session.owner} gives piece {key[1]} epoch {after.epoch} after {before.epoch}")
