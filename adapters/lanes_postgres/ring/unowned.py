@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, LiteralString
 
 from psycopg import AsyncConnection
 from psycopg.rows import tuple_row
 
-from lanes_postgres.steps import compose
+from lanes.errors import LanesError
+from lanes_postgres.errors import is_about_statement
+from lanes_postgres.ring.pieces import TRIES
+from lanes_postgres.steps import Statement, Steps, compose
+from lanes_postgres.transactions import alone_async
 
 LOOK: Final = 10_000
 """Maximum number of positions of each partition that one call of ``look_at_unowned`` reads."""
@@ -49,7 +53,7 @@ async def count_unowned(connection: AsyncConnection[Any], schema: str, log: int,
 
 async def look_at_unowned(
     connection: AsyncConnection[Any], schema: str, log: int, group: str, ends: Sequence[int]
-) -> int:
+) -> tuple[int, str]:
     """Count the messages in slots without an owner, and skip messages of other slots.
 
     The call reads at most ``LOOK`` positions of each partition, from the first position that may have such a message.
@@ -63,14 +67,36 @@ async def look_at_unowned(
         ends: End of each partition. Every message below this position is visible.
 
     Returns:
-        The number of messages, of which at most 1,000 count for each partition.
+        The number of messages, of which at most 1,000 count for each partition, and the error of a piece whose position
+        the server refuses; "" = no error.
     """
     found = await _counted(connection, schema, log, group, look=LOOK, ends=list(ends))
     starts = [(piece, floor, until if first is None else first) for piece, floor, until, first, _ in found]
     raised = {piece: start for piece, floor, start in starts if start > floor}
-    if raised:
-        await connection.execute(compose(_RAISE, schema), (list(raised), list(raised.values())))
-    return sum(count for *_, count in found)
+    return sum(count for *_, count in found), await _raise(connection, schema, raised)
+
+
+async def _raise(connection: AsyncConnection[Any], schema: str, floors: Mapping[int, int]) -> str:
+    """Raise positions together. After a refusal, raise each position alone, and return the last error."""
+    if not floors:
+        return ""
+    try:
+        await alone_async(connection, _raising(schema, floors), "slots without an owner")
+    except LanesError as error:
+        if not is_about_statement(error):
+            raise
+        if len(floors) == 1:
+            return f"piece {next(iter(floors))}: {error}"
+    else:
+        return ""
+    errors = [await _raise(connection, schema, {piece: floor}) for piece, floor in floors.items()]
+    return next((error for error in reversed(errors) if error), "")
+
+
+def _raising(schema: str, floors: Mapping[int, int]) -> Steps[None]:
+    # A lock on the table of the pieces must not delay the messages.
+    yield Statement(TRIES.encode())
+    yield Statement(compose(_RAISE, schema), (list(floors), list(floors.values())))
 
 
 async def _counted(

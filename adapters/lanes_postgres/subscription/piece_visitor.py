@@ -44,6 +44,8 @@ _HAND_OVER_AGAIN: Final = 0.1
 _COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the messages in slots without an owner, and between two deletions of attempts."""
 
+_NOT_RAISED: Final = "the position of slots that nobody owns is not raised, so the log keeps its messages"
+
 LONGEST_PAUSE: Final = 60.0
 """Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later one is longer.
 """
@@ -101,6 +103,7 @@ class PieceVisitor(Visitor):
         # Time of the first claim that found the row of a piece locked by a transaction.
         self._locked_since: dict[int, float] = {}
         self._no_claims = ""
+        self._not_raised = ""
 
     def _told(self, backend: int, payload: str) -> None:
         super()._told(backend, payload)
@@ -216,7 +219,10 @@ class PieceVisitor(Visitor):
             if not is_about_statement(error):
                 raise
             log.info("%s: the attempts of finished messages are not deleted for now: %s", self.name, error)
-        self.unowned = await look_at_unowned(connection, *place, self.subscription, self._ends)
+        self.unowned, refused = await look_at_unowned(connection, *place, self.subscription, self._ends)
+        if refused and not self._not_raised:
+            log.warning("%s: %s: %s", self.name, _NOT_RAISED, refused)
+        self._not_raised = refused and f"{_NOT_RAISED}: {refused}; correct its row in lanes_ring_pieces"
         if self.unowned and not before:
             log.warning("%s: %s", self.name, self.finding())
 
@@ -224,7 +230,7 @@ class PieceVisitor(Visitor):
         """Return texts about faults that a person must correct."""
         waiting = [fault.text for fault in self._faults.values()]
         owned = [each.finding() for each in self._owned_pieces().values()]
-        return [text for text in (self.finding(), self._no_claims, *waiting, *owned) if text]
+        return [text for text in (self.finding(), self._not_raised, self._no_claims, *waiting, *owned) if text]
 
     def finding(self) -> str:
         """Return a text about messages in slots without an owner; empty without such messages."""
@@ -401,8 +407,6 @@ class PieceVisitor(Visitor):
         try:
             if not held.lost and monotonic() < held.deadline:
                 await self.pieces.end_drain(row.id, parent)
-        except StateLocked:
-            pass  # The former owner may be frozen in its hand-over. The next look tries again.
         finally:
             await held.release()
 

@@ -248,6 +248,54 @@ async def test_a_piece_without_an_owner_whose_row_is_locked_is_reported(
             await until(lambda: a.findings() == [])
 
 
+async def test_a_piece_of_a_dead_owner_whose_row_is_locked_is_reported(
+    ring: Ring, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next owner cannot end the drain of its part."""
+    monkeypatch.setattr(piece_visitor, "TOLD", 0.3)
+    upper = Range(MIDDLE, HALF - 1)
+    (key,) = some(upper, 1)
+    async with ring.member("a") as a:
+        await until(lambda: epoch_of(ring, piece) > 0 and a.consumer.status().partitions)
+    ring.assign(upper, "b")
+    part = number_of(ring, upper)
+    ring.append(key)
+    with ring.logs.connect() as operator:
+        lock(operator, ring, part)
+        async with ring.member("b") as b:
+            await until(lambda: b.consumer.status().partitions)
+            await until(b.findings)
+            (finding,) = b.findings()
+            assert f"a transaction holds the row of piece {part}; end that transaction" in finding
+            operator.rollback()
+            await until(lambda: b.ended == [key])
+            await until(lambda: b.findings() == [])
+
+
+async def test_a_refused_position_of_slots_without_an_owner_stops_no_member(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count of these slots raises their positions."""
+    monkeypatch.setattr(piece_visitor, "_COUNT_EVERY", 0.1)
+    ring = Ring(logs)
+    ring.assign(HIGH, "a")
+    with ring.logs.connect(autocommit=True) as connection, connection.transaction():
+        perform(connection, ring.map.beginning([0]), "test")
+    ring.assign(Range(MIDDLE, MIDDLE), "a")  # Two pieces have no owner now.
+    free = number_of(ring, Range(0, 0))
+    refuse(ring, free, "floor", "P0001")
+    high = some(HIGH, 2)
+    async with ring.member("a") as a:
+        ring.append(high[0])
+        await until(lambda: a.ended == high[:1])
+        await until(lambda: any(f"piece {free}: " in text for text in a.findings()))
+        ring.append(high[1])
+        await until(lambda: a.ended == high)
+        admit(ring)
+        await until(lambda: floor_of(ring, free) == 2)
+        await until(lambda: a.findings() == [])
+
+
 async def test_a_member_without_a_connection_for_a_claim_reads_its_other_pieces(
     ring: Ring, monkeypatch: pytest.MonkeyPatch
 ) -> None:
