@@ -45,6 +45,7 @@ def assign(
     consumer owns the slots already, the command changes nothing.
     """
     ring, wanted = _map(log, group, schema), _range(lo, hi)
+    _check(ring, consumer)
 
     async def work(connection: AsyncConnection[Any]) -> bool:
         return await ring.assign(connection, wanted.lo, wanted.hi, consumer)
@@ -66,6 +67,7 @@ def split(
     The part begins with SLOT, and ends with the last slot of the range.
     """
     ring, first = _map(log, group, schema), _slot("SLOT", slot)
+    _check(ring, consumer)
 
     async def work(connection: AsyncConnection[Any]) -> tuple[bool, Assignment | None]:
         changed = await ring.split(connection, first, consumer)
@@ -139,6 +141,14 @@ def _map(log: str, group: str, schema: str) -> RangeMap:
         return RangeMap(Log(log, schema=schema), group=group)
     except ConfigError as error:
         stop(printable(f"--{error}".replace("--name=", "--log=", 1)), EXIT_USAGE)
+
+
+def _check(ring: RangeMap, consumer: str) -> None:
+    """Refuse a wrong name of a consumer before the command connects."""
+    try:
+        ring.member(consumer)
+    except ConfigError as error:
+        stop(printable(str(error).replace("consumer=", "CONSUMER ", 1)), EXIT_USAGE)
 
 
 def _slot(name: str, text: str) -> int:
