@@ -22,6 +22,10 @@ class UniqueViolation(Exception):
     """A row with this key exists."""
 
 
+class RowRefused(Exception):
+    """A trigger refuses the change of a row."""
+
+
 class Session:
     """One session of a server.
 
@@ -132,8 +136,10 @@ class Session:
         self._rows.add(key)
 
     def put(self, key: Hashable, row: Any) -> None:
-        """Write a row; None deletes the row. Raises ``Blocked`` like ``lock_row``."""
+        """Write a row; None deletes the row. Raises ``RowRefused``, and ``Blocked`` like ``lock_row``."""
         self.lock_row(key)
+        if key in self.server.refused:
+            raise RowRefused
         self._changes[key] = row
 
     def insert(self, key: Hashable, row: Any) -> None:
@@ -192,6 +198,7 @@ class PostgresServer:
         sessions: The open sessions, the oldest first.
         rows: The committed rows.
         locks: Advisory lock -> session that holds the lock.
+        refused: Keys of the rows whose changes a trigger refuses.
         on_expiry: Function that the server calls with a session after its idle timeout, before its end.
         changed: Function that the server calls at the end of a transaction, so that blocked statements may continue.
         on_row: Function that the server calls with the session, the key, the former and the new row of each committed
@@ -204,6 +211,7 @@ class PostgresServer:
         self.sessions: list[Session] = []
         self.rows: dict[Hashable, Any] = {}
         self.locks: dict[int, Session] = {}
+        self.refused: set[Hashable] = set()
         self.changed: Callable[[], None] = lambda: None
         self.on_expiry: Callable[[Session], None] = lambda session: None
         self.on_row: Callable[[Session, Hashable, Any, Any], None] = lambda session, key, before, after: None

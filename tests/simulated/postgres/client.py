@@ -20,7 +20,7 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from memsource.adapters.choices import DELIVER, Choice
-from memsource.postgres.server import Blocked, PostgresServer, Session, UniqueViolation
+from memsource.postgres.server import Blocked, PostgresServer, RowRefused, Session, UniqueViolation
 from memsource.sim.loop.event_loop import GROUP, current
 from tests.simulated.postgres.statements import Rows, call_of, perform, text_of
 
@@ -314,6 +314,8 @@ class Line:
             error = psycopg.errors.LockNotAvailable("canceling statement due to lock timeout")
         except UniqueViolation:
             error = psycopg.errors.UniqueViolation("duplicate key value violates unique constraint")
+        except RowRefused:
+            error = psycopg.errors.RaiseException("refused by a trigger")
         if not lost:
             self._later(False, late, lambda: self._replied(answer, rows, error))
 

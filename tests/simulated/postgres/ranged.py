@@ -66,6 +66,9 @@ _STANDBY: Final = 0.1
 _HELD: Final = 0.4
 """Share of the runs in which a person locks rows."""
 
+_REFUSED: Final = 0.4
+"""Share of the runs in which a trigger refuses changes of rows."""
+
 _HOLDS: Final = (0.3, 1.0, 3.0, 6.0, 12.0)
 """Seconds for which a row is locked, and seconds before the next lock."""
 
@@ -139,6 +142,9 @@ class RangedBroker(PostgresBroker):
         world.start(self._operate)
         if self._person.random() < _HELD:
             world.start(self._hold_rows)
+        self._refusing = Random(repr((self._changes, sorted(self._faulty), "refusals")))
+        if self._refusing.random() < _REFUSED:
+            world.start(self._refuse_rows)
 
     # --- a person in psql
 
@@ -159,6 +165,19 @@ class RangedBroker(PostgresBroker):
                 session.lock_row(piece_key(person.choice(pieces)[0]))
                 await asyncio.sleep(person.choice(_HOLDS))
             self.server.terminate(session)
+
+    async def _refuse_rows(self) -> None:
+        """Let a trigger refuse the changes of the row of a piece for some time, again and again."""
+        assert self._world is not None, "bind comes first"
+        while True:
+            await asyncio.sleep(self._refusing.choice(_HOLDS))
+            if not self._world.faulty:
+                return
+            if pieces := self._pieces():
+                key = piece_key(self._refusing.choice(pieces)[0])
+                self.server.refused.add(key)
+                await asyncio.sleep(self._refusing.choice(_HOLDS))
+                self.server.refused.discard(key)
 
     # --- the operator
 
