@@ -12,7 +12,7 @@ import anyio
 import typer
 from rich.table import Table
 
-from lanes.cli.kit import command_group, one_line_errors, print_table, waiting_line
+from lanes.cli.kit import command_group, one_line_errors, option_values, print_table, waiting_line
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError
@@ -83,7 +83,8 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
     """Run ``work`` on the cohort. Report an error of ``lanes`` as one line."""
 
     async def job() -> None:
-        connection = Connection(server)
+        with option_values("--"):
+            connection = Connection(server)
         with waiting_line("the NATS server", server):
             await connection.open()
         try:

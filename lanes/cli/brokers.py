@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from lanes.cli.kit import require, stop
+from lanes.cli.kit import option_values, require, stop
 
 _NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
 
@@ -31,11 +31,13 @@ def is_nats(server: str) -> bool:
 def make_client(group: str, broker: str, command: str, *arguments: object) -> Any:
     """Make the client that the adapter of a broker registers in an entry-point group.
 
-    Ends the process if the extra of the adapter is missing.
+    Ends the process if the extra of the adapter is missing, or if the value of an option is invalid.
     """
     points = entry_points(group=group, name=broker)
     if not points:
         stop(f"`{command}`: lanes is not installed as a package; pip install . in the checkout of lanes")
     (point,) = points
     require(f"`{command}`", *point.extras)
-    return point.load()(*arguments)
+    make = point.load()
+    with option_values():
+        return make(*arguments)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from itertools import zip_longest
 from typing import Any, Final, TypeVar, get_type_hints
 
 import typer
@@ -34,6 +35,23 @@ class Command(TyperCommand):
             if rows:
                 with formatter.section(f"{kind.capitalize()}s"):
                     formatter.write_dl(rows)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse an option without a value. The parser would take the next option for the value."""
+        params = self.get_params(ctx)
+        options: dict[str, Any] = {
+            name: each for each in params if each.param_type_name == "option" for name in each.opts
+        }
+        names = {*options, *ctx.help_option_names}
+        words = args[: args.index("--")] if "--" in args else args
+        for word, value in zip_longest(words, words[1:]):
+            option = options.get(word)
+            if option is None or option.is_flag or not (value is None or value in names):
+                continue
+            error = Misuse(f"has {word} without a value; write {word} {option.metavar or 'VALUE'}")
+            error.ctx = ctx
+            raise error
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         try:

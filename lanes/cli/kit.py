@@ -214,6 +214,24 @@ def one_line_errors(interrupted: str = "interrupted") -> Iterator[None]:
         stop(interrupted, EXIT_INTERRUPTED)
 
 
+@contextmanager
+def option_values(prefix: str = "") -> Iterator[None]:
+    """End the process with ``EXIT_USAGE`` and one line on stderr after a ``ConfigError`` that names an option.
+
+    The block makes an object from options and files, and asks no server. Every other ``ConfigError`` passes.
+
+    Args:
+        prefix: Text before the text of each error.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        text = f"{prefix}{error}"
+        if not text.startswith(("--", "-X")):
+            raise
+        stop(printable(text), EXIT_USAGE)
+
+
 def stop(text: str, status: int = EXIT_UNUSABLE) -> NoReturn:
     """End the process with one line on stderr."""
     print(f"lanes: {text}", file=sys.stderr, flush=True)

@@ -94,6 +94,17 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
             "No such option: --tpoic; `lanes dead-letters list` has --topic; run",
         ),
         (
+            ["dead-letters", "list", "--topic"],
+            64,
+            "`lanes dead-letters list` has --topic without a value; write --topic NAME; run `lanes dead",
+        ),
+        (
+            ["dead-letters", "list", "--server", "--topic", "x"],
+            64,
+            "`lanes dead-letters list` has --server without a value; write --server ADDRESS; run",
+        ),
+        (["ring", "--lanes", "--", "--lanes"], 64, "--lanes"),
+        (
             ["doctor", "kafka", "--group", "g", "--topic", "t1,t2"],
             64,
             "`lanes doctor kafka` has --topic 't1,t2', and a name has no comma; repeat the option: --topic NAME",

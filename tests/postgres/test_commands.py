@@ -210,10 +210,10 @@ def test_a_server_without_a_free_connection_fails(
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("--dsn", "postgresql://me:canary%zz@host/x"), 3, "correct the connection string"),
-        (("--dsn", "host=h password='canary"), 3, "correct the connection string"),
+        (("--dsn", "postgresql://me:canary%zz@host/x"), 64, "correct the connection string"),
+        (("--dsn", "host=h password='canary"), 64, "correct the connection string"),
         (("--dsn", "postgresql://me:canary@127.0.0.1:1/x"), 3, "start the server, or correct the connection string"),
-        (("--schema", ""), 3, "schema=''"),
+        (("--dsn", "postgresql://host/x", "--schema", ""), 64, "--schema=''"),
         (("--server", "x"), 64, "No such option: --server"),
     ],
 )

@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import Misuse, command_group, print_table, waiting_line
+from lanes.cli.kit import EXIT_USAGE, Misuse, command_group, option_values, print_table, stop, waiting_line
 from lanes.core.types import key_bytes
 from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import given_settings
@@ -69,7 +69,7 @@ def partition(
     if as_int and as_hex:
         raise Misuse("takes --int or --hex, not both")
     if partitions < 1:
-        raise ConfigError(f"--partitions {partitions}: must be 1 or more")
+        stop(f"--partitions {partitions}: must be 1 or more", EXIT_USAGE)
     table = Table()
     table.add_column("key", overflow="fold")
     for heading in ("murmur2", "CRC-32"):
@@ -106,10 +106,11 @@ def doctor(
     for name in topics:
         if "," in name:
             raise Misuse(f"has --topic {name!a}, and a name has no comma; repeat the option: --topic NAME --topic NAME")
-    given = given_settings(config, settings, server=server, group=group)
-    if not given.get("group.id"):
-        raise Misuse("needs --group NAME, or group.id in --config FILE")
-    read = client_config(given)
+    with option_values():
+        given = given_settings(config, settings, server=server, group=group)
+        if not given.get("group.id"):
+            raise Misuse("needs --group NAME, or group.id in --config FILE")
+        read = client_config(given)
     with waiting_line("the Kafka broker", server):
         checks = examine(read, topics)
     conclude(checks, as_json=as_json, facts=_facts(read), tables=[_chosen(read)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
@@ -14,9 +15,9 @@ from psycopg import AsyncConnection
 from rich.table import Table
 
 from lanes.cli.doctor import conclude
-from lanes.cli.kit import EXIT_UNUSABLE, command_group, one_line_errors, print_table, stop, waiting_line
+from lanes.cli.kit import command_group, one_line_errors, option_values, print_table, waiting_line
+from lanes.cli.misuse import Misuse
 from lanes.dead_letter import printable
-from lanes.errors import ConfigError
 from lanes_postgres.advisory_locks import AdvisoryLocks
 from lanes_postgres.cli.doctor import examine
 from lanes_postgres.cli.retention import trim as trim_log
@@ -126,17 +127,19 @@ def dead_letter_box(dsn: str, name: str, schema: str) -> PostgresDeadLetters:
         The box, which is not open yet.
 
     Raises:
-        ConfigError: An argument is invalid.
+        ConfigError: The name is invalid.
+        Misuse: Neither the connection string nor the environment names a database.
     """
+    _check(dsn, schema or SCHEMA)
     return PostgresDeadLetters(dsn, name, schema=schema or SCHEMA)
 
 
 def _check(dsn: str, schema: str) -> None:
-    try:
+    if not dsn and not any(name.startswith("PG") for name in os.environ):
+        raise Misuse("needs --dsn DSN, or the PG… variables of the environment, such as PGHOST")
+    with option_values("--"):
         check_schema_name(schema)
         AdvisoryLocks(dsn)
-    except ConfigError as error:
-        stop(str(error), EXIT_UNUSABLE)
 
 
 def run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[T]]) -> T:
