@@ -320,9 +320,9 @@ class Settings:
         """
         if allowed is not None and self.longest_drain > allowed:
             raise ConfigError(
-                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s for the last "
-                f"settlement and {RELEASE_WITHIN:g} s for the release, exceed the {allowed:g} s that the broker allows "
-                f"for a drain: lower them, or raise {origin or 'that limit'}"
+                f"drain_timeout={self.drain_timeout:g} and grace={self.grace:g}, with {SETTLE_WITHIN:g} s for the "
+                f"last settlement and {RELEASE_WITHIN:g} s for the release, exceed the {allowed:g} s that the broker "
+                f"allows for a drain. Lower drain_timeout or grace, or raise {origin or 'that limit'}"
             )
 
     def check_partitions(self, name: str, partitions: int | None) -> None:

@@ -600,7 +600,7 @@ class Consumer:
         bound = self._check_traits(traits)
         if traits.divides and self._journal is not None:
             raise ConfigError(
-                f"{traits.name} owns ranges of keys, and a journal knows whole partitions alone; leave out journal=, "
+                f"{traits.name} owns ranges of keys, but a journal records only whole partitions; leave out journal=, "
                 "or pass history="
             )
         self._check_destination()
@@ -657,8 +657,9 @@ class Consumer:
         if found is not None and self._reading is not None and self._reading.reads(found):
             subject = f" (subject {found.subject!r})" if found.subject else ""
             raise ConfigError(
-                f"{self._life.name}: the dead letters go to {found.name!r}{subject}, which this source reads too, so "
-                "each dead letter would make another one; write the dead letters to a separate topic or stream"
+                f"{self._life.name}: the dead letters go to {found.name!r}{subject}, which this source also reads, so "
+                "each dead letter would create another dead letter. Write the dead letters to a separate topic or "
+                "stream"
             )
 
     def _notify(self, event: GroupEvent) -> None:
@@ -722,8 +723,8 @@ class Consumer:
                 except Exception as error:
                     # The error is logged only, because it would hide the reason why the run ended.
                     log.warning(
-                        "%s: cannot close %r (%s, %s); the run ends all the same, and the end of the process frees "
-                        "what is still open",
+                        "%s: cannot close %r (%s, %s); the run ends nevertheless, and open connections close with "
+                        "the process",
                         self._life.name,
                         closed,
                         type(error).__name__,
@@ -731,8 +732,8 @@ class Consumer:
                     )
             if closing.cancelled_caught:
                 log.warning(
-                    "%s: %r did not close within %g s; the run ends all the same, and the end of the process frees "
-                    "what is still open",
+                    "%s: %r did not close within %g s; the run ends nevertheless, and open connections close with "
+                    "the process",
                     self._life.name,
                     closed,
                     2 * CLOSE_TIMEOUT,

@@ -118,7 +118,7 @@ def _check_decodes_messages(decode: object) -> None:
         takes_value = module in _DECODING_MODULES and getattr(decode, "__name__", "") in _DECODING_NAMES
     if takes_value:
         raise ConfigError(
-            f"decode={_name(decode)} takes a value, and decode gets the Message: write decode=lambda message: "
+            f"decode={_name(decode)} takes a value, but decode gets the Message: write decode=lambda message: "
             f"{_call_of(decode)}(message.value)"
         )
 
@@ -127,7 +127,7 @@ def _check_processes(handler: object, decode: object, settings: Settings) -> Non
     """Raise ``ConfigError`` for a handler, decoder or setup that cannot run in another process."""
     if is_async(handler):
         raise ConfigError(
-            f'handler={_name(handler)} is async, and sync_handlers="processes" runs plain functions only: write def in '
+            f'handler={_name(handler)} is async, but sync_handlers="processes" runs only plain functions: write def in '
             "place of async def, or leave sync_handlers out"
         )
     if os.name != "posix":
@@ -142,8 +142,8 @@ def _check_processes(handler: object, decode: object, settings: Settings) -> Non
         except Exception as error:
             raise ConfigError(
                 f"{name}={_name(function)} cannot be sent to another process ({type(error).__qualname__}: "
-                f"{printable(error_text(error))}): define {'the class' if _of_a_class(function) else 'it with def'} at "
-                "the top of a module, and open locks, files and connections in process_setup=…"
+                f"{printable(error_text(error))}). Define {'the class' if _of_a_class(function) else 'it with def'} "
+                "at the top of a module, and open locks, files and connections in process_setup=…"
             ) from error
 
 
@@ -251,18 +251,18 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
     named = f"{parameter.name}: {_MODULES.sub('', text)}"
     if takes == "message" and batch:
         raise ConfigError(
-            f"handler={_name(handler)} takes one message ({named}), and batch= passes lists of messages: take "
+            f"handler={_name(handler)} takes one message ({named}), but batch= passes lists of messages: take "
             "list[Message], or leave batch out"
         )
     if takes == "list" and not batch:
         raise ConfigError(
-            f"handler={_name(handler)} takes a list of messages ({named}), and without batch= each call has one "
+            f"handler={_name(handler)} takes a list of messages ({named}), but without batch= each call has one "
             "message: set Settings(batch=…), or take one Message"
         )
     if not batch and _excludes_message(annotation):
         raise ConfigError(
-            f"handler={_name(handler)} takes {named}, and each call has a Message: annotate it as lanes.Message, and "
-            "read message.value, or message.data with decode=…"
+            f"handler={_name(handler)} takes {named}, but each call has a Message: annotate the parameter as "
+            "lanes.Message, and read message.value, or message.data with decode=…"
         )
 
 

@@ -316,8 +316,9 @@ class StreamQueues:
             await self._update(config)
             named = ", ".join(f"{number} messages of {name!r}" for name, number in late.items())
             raise SourceError(
-                f"stream {self._stream!r}: {named} arrived during the removal, and the subjects are added again; start "
-                "all producers with the smaller number, wait until the messages are finished, and run the command again"
+                f"stream {self._stream!r}: {named} arrived during the removal, so the command has added the subjects "
+                "again. Start all producers with the smaller number, wait until the messages are finished, and run "
+                "the command again"
             )
         return [f"removed subject {each!r} from stream {self._stream!r}" for each in removed]
 

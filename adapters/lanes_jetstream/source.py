@@ -426,8 +426,8 @@ def _check_beside_queue(
     if isinstance(cohort, Cohort):
         if cohort.partitions not in (None, queue.partitions):
             raise ConfigError(
-                f"queue={queue.name!r} has {queue.partitions} partitions, and Cohort(partitions={cohort.partitions}) "
-                "another number, although each physical queue is one cohort partition; omit partitions=…"
+                f"queue={queue.name!r} has {queue.partitions} partitions, but Cohort(partitions={cohort.partitions}) "
+                "has another number, and each physical queue is one cohort partition; omit partitions=…"
             )
         if cohort.create is not None:
             raise ConfigError(

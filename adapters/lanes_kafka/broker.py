@@ -276,7 +276,7 @@ def unanswered(
         The error; retryable if no broker answered.
     """
     if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return SourceError(f"{name}: topic {topic!r}: this user may not describe it; allow the user Describe on it")
+        return SourceError(f"{name}: this user may not describe topic {topic!r}; allow the user Describe on the topic")
     why = likely_cause(error, reported)
     text = redacted(why.str(), settings)
     if is_login_refused(why):

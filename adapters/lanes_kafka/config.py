@@ -46,7 +46,7 @@ class Chosen(NamedTuple):
     reason: str
 
 
-_COMMITS_ARE_OURS: Final = "lanes itself commits, and only the positions of completed messages"
+_COMMITS_ARE_OURS: Final = "lanes commits the positions of completed messages itself"
 _RESETS_ARE_OURS: Final = "lanes decides by start and out_of_range where to read, and skips nothing silently"
 
 _WANTED_OFF: Final = ("enable.auto.commit", "enable.auto.offset.store")

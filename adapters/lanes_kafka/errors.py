@@ -62,7 +62,7 @@ _HANDSHAKE: Final = "handshake failed"
 """Words in the client's error after the broker has refused the login before the exchange of credentials."""
 
 _OTHER_GROUP: Final = (
-    "the group has members of another protocol, or it is a share group, which has no order; use another group.id, or "
+    "the group has members of another protocol, or is a share group, which has no order; use another group.id, or "
     "the protocol and strategy of its members"
 )
 _REMEDIES: Final[Mapping[int, str]] = {

@@ -196,10 +196,10 @@ class Census:
             for one in self._examples.values()
         )
         return (
-            f"topic {topic} is written by two kinds of producers, so keys in two partitions have no order; set "
-            "partitioner=murmur2_random in the librdkafka producers. Of the sampled keys, "
-            f"{self.murmur2} lie where only murmur2 (Java, kafka-python) puts them, and "
-            f"{self.crc32} where only CRC-32 (librdkafka) does: {places}"
+            f"two kinds of producers write topic {topic}, so keys in two partitions have no order; set "
+            f"partitioner=murmur2_random in the librdkafka producers. Among the sampled keys, {self.murmur2} lie "
+            f"where only murmur2 (Java, kafka-python) puts them, and {self.crc32} where only CRC-32 (librdkafka) "
+            f"does: {places}"
         )
 
 

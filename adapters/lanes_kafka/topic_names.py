@@ -60,11 +60,11 @@ def read_topics(
             raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
         if name.startswith("^"):
             raise ConfigError(
-                f"topics={shown_value(name)}: patterns are not supported, because topics that appear later could not "
-                "be checked at the start; name the topics"
+                f"topics={shown_value(name)}: patterns are not supported, because the source checks all topics at the "
+                "start; name the topics"
             )
         if "://" in name:
-            raise ConfigError(f"topics={shown_value(name)}: a URL is no name of a topic; pass the names of topics")
+            raise ConfigError(f"topics={shown_value(name)}: a URL is not the name of a topic; pass the names of topics")
         if "," in name:
             raise ConfigError(
                 f"topics={shown_value(name)}: a name has no comma; write several topics as a list of names"

@@ -61,7 +61,7 @@ def _unreadable(where: str, fault: str) -> ConfigError:
 
 def _fault(address: str, scheme: re.Match[str] | None, error: psycopg.Error) -> str:
     if scheme is not None and scheme[1] not in ("postgresql", "postgres"):
-        return f"the scheme {scheme[1]}:// is none of PostgreSQL"
+        return f"the scheme {scheme[1]}:// is not a scheme of PostgreSQL"
     if _SHORT_SCHEME.match(address):
         return "two slashes must follow the scheme, as in postgresql://"
     unknown = _UNKNOWN_OPTION.search(str(error))

@@ -350,7 +350,7 @@ class AdvisoryLocks:
                 self._contact.unanswered(sent, self._why)
                 if monotonic() >= logged + _QUIET:
                     logged = monotonic()
-                    log.warning("%s; the locks keep trying to connect", error)
+                    log.warning("%s; retrying", error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
@@ -375,9 +375,7 @@ class AdvisoryLocks:
             self._session = None
             self._why = reason
             count = len(session.held)
-            log.warning(
-                "%s: the session ended, and its %d locks are lost, but run() connects again: %s", WHERE, count, reason
-            )
+            log.warning("%s: the session and its %d locks are lost (%s); run() connects again", WHERE, count, reason)
         held, session.held = session.held, {}
         for each in held.values():
             self._sessions.pop(each, None)

@@ -147,8 +147,8 @@ class Claims:
     def _fenced(self, message: Message, row: Row, epoch: int) -> LanesError:
         partition = message.partition
         text = (
-            f"subscription {self._subscription!r}: {row.place} has epoch {row.epoch}, and its key was written with "
-            f"epoch {epoch} since"
+            f"subscription {self._subscription!r}: {row.place} has epoch {row.epoch}, but its key was last written "
+            f"with epoch {epoch}"
         )
         if partition.live and monotonic() < partition.deadline:
             # The owner is the newest owner, so the epochs have restarted, and every message would fail.

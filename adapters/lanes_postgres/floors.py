@@ -83,15 +83,15 @@ class FloorClaims:
         found = yield Statement(self._lock, place)
         if found is None:
             raise ConfigError(
-                f"{self._where}: no position of {owned.partition} is stored, so it cannot be moved; give Positions the "
-                "subscription, the database and the schema of the PostgresSource. After the drop of a subscription, "
-                "start its consumers again"
+                f"{self._where}: no position of {owned.partition} is stored, so Positions cannot move the position; "
+                "give Positions the subscription, the database and the schema of the PostgresSource. After the drop "
+                "of a subscription, start its consumers again"
             )
         epoch, floor, text = found
         if epoch != owned.epoch:
             raise Fenced(
-                f"{self._where}: {owned.partition} was acquired with epoch {owned.epoch}, and its state has epoch "
-                f"{epoch} since; another process handles the message"
+                f"{self._where}: {owned.partition} was acquired with epoch {owned.epoch}, but its state now has epoch "
+                f"{epoch}; another process handles the message"
             )
         completed = runs_of(text)
         fresh = [

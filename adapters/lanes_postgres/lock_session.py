@@ -158,8 +158,8 @@ class SessionMaker:
         if version < _OLDEST:
             raise ConfigError(
                 f"{WHERE}: the server has version {version // 10_000}, which cannot limit the idle time of a session, "
-                "so a frozen process would keep its locks; upgrade the server to PostgreSQL 14 or newer, or use other "
-                "locks"
+                "so a frozen process would keep its locks. Upgrade the server to PostgreSQL 14 or newer, or use "
+                "other locks"
             )
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         (pid,) = await (await cursor.execute(_PID)).fetchone() or (0,)

@@ -27,7 +27,8 @@ def check_name(argument: str, name: object, remedy: str) -> None:
     refuse_address(argument, name, remedy)
     if not _is_text(name) or not 0 < len(name) <= _NAME_LIMIT:
         raise ConfigError(
-            f"{argument}={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; {remedy}"
+            f"{argument}={shown_value(name)}: must be a str of 1 to {_NAME_LIMIT} characters, without zero bytes; "
+            f"{remedy}"
         )
 
 
@@ -36,8 +37,8 @@ def check_schema_name(name: object) -> None:
     refuse_address("schema", name, f"omit it for {SCHEMA!r}")
     if not _is_text(name) or not 0 < len(name.encode()) <= _SCHEMA_LIMIT:
         raise ConfigError(
-            f"schema={shown_value(name)} is no str of 1 to {_SCHEMA_LIMIT} bytes without zero bytes; omit it for "
-            f"{SCHEMA!r}"
+            f"schema={shown_value(name)}: must be a str of 1 to {_SCHEMA_LIMIT} bytes, without zero bytes; omit it "
+            f"for {SCHEMA!r}"
         )
 
 

@@ -79,7 +79,7 @@ def row_of(message: Message, by: By) -> Row:
     elif message.lane is None:
         raise ConfigError(
             f'{where} position {position} has a key, but order="none" would let a later message of the key hide an '
-            'earlier one; use Positions(…, by="message"), or another order'
+            'earlier message; use Positions(…, by="message"), or another order'
         )
     else:
         hasher = _KEY.copy()

@@ -229,7 +229,7 @@ class PostgresStates:
             now = "is deleted" if found is None else f"has epoch {found[0]}"
             raise Fenced(
                 f"{self._where}: {change.key.partition} of {change.key.subscription!r} was acquired with epoch "
-                f"{change.state.epoch}, and its state {now} since; another process handles the message"
+                f"{change.state.epoch}, but its state now {now}; another process handles the message"
             )
 
     def _statement(self, changes: Sequence[StateChange]) -> Statement:

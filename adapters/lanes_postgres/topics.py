@@ -47,8 +47,8 @@ class Topics:
             if kept:
                 raise ConfigError(
                     f"subscription {self._subscription!r}: the topic {topic!r} was created again as {incarnation!r}, "
-                    f"and the schema {self._schema!r} has positions of {kept!r}, so new messages would count as done; "
-                    "use another subscription, or call Positions.forget after the old topic is handled"
+                    f"and the schema {self._schema!r} has positions of {kept!r}, so new messages would count as done. "
+                    "Use another subscription, or call Positions.forget after the old topic is handled"
                 )
             yield Statement(self._adopt, (incarnation, number))
         raise being_changed(self._subscription, topic)

@@ -240,8 +240,8 @@ def _check_open(connection: Either, where: str, call: str, otherwise: str) -> No
     if connection.autocommit and TransactionStatus(connection.pgconn.transaction_status) == _IDLE:
         block = "async with" if isinstance(connection, AsyncConnection) else "with"
         raise ConfigError(
-            f"{where}: the connection has autocommit and is in no transaction, so {call} would be committed apart from "
-            f"your own statements; call it inside `{block} connection.transaction():`"
+            f"{where}: the connection has autocommit and is in no transaction, so {call} would be committed apart "
+            f"from your own statements. Make the call inside `{block} connection.transaction():`"
             + (f", or use {otherwise}" if otherwise else "")
         )
 

@@ -37,12 +37,12 @@ def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None
         if position < first:
             raise SourceError(
                 f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read; "
-                f"restore them, or begin at {first} with another checkpoint"
+                f"restore these positions, or begin at {first} with another checkpoint"
             )
         if position > end:
             raise SourceError(
-                f"{topic}/{partition}: the replay was at position {position}, but the source ends at {end}: this is "
-                "another source, or rows were removed; begin again with another checkpoint"
+                f"{topic}/{partition}: the replay was at position {position}, but the source ends at {end}, because "
+                "this is another source or rows were removed; begin again with another checkpoint"
             )
 
 
@@ -76,9 +76,10 @@ def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only
         position = wanted.get(partition)
         if position is not None and position < first:
             remedy = (
-                f"only=… selects some of them: leave them out by from_={{{partition}: {first}}}, or restore them"
+                f"only=… selects some of these positions; leave them out by from_={{{partition}: {first}}}, or "
+                "restore them"
                 if only
-                else f"from_ selects them: begin at {first}, or leave out from_ to read all positions"
+                else f"from_ selects these positions; begin at {first}, or leave out from_ to read all positions"
             )
             raise SourceError(
                 f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source, and {remedy}"

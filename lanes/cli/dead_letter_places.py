@@ -61,27 +61,25 @@ class Where(NamedTuple):
         Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
         """
         if [bool(self.topic), bool(self.subject), bool(self.name)].count(True) != 1:
-            raise Misuse(
-                "needs --topic NAME (Kafka), --subject NAME (JetStream) or --name NAME (PostgreSQL), one of them"
-            )
+            raise Misuse("needs one of --topic NAME (Kafka), --subject NAME (JetStream) and --name NAME (PostgreSQL)")
         if self.name:
             if any(sign in self.name for sign in ("://", "host=", "password=")):
                 # The name is not shown, because an address may have a password.
-                raise Misuse("has in --name the address of a server; use --dsn for the address and --name NAME")
+                raise Misuse("has the address of a server as --name; pass the address by --dsn and a name by --name")
             if self.server or self.config is not None or self.settings:
-                raise Misuse("--name takes none of --server, --config and -X, which are for brokers; use --dsn")
+                raise Misuse("has --name with --server, --config or -X, which are for brokers; use --dsn")
             return _make_box("postgres", "--name", self.dsn, self.name, self.schema)
         if self.dsn or self.schema:
-            raise Misuse("--dsn and --schema are for dead letters in PostgreSQL; use them with --name NAME")
+            raise Misuse("has --dsn or --schema, which are for dead letters in PostgreSQL; add --name NAME")
         if self.subject:
             if self.config is not None or self.settings:
-                raise Misuse("--subject takes neither --config nor -X, which are for Kafka")
+                raise Misuse("has --subject with --config or -X, which are for Kafka; leave them out")
             if not self.server:
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_box("jetstream", "--subject", self.server, self.subject)
         if is_nats(self.server):
             raise Misuse(
-                "has --topic, which is for Kafka, and in --server the URL of a NATS server; use --subject NAME"
+                "has --topic, which is for Kafka, but --server is the URL of a NATS server; use --subject NAME"
             )
         return _make_box("kafka", "--topic", self.topic, self.server, self.config, self.settings)
 

@@ -58,7 +58,8 @@ _LIST_WANTED: Final = re.compile(r"'Message' object is not (iterable|subscriptab
 """Texts of a ``TypeError`` in a handler of batches that gets one message."""
 
 _ONE_MESSAGE: Final = (
-    "needs a handler of one message, because {} takes a list of messages; name a function that calls it with [message]"
+    "needs a handler of one message, but {} takes a list of messages; name a function that passes [message] to "
+    "that handler"
 )
 
 _ORDER: Final = "dead letters are replayed after later messages of their keys, so the order within a key is not kept"
@@ -145,16 +146,16 @@ def replay_dead_letters(
     to the topic, stream or log of the same name.
     """
     if bool(ids) == every:
-        raise Misuse("needs IDs, or --all, one of the two")
+        raise Misuse("needs either IDs or --all")
     if ids and queue:
-        raise Misuse("has IDs and --queue, which exclude each other: --queue selects from --all; leave one out")
+        raise Misuse("has IDs and --queue, but --queue selects from --all; leave out the IDs or --queue")
     if to_origin and (handler or decode):
         raise Misuse(
-            f"has --to-origin and --{'handler' if handler else 'decode'}, which exclude each other: --to-origin "
-            "publishes the messages again, and calls no function; leave one out"
+            f"has --to-origin and --{'handler' if handler else 'decode'}, but --to-origin publishes the messages "
+            "again and calls no function; leave out one of the two options"
         )
     if new_origin and not to_origin:
-        raise Misuse("has --new-origin, which is for --to-origin; add --to-origin, or leave it out")
+        raise Misuse("has --new-origin, which is for --to-origin; add --to-origin, or leave out --new-origin")
     if not to_origin and not handler:
         raise Misuse("needs --handler MODULE:FUNCTION, or --to-origin")
     act = functools.partial(_publish, new_origin=new_origin) if to_origin else _handle(handler, decode)
@@ -179,7 +180,7 @@ def _run(where: Where, work: Work) -> None:
         async with _opened(where) as box:
             return await work(box)
 
-    with one_line_errors("interrupted; every dead letter that is shown as done is done"):
+    with one_line_errors("interrupted; the dead letters that are shown as done need no repetition"):
         status = anyio.run(job)
     raise typer.Exit(status)
 
@@ -192,7 +193,7 @@ async def _opened(where: Where) -> AsyncIterator[DeadLetterBox]:
     try:
         yield box
         if box.other_messages:
-            _note(f"{box.other_messages} other messages are no dead letters, and stay as they are")
+            _note(f"{box.other_messages} other messages are not dead letters, and stay unchanged")
     finally:
         await box.aclose()
 
@@ -404,9 +405,9 @@ async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) ->
     dead_letter = stored.dead_letter
     if stored.whole_size is not None:
         size = len(dead_letter.value)
-        lost = f"it was cut to {size} of {stored.whole_size} bytes of its value"
+        lost = f"its value was cut to {size} of {stored.whole_size} bytes"
         if size == stored.whole_size:
-            lost = "it was too large, and has lost its headers"
+            lost = "its headers were cut off, because the message was too large"
         raise _Stays(
             f"stays: {lost}; read the message from {dead_letter.source}/{dead_letter.partition} position "
             f"{dead_letter.position}, then drop the dead letter"
@@ -431,7 +432,8 @@ async def _dispose(box: DeadLetterBox, stored: StoredDeadLetter, how: Dispositio
         await box.dispose(stored, how)
     except SourceError as error:
         raise _Stays(
-            f"{how}, but it is still listed, because the broker did not record it ({error}); drop it later"
+            f"{how}, but still listed, because the broker did not record the change ({error}); drop the dead "
+            "letter later"
         ) from error
 
 

@@ -120,7 +120,7 @@ class Where(NamedTuple):
         """
         if self.stream:
             if self.config is not None or self.settings:
-                raise Misuse("--stream takes neither --config nor -X, which are for Kafka")
+                raise Misuse("has --stream with --config or -X, which are for Kafka; leave them out")
             if not self.server:
                 raise Misuse("needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222")
             return _make_broker("jetstream", queue, self.server, self.stream)
@@ -155,7 +155,9 @@ def grow(
     """
     old, new = _queues(name, before, after, names)
     if new.partitions <= old.partitions:
-        raise Misuse(f"has --from {before} --to {after}, and needs a larger number; see `lanes queue shrink`")
+        raise Misuse(
+            f"has --from {before} --to {after}, but --to must be larger; to remove partitions, use `lanes queue shrink`"
+        )
 
     def read(broker: QueueBroker) -> tuple[Sequence[str], Runbook]:
         found = broker.survey(new.names, groups)
@@ -200,7 +202,9 @@ def shrink(
     """
     old, new = _queues(name, before, after, names)
     if new.partitions >= old.partitions:
-        raise Misuse(f"has --from {before} --to {after}, and needs a smaller number; see `lanes queue grow`")
+        raise Misuse(
+            f"has --from {before} --to {after}, but --to must be smaller; to add partitions, use `lanes queue grow`"
+        )
     removed = old.names[new.partitions :]
 
     def read(broker: QueueBroker, earlier: Survey) -> tuple[Survey, Sequence[str], Runbook]:
@@ -284,8 +288,8 @@ def status(
 def _queues(name: str, before: int, after: int, names: Sequence[str]) -> tuple[PartitionedQueue, PartitionedQueue]:
     if names and len(names) > max(before, after):
         raise Misuse(
-            f"names {len(names)} partitions by --partition, and has --from {before} --to {after}; name those of the "
-            "larger number"
+            f"names {len(names)} partitions by --partition, but has only --from {before} --to {after}; name each "
+            "partition of the larger number once"
         )
     return queue_of(name, before, "--from", names, part=True), queue_of(name, after, "--to", names, part=True)
 

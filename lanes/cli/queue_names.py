@@ -51,8 +51,8 @@ def queue_of(
             return queue
         if partitions > queue.partitions or not part:
             raise Misuse(
-                f"names {queue.partitions} partition(s) by --partition, and has {option} {partitions}; name each "
-                "partition, in their order"
+                f"names {queue.partitions} partition(s) by --partition, but has {option} {partitions}; name each "
+                "partition once, in order"
             )
         return PartitionedQueue.of(name, physical_names[:partitions])
     except ConfigError as error:

@@ -356,9 +356,9 @@ class LeaseKeeper:
         """Log the overlapping consumer or the awaited lease once for each acquisition, and a slow server once."""
         if self._unanswered == SLOW:
             log.warning(
-                "%s: partition %d makes no progress: %d requests in a row about its durables had no answer within "
-                "%g s. If the server is far away, set a longer Cohort(lease=…): a member waits for a sixth of the "
-                "lease, at least 0.5 s and at most 2 s",
+                "%s: partition %d makes no progress, because %d requests in a row about its durables had no answer "
+                "within %g s. If the server is far away, set a longer Cohort(lease=…). A member waits for a sixth of "
+                "the lease, at least 0.5 s and at most 2 s",
                 self._named(),
                 self._partition,
                 SLOW,

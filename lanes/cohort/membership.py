@@ -437,7 +437,7 @@ class Membership:
 
     def _overdue(self, partition: int) -> None:
         log.warning(
-            "%s: partition %d has to move and is not drained after %g s; %s",
+            "%s: partition %d must move to another member, and is not drained after %g s; %s",
             self._name,
             partition,
             self.settings.drain_within,

@@ -254,8 +254,8 @@ class OffsetLedger:
         for message in run:
             if message.position <= delivered:
                 raise PositionFell(
-                    f"{message.partition.id} delivered position {message.position} after {delivered}, and positions "
-                    "of an assignment must rise: a bug of the source, please report it"
+                    f"{message.partition.id} delivered position {message.position} after {delivered}, but positions "
+                    "of an assignment must rise; please report this bug of the source"
                 )
             delivered = message.position
             message.ordinal = ordinal

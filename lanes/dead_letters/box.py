@@ -152,16 +152,16 @@ def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = ""
     own, origin = systems[0], f"{dead_letter.source[:80]}/{dead_letter.partition}"
     if dead_letter.system and dead_letter.system not in systems:
         raise SourceError(
-            f"dead letter {dead_letter.id}: its origin {origin!a} is on {dead_letter.system[:80]!a}, and --to-origin "
-            f"publishes to the server of the dead letters only, which is {own}; replay it with --handler, or publish "
-            "the message yourself, then drop the dead letter"
+            f"dead letter {dead_letter.id}: its origin {origin!a} is on {dead_letter.system[:80]!a}, but --to-origin "
+            f"publishes only to the server of the dead letters, {own}. Replay the dead letter with --handler; or "
+            "publish the message yourself, then drop the dead letter"
         )
     recorded = dead_letter.incarnation
     if dead_letter.system == own and recorded and found and found != recorded:
         raise SourceError(
             f"dead letter {dead_letter.id}: its origin {origin!a} has the {what} {recorded[:80]!a}, and here the "
-            f"{what} is {found!a}, so this is another cluster or the origin was recreated; replay it with --handler, "
-            "or add --new-origin to publish here"
+            f"{what} is {found!a}, so the cluster differs or the origin was recreated. Replay the dead letter "
+            "with --handler, or add --new-origin to publish here"
         )
 
 

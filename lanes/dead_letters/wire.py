@@ -169,7 +169,7 @@ class Wire:
         if _PERCENT.fullmatch(name):
             with contextlib.suppress(UnicodeDecodeError):
                 return unquote(name, errors="surrogatepass")
-        raise self.refusal(message, f"has a header {kept[:80]!r}, a name that lanes does not write")
+        raise self.refusal(message, f"has the header name {kept[:80]!r}, which lanes does not write")
 
 
 def cut_to_fit(

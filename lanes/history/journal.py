@@ -156,7 +156,7 @@ async def close_journal(journal: Journal, name: str, timeout: float) -> None:
     """Wait for the end of a journal without blocking the loop. Log a warning for consumer ``name`` after a timeout."""
     if journal._writer is not None and not await anyio.to_thread.run_sync(journal.join, timeout):
         log.warning(
-            "%s: the journal in %s was not written within %g s, so its last rows may be missing; check its disk",
+            "%s: the journal in %s was not written within %g s, so its last rows may be missing; check the disk",
             name,
             journal.directory,
             timeout,
@@ -180,8 +180,8 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
         return _JournalRecorder(journal)
     if journal.member not in (None, rows.member):
         raise ConfigError(
-            f"Journal.member={journal.member!r} is not History.member={rows.member!r}, and one process has one name; "
-            "leave the journal's name out"
+            f"Journal.member={journal.member!r} is not History.member={rows.member!r}, but one process has one name; "
+            "leave out member= of the journal"
         )
     member = rows.member
     rows.wrap(lambda file, head: _CopiedFile(file, journal, member, head))

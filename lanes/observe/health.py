@@ -184,7 +184,7 @@ class Unsettled:
         lasted = now - min(self.partitions[partition].since for partition in due)
         log.log(
             logging.WARNING if lasted >= WARNED_AFTER else logging.INFO,
-            "%s: finished messages of %s are not settled%s, trying again: %s",
+            "%s: finished messages of %s are not settled%s (%s); retrying",
             self._name,
             _names(due),
             f" for {lasted:.1f} s" if lasted else "",
@@ -300,7 +300,7 @@ def report_stall(stall: Stall, name: str, max_ahead: int, now: float, error: str
     """
     oldest = stall.oldest
     if oldest is None:
-        why = f"commits fail: {error}" if error else "a commit is not answered"
+        why = f"commits fail: {error}" if error else "a commit has no answer"
         until = f"the broker has confirmed position {stall.floor} ({why})"
     else:
         until = (

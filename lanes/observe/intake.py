@@ -154,5 +154,5 @@ def _text(partition: Partition, silence: Silence) -> str:
         why = "the client reports no error"
     return (
         f"{partition.id} delivers nothing for {silence.seen - silence.since:.1f} s, although {messages} messages wait "
-        f"at the broker and there is room; {why}"
+        f"at the broker and the buffer has room; {why}"
     )

@@ -47,9 +47,8 @@ class KeylessWatch:
             return False
         named = sorted(self._sources)
         log.warning(
-            "%s: the first %d messages of %s have no key, so nothing keeps them in order; set a key at the producer or "
-            'by key=… of the source, or choose keyless="one_lane" for the order of each partition or order="none" for '
-            "no order",
+            "%s: the first %d messages of %s have no key, so they run in no order. Set a key at the producer or by "
+            'key=… of the source; or choose keyless="one_lane" for the order of each partition, or order="none"',
             self._name,
             self._count,
             ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else ""),

@@ -241,7 +241,8 @@ class Telemetry:
             self._reported = True
             # Log the type alone, because the text may quote an attribute.
             log.warning(
-                "%s: telemetry failed (%s); later errors are not logged, and messages are handled as before",
+                "%s: telemetry failed (%s); check the OpenTelemetry setup. Later errors are not logged, and "
+                "messages are handled as before",
                 self._name,
                 _error_type(error),
             )

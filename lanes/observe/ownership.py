@@ -208,8 +208,8 @@ class OwnershipLog:
             names = "" if len(partitions) == 1 else f": {_named(partitions)}"
             if running:
                 log.warning(
-                    "%s: %s lost (%s); %s still runs for %d message(s), whose results do not count and which any next "
-                    "owner runs again%s. Positions: %s",
+                    "%s: %s lost (%s); %s still runs for %d message(s)%s. Their results do not count, and the next "
+                    "owner runs the messages again. Positions: %s",
                     self._name,
                     places,
                     reason,

@@ -125,8 +125,8 @@ def check_lock_name(name: object) -> None:
     """
     if not isinstance(name, str) or not 0 < len(name) <= _LIMIT or "\0" in name or not _encodes(name):
         raise ConfigError(
-            f"the lock name {shown_value(name)} is no str of 1 to {_LIMIT:,} characters without zero bytes; name what "
-            "the lock protects, such as 'orders/billing/7'"
+            f"the lock name {shown_value(name)}: must be a str of 1 to {_LIMIT:,} characters, without zero bytes; "
+            "name what the lock protects, such as 'orders/billing/7'"
         )
 
 

@@ -189,7 +189,8 @@ def _check_name(argument: str, name: str) -> None:
     refused = next((each for each in name if unicodedata.category(each) in _NOT_IN_NAMES), None)
     if refused is not None:
         raise ConfigError(
-            f"{argument}={shown_value(name)}: a name is one line of text, and has no U+{ord(refused):04X}; leave it out"
+            f"{argument}={shown_value(name)}: contains U+{ord(refused):04X}, but a name is one line of text; "
+            "remove this character"
         )
 
 

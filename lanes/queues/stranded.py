@@ -105,8 +105,8 @@ def stranded_text(stranded: Sequence[Stranded], group: str) -> str:
     named = ", ".join(f"{each.name!r} ({each.messages})" for each in stranded[:_NAMED_LIMIT])
     more = f" and {len(stranded) - _NAMED_LIMIT} more" if len(stranded) > _NAMED_LIMIT else ""
     return (
-        f"queue {stranded[0].queue!r}: messages wait in {named}{more}, which no consumer of {group} reads; "
-        "producers use another number of partitions, so start the consumers with that number"
+        f"queue {stranded[0].queue!r}: no consumer of {group} reads the messages in {named}{more}. The producers use "
+        "another number of partitions; start the consumers with that number"
     )
 
 

@@ -103,8 +103,8 @@ def grow_steps(
     added = after.names[before.partitions :]
     unread = [(name, group) for group in groups for name in added if not _of(facts, name).readers.get(group, 0)]
     faults += [
-        f"{number} messages wait in {name!r}, which no consumer of group {group!r} reads: producers already use more "
-        f"than {before.partitions} partitions, so start the workers with {after.partitions} now"
+        f"{number} messages wait in {name!r}, and no consumer of group {group!r} reads them; producers already use "
+        f"more than {before.partitions} partitions, so start the workers with {after.partitions} now"
         for name, group in unread
         if (number := _of(facts, name).unfinished.get(group, 0))
     ]

@@ -231,9 +231,7 @@ class AttemptKeeper:
             try:
                 return check_loaded(self._name, partition, await self._store.load(partition))
             except Exception as error:
-                if not self._repeats(
-                    error, f"attempts of {partition.id} not loaded, so none of its messages starts", pause
-                ):
+                if not self._repeats(error, f"attempts of {partition.id} are not loaded, so its messages wait", pause):
                     return None
             await anyio.sleep(pause)
             pause = min(pause * 2, STORE_RETRY[1])
@@ -363,7 +361,7 @@ class AttemptKeeper:
                 await self._store.keep(message, wanted)
         except Exception as error:
             which = f"position {position}" if len(taken) == 1 else f"position {position} and {len(taken) - 1} more"
-            what = f"attempts of {partition.id} {which} not {'dropped' if drop else 'kept'}"
+            what = f"attempts of {partition.id} {which} are not {'dropped' if drop else 'stored'}"
             if not self._repeats(error, what, pause):
                 entries.urgent.clear()
                 entries.waiting.clear()
@@ -391,7 +389,9 @@ class AttemptKeeper:
             self._context.stop_because(error)
             return False
         kind = type(error).__qualname__
-        log.warning("%s: %s (%s, %s), next call in %.1f s", self._name, what, kind, printable(error_text(error)), pause)
+        log.warning(
+            "%s: %s (%s, %s); the next call is in %.1f s", self._name, what, kind, printable(error_text(error)), pause
+        )
         return True
 
     # --- drains, and the end of the run

@@ -129,5 +129,7 @@ async def _drain(run: Run, ended: anyio.Event, within: float) -> None:
     except anyio.get_cancelled_exc_class():
         why = "the task was cancelled again"
     if not (ended.is_set() or run.at_once):
-        log.warning("%s: the run stops at once, because %s; unsettled messages run again", run.name, why)
+        log.warning(
+            "%s: the run stops at once, because %s; the source delivers unsettled messages again", run.name, why
+        )
         run.stop_at_once()

@@ -54,7 +54,7 @@ def check_import() -> None:
     """Raise ``StartedByImport`` if a consumer starts while a command imports a module of the user."""
     if _imports:
         raise StartedByImport(
-            f"the import of {_imports[-1]} starts a consumer, and this command needs the function alone; start the "
+            f"the import of {_imports[-1]} starts a consumer, but this command needs only the function; start the "
             'consumer below if __name__ == "__main__":'
         )
 

@@ -92,7 +92,7 @@ class DeadLetterWriter:
                     self._context.stop_because(error)
                     return
                 log.warning(
-                    "%s: dead letter %s not confirmed (%s, %s); its lane waits, next write in %.1f s",
+                    "%s: dead letter %s is not confirmed (%s, %s); its lane waits, and the next write is in %.1f s",
                     self._name,
                     record.id,
                     type(error).__qualname__,

@@ -238,7 +238,8 @@ class Handover:
             cost.unsettled = drain.unsettled
             error = self._settler.unsettled.error(partition)
             log.warning(
-                "%s: %s is given up with %d finished message(s) that were not settled within %.1f s; they run again%s",
+                "%s: %s is handed over with %d finished message(s) that were not settled within %.1f s%s; the next "
+                "owner runs these messages again",
                 self._name,
                 partition.id,
                 cost.unsettled,
@@ -247,8 +248,8 @@ class Handover:
             )
         elif drain.phase == phases.KEEPING:
             log.warning(
-                "%s: %s is given up with attempts that were not stored within %.1f s; their messages may be tried once "
-                "more",
+                "%s: %s is handed over although attempts were not stored within %.1f s; their messages may be tried "
+                "once more",
                 self._name,
                 partition.id,
                 within,
@@ -281,7 +282,7 @@ class Handover:
                     raise
                 if self._clock() >= warn_at:
                     warn_at = self._clock() + WARNED_EVERY
-                    log.warning("%s: a part of %s is not handed over: %s", self._name, partition.id, error)
+                    log.warning("%s: a part of %s is not handed over (%s); retrying", self._name, partition.id, error)
                 await anyio.sleep(pause)
                 pause = min(pause * 2, SETTLE_RETRY[1])
                 continue

@@ -82,11 +82,11 @@ class Lifecycle:
     def check_new(self) -> None:
         """Check that the consumer has not run before, and belongs to this thread. Raises ``LanesError``."""
         if self.state == "stopped":
-            raise LanesError("this consumer is stopped already: make a new one for another run")
+            raise LanesError("this consumer has stopped: make a new consumer for another run")
         if self.state != "new":
             raise LanesError(
-                f"this consumer is {self.state} already: await consumer.ended() to wait for its end, or make a new one "
-                "for another run"
+                f"this consumer is {self.state} already: await consumer.ended() to wait for its end, or make a new "
+                "consumer for another run"
             )
         self.check_thread("run", "make and run the consumer on one thread")
 
@@ -188,8 +188,8 @@ class Lifecycle:
             if self.state == "new" and not self._told_unrun:
                 self._told_unrun = True
                 log.warning(
-                    "%s: opened(), until_ready() or ended() waits for the consumer to run, and run() was not called "
-                    "within %g s; await consumer.run() in another task, or use `async with consumer`",
+                    "%s: opened(), until_ready() or ended() waits for the consumer, but run() was not called within "
+                    "%g s; await consumer.run() in another task, or use `async with consumer`",
                     self.name,
                     RUN_WITHIN,
                 )

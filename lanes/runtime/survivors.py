@@ -55,8 +55,8 @@ def report_survivors(name: str, handler: str, messages: list[Message], *, ends_p
         ends_process: Whether the process ends now.
     """
     log.warning(
-        "%s: %s goes on after its cancellation for %d message(s), so %s. Let the handler end when it is cancelled. "
-        "Positions: %s",
+        "%s: %s ignores its cancellation and still runs for %d message(s), so %s. Let the handler end when it is "
+        "cancelled. Positions: %s",
         name,
         handler,
         len(messages),

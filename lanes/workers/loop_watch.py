@@ -259,7 +259,7 @@ class LoopWatch:
             self._report_locked()
         if self._untold:
             log.warning(
-                "%s: since the last such line %s held the event loop %d more time(s), for %.1f s: %s",
+                "%s: %s has held the event loop %d more time(s) since the last such warning, for %.1f s; %s",
                 self._name,
                 self._handler,
                 self._untold,
@@ -325,7 +325,7 @@ class LoopWatch:
             return
         if told:
             log.warning(
-                "%s: %s held the event loop for %.1f s: %s", self._name, holder, seconds, self._what_to_do(holder)
+                "%s: %s held the event loop for %.1f s; %s", self._name, holder, seconds, self._what_to_do(holder)
             )
         elif holder is not None:
             self._untold += 1
@@ -347,8 +347,8 @@ class LoopWatch:
             self._untold_seconds += seconds
             return
         log.warning(
-            "%s: %s held the event loop and the interpreter's lock for %.1f s, and no thread of this process ran: run "
-            "the call in a process of its own, or give it less to do%s",
+            "%s: %s held the event loop and the interpreter's lock for %.1f s, and no thread of this process ran. "
+            "Run the call in a process of its own, or give the call less to do%s",
             self._name,
             holder,
             seconds,
@@ -365,7 +365,7 @@ class LoopWatch:
         if before is None:
             return False
         log.warning(
-            "%s: %s has been holding the event loop for %.1f s, and nothing else on this loop runs: %s%s",
+            "%s: %s has been holding the event loop for %.1f s, and nothing else on this loop runs; %s%s",
             self._name,
             holder,
             seconds,
@@ -383,7 +383,7 @@ class LoopWatch:
         if not self._untold:
             return ""
         times, lasted = self._untold, self._untold_seconds
-        before = f"; since the last such line the loop was held {times} more time(s), for {lasted:.1f} s"
+        before = f". Since the last such warning, the loop was held {times} more time(s), for {lasted:.1f} s"
         self._untold, self._untold_seconds = 0, 0.0
         return before
 

@@ -196,7 +196,7 @@ def stopping(error: BaseException, message: Message) -> BaseException:
     # Without a wrapper the exception would look like a cancellation by the caller.
     halted = HandlerHalted(
         f"the handler at {message.partition.id} position {message.position} was cancelled, but not by lanes "
-        f"({type(error).__qualname__}): await the tasks that it starts, and catch their cancellation"
+        f"({type(error).__qualname__}). Await the tasks that the handler starts, and catch their cancellation"
     )
     halted.__cause__ = error
     return halted

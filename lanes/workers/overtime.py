@@ -49,9 +49,9 @@ def report_ignored(handler: Callable[..., object], message: Message, age: float,
         timeout: The setting that has cancelled the call, in seconds.
     """
     log.warning(
-        "%s position %d attempt %d: the handler %s has not ended %.1f s after its cancellation by timeout=%g s. It "
-        "keeps its lane until it ends, and is cancelled again every %g s; do not catch CancelledError or BaseException "
-        "in it without raising the exception again",
+        "%s position %d attempt %d: the handler %s has not ended %.1f s after its cancellation by timeout=%g s. The "
+        "handler keeps its lane until it ends, and is cancelled again every %g s. If the handler catches "
+        "CancelledError or BaseException, raise the exception again",
         message.partition.id,
         message.position,
         message.attempt,

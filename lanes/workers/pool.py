@@ -268,8 +268,9 @@ def handler_context() -> contextvars.Context:
 
 def _report_stuck(message: Message, age: float, timeout: float) -> None:
     log.error(
-        "%s position %d attempt %d: the handler has been running for %.1f s in a thread, longer than timeout=%g s. It "
-        "cannot be cancelled, and keeps its lane and its thread until it returns; raise timeout=, or let it end sooner",
+        "%s position %d attempt %d: the handler has been running for %.1f s in a thread, longer than timeout=%g s. A "
+        "thread cannot be cancelled, so the handler keeps its lane and its thread until it returns; raise timeout=, "
+        "or let the handler end sooner",
         message.partition.id,
         message.position,
         message.attempt,

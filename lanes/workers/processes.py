@@ -375,7 +375,7 @@ class ProcessPool:
                 how = process.how()
                 log.log(
                     logging.INFO if process.reason else logging.WARNING,
-                    "process %d of the handler %s (pid %d) %s%s; the next one starts",
+                    "process %d of the handler %s (pid %d) %s%s; the next process starts",
                     number,
                     printable(self._name),
                     process.process.pid,
@@ -385,9 +385,9 @@ class ProcessPool:
                 if unready == _STARTS:
                     self._stop(
                         ConfigError(
-                            f"the handler {self._name} has no process: {unready} processes in a row ended before they "
-                            f"were ready, and the last one {how}; see what they wrote to stderr, and what the import "
-                            "of the handler and process_setup= need"
+                            f"the handler {self._name} has no process, because {unready} processes in a row ended "
+                            f"before they were ready, and the last process {how}. Read their stderr, and check the "
+                            "import of the handler and process_setup="
                         )
                     )
                     break
@@ -549,8 +549,8 @@ def _no_process(number: int, count: int, error: Exception) -> ConfigError:
 def _refused(name: str, error: BaseException) -> ConfigError:
     refused = ConfigError(
         f"the handler {name} cannot start in a process ({type(error).__qualname__}: {printable(error_text(error))}): "
-        "let its module be imported without effects, with the start of the consumer under "
-        '`if __name__ == "__main__":`, and correct process_setup='
+        'start the consumer under `if __name__ == "__main__":`, remove other effects from the import of its module, '
+        "and check process_setup="
     )
     refused.__cause__ = error.__cause__ if isinstance(error.__cause__, HandlerTraceback) else error
     return refused

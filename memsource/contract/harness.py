@@ -370,7 +370,7 @@ def checks_within(
     """
     for each in can:
         if each not in known:
-            raise ValueError(f"{each!r} in can={can!r} is no ability: must be one of {', '.join(map(repr, known))}")
+            raise ValueError(f"{each!r} in can={can!r} is not an ability: must be one of {', '.join(map(repr, known))}")
     return [check for check, needs in table if all(each in can for each in needs)]
 
 

@@ -163,7 +163,7 @@ def test_a_replay_of_some_partitions_counts_the_dead_letters_of_the_others(comma
         (["list", "--partitions", "1"], "has --partitions without --queue NAME; name the queue"),
         (["list", "--queue", "a", "--partitions", "0"], "--partitions=0: must be a whole number, 1 or more"),
         (["list", "--queue", ""], "--queue '': must not be empty"),
-        (["replay", "0" * 32, "--queue", "a", "--to-origin"], "has IDs and --queue, which exclude each other"),
+        (["replay", "0" * 32, "--queue", "a", "--to-origin"], "has IDs and --queue, but --queue selects from --all"),
     ],
 )
 def test_options_of_a_queue_that_contradict_are_refused(command: Command, arguments: list[str], words: str) -> None:

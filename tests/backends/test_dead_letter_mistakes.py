@@ -28,28 +28,32 @@ ID = "0" * 32
         (
             ["list"],
             64,
-            "needs --topic NAME (Kafka), --subject NAME (JetStream) or --name NAME (PostgreSQL), one of them",
+            "needs one of --topic NAME (Kafka), --subject NAME (JetStream) and --name NAME (PostgreSQL)",
         ),
         (["list", "--topic", "a", "--subject", "b"], 64, "one of them"),
         (["list", "--topic", "a", "--name", "b"], 64, "one of them"),
-        (["list", "--name", "b", "--server", "x"], 64, "--name takes none of --server, --config and -X"),
-        (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "use them with --name NAME"),
-        (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "use them with --name NAME"),
+        (["list", "--name", "b", "--server", "x"], 64, "has --name with --server, --config or -X"),
+        (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "add --name NAME"),
+        (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "add --name NAME"),
         (
             ["list", "--dsn", "parcels", "--name", "postgresql://u:canary@h/db"],
             64,
-            "has in --name the address of a server; use --dsn for the address and --name NAME",
+            "has the address of a server as --name; pass the address by --dsn and a name by --name",
         ),
-        (["list", "--dsn", "parcels", "--name", "dbname=d password=canary"], 64, "use --dsn for the address"),
-        (["list", "--name", "x" * 201], 3, "is no str of 1 to 200 characters"),
+        (["list", "--dsn", "parcels", "--name", "dbname=d password=canary"], 64, "pass the address by --dsn"),
+        (["list", "--name", "x" * 201], 3, "must be a str of 1 to 200 characters"),
         (
             ["list", "--name", "b", "--dsn", "postgresql://me:canary%zz@host/x"],
             3,
             "correct the connection string, such as",
         ),
-        (["list", "--name", "b", "--dsn", "https://me:canary@host/x"], 3, "the scheme https:// is none of PostgreSQL"),
+        (
+            ["list", "--name", "b", "--dsn", "https://me:canary@host/x"],
+            3,
+            ("the scheme https:// is not a scheme of PostgreSQL"),
+        ),
         (["list", "--subject", "b"], 64, "`lanes dead-letters list` needs --server ADDRESS of a NATS server"),
-        (["list", "--subject", "b", "--server", "x", "-X", "a=b"], 64, "takes neither --config nor -X"),
+        (["list", "--subject", "b", "--server", "x", "-X", "a=b"], 64, "has --subject with --config or -X"),
         (["lst"], 64, "run `lanes dead-letters --help`"),
         (["replay", "--nonsense"], 64, "run `lanes dead-letters replay --help`"),
         (["drop", "--subject", "b"], 64, "needs ID; run `lanes dead-letters drop --help`"),
@@ -60,11 +64,11 @@ ID = "0" * 32
         (["list", *KAFKA, "-X", "nonsense"], 3, "-X number"),
         (["show", "xyz", *KAFKA], 3, "ID 'xyz': must be 32 hex digits"),
         (["drop", *KAFKA], 64, "ID"),
-        (["replay", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
-        (["replay", ID, "--all", *KAFKA, "--to-origin"], 64, "needs IDs, or --all"),
+        (["replay", *KAFKA, "--to-origin"], 64, "needs either IDs or --all"),
+        (["replay", ID, "--all", *KAFKA, "--to-origin"], 64, "needs either IDs or --all"),
         (["replay", ID, *KAFKA], 64, "needs --handler MODULE:FUNCTION, or --to-origin"),
-        (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "--handler, which exclude each other"),
-        (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "--decode, which exclude each other"),
+        (["replay", ID, *KAFKA, "--to-origin", "--handler", "a:b"], 64, "--handler, but --to-origin publishes"),
+        (["replay", ID, *KAFKA, "--to-origin", "--decode", "a:b"], 64, "--decode, but --to-origin publishes"),
         (["list", "--topic", "b", "--server", "nats://u:canary@x:4222"], 64, "of a NATS server; use --subject NAME"),
         (["replay", ID, *KAFKA, "--new-origin", "--handler", "a:b"], 64, "has --new-origin, which is for --to-origin"),
         (["replay", ID, *KAFKA, "--handler", "json"], 64, "--handler 'json': must be package.module:function"),
@@ -72,7 +76,7 @@ ID = "0" * 32
         (["replay", ID, *KAFKA, "--handler", "no_such_module:f"], 3, "ModuleNotFoundError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:no_such"], 3, "AttributeError"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:NOT_A_FUNCTION"], 3, "is a int, not a function"),
-        (["replay", ID, *KAFKA, "--handler", f"{HERE}:remember_all"], 64, "needs a handler of one message, because"),
+        (["replay", ID, *KAFKA, "--handler", f"{HERE}:remember_all"], 64, "needs a handler of one message, but"),
         (["replay", ID, *KAFKA, "--handler", f"{HERE}:with_database"], 3, "takes message, database, and cannot be"),
         (
             ["replay", ID, *KAFKA, "--handler", f"{HERE}:remember", "--decode", f"{HERE}:remember"],
@@ -123,8 +127,8 @@ def test_a_module_that_starts_its_consumer_without_a_guard_ends_the_command(
     said = command("replay", ID, *KAFKA, *options, "unguarded:ship")
     assert (said.status, said.out) == (3, "")
     assert said.err == (
-        f"lanes: {option} 'unguarded:ship': the import of unguarded starts a consumer, and this command needs the "
-        'function alone; start the consumer below if __name__ == "__main__":\n'
+        f"lanes: {option} 'unguarded:ship': the import of unguarded starts a consumer, but this command needs "
+        'only the function; start the consumer below if __name__ == "__main__":\n'
     )
 
 

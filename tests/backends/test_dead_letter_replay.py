@@ -104,15 +104,15 @@ def test_a_dead_letter_of_another_broker_is_not_republished(command: Command, pl
     assert said.status == 3
     lines = dict(line.split(": ", 1) for line in said.out.splitlines())
     assert lines[here.id].startswith("replayed: the message is now ")
-    remedy = "; replay it with --handler, or "
+    remedy = ". Replay the dead letter with --handler"
     assert (
-        f"its origin '{place.source}/3' is on '{other}', and --to-origin publishes to the server of the dead letters "
-        "only, which is " in lines[foreign.id]
+        f"its origin '{place.source}/3' is on '{other}', but --to-origin publishes only to the server of the dead "
+        "letters, " in lines[foreign.id]
     )
-    assert f" {place.system}{remedy}publish the message yourself, then drop the dead letter" in lines[foreign.id]
+    assert f" {place.system}{remedy}; or publish the message yourself, then drop the dead letter" in lines[foreign.id]
     assert " '2020-02-02T02:02:02.02Z', and here the " in lines[elsewhere.id]
     assert (
-        f" is '{here.incarnation}', so this is another cluster or the origin was recreated{remedy}"
+        f" is '{here.incarnation}', so the cluster differs or the origin was recreated{remedy}, or "
         in (lines[elsewhere.id])
     )
     assert said.err.endswith("lanes: 1 replayed, 2 stay\n")
@@ -134,8 +134,8 @@ def test_a_dead_letter_without_its_headers_is_not_replayed(command: Command, pla
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
         assert said.out == (
-            f"{sent.id}: stays: it was too large, and has lost its headers; read the message from {where}, then drop "
-            "the dead letter\n"
+            f"{sent.id}: stays: its headers were cut off, because the message was too large; read the message from "
+            f"{where}, then drop the dead letter\n"
         )
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
@@ -154,7 +154,7 @@ def test_a_cut_dead_letter_is_not_replayed(command: Command, kafka: KafkaServer)
         said = command("replay", sent.id, *place.options, *how)
         assert said.status == 3
         where = f"{place.origin}/3 position {sent.position}"
-        assert f"bytes of its value; read the message from {where}, then drop the dead letter" in said.out
+        assert f"bytes; read the message from {where}, then drop the dead letter" in said.out
     assert handlers.SEEN == []
     assert ids(command, place) == [sent.id]
     place.delete()

@@ -132,14 +132,14 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
         (
             ["route", "orders", "a", "--partition", "eu", "--partition", "us", "--partitions", "1"],
             64,
-            "`lanes route` names 2 partition(s) by --partition, and has --partitions 1; name each partition",
+            "`lanes route` names 2 partition(s) by --partition, but has --partitions 1; name each partition",
         ),
         (["route", "orders", "a", "--partition", "eu", "--partition", "eu"], 64, "--partition 'eu': is also"),
         (["route", "", "a", "--partition", "eu"], 64, "QUEUE '': must not be empty"),
         (
             ["queue", "grow", "orders", "--from", "1", "--to", "3", "--partition", "eu", "--partition", "us"],
             64,
-            "`lanes queue grow` names 2 partition(s) by --partition, and has --to 3; name each partition",
+            "`lanes queue grow` names 2 partition(s) by --partition, but has --to 3; name each partition",
         ),
         (
             [
@@ -154,11 +154,11 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
                 *("--partition", "ap"),
             ],
             64,
-            "`lanes queue shrink` names 3 partitions by --partition, and has --from 2 --to 1; name those of the larger",
+            "`lanes queue shrink` names 3 partitions by --partition, but has only --from 2 --to 1; name each",
         ),
         (["queue", "status", "orders"], 64, "`lanes queue status` needs --partitions NUMBER, or --partition NAME"),
         (["route", "", "a", "--partitions", "1"], 64, "QUEUE '': must not be empty"),
-        (["route", "a\x1b", "a", "--partitions", "1"], 64, "a name is one line of text, and has no U+001B"),
+        (["route", "a\x1b", "a", "--partitions", "1"], 64, "contains U+001B, but a name is one line of text"),
         (["route", "orders", "a", "--partitions", "0"], 64, "--partitions 0: must be a whole number, 1 or more"),
         (["route", "orders", "a", "--partitions", "32768"], 64, "--partitions 32768: queue 'orders' can have at most"),
         (

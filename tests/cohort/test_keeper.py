@@ -475,7 +475,7 @@ def test_a_server_that_is_slow_for_five_requests_about_durables_is_logged_once(
     virtual(test)
     assert len(warnings(caplog)) == said
     for line in warnings(caplog):
-        assert line.startswith("cohort c, member a: partition 3 makes no progress: 5 requests in a row")
+        assert line.startswith("cohort c, member a: partition 3 makes no progress, because 5 requests in a row")
         assert "no answer within 0.5 s" in line
 
 

@@ -269,7 +269,9 @@ def test_an_overdue_drain_is_logged_with_what_follows_from_it(
 
     virtual(test)
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("cohort orders, member a: partition 1 has to move and is not drained after 2.5 s; ")
+    assert line.startswith(
+        "cohort orders, member a: partition 1 must move to another member, and is not drained after 2.5 s; "
+    )
     assert said in line
 
 

@@ -78,10 +78,10 @@ def test_waiting_messages_are_numbered_before_their_admission() -> None:
 def test_an_offset_that_does_not_rise_is_refused(before: list[int], position: int, after: int) -> None:
     ledger = OffsetLedger(3)
     deliver(ledger, *before)
-    said = rf"^S/0 delivered position {position} after {after}, and positions of an assignment must rise"
+    said = rf"^S/0 delivered position {position} after {after}, but positions of an assignment must rise"
     with pytest.raises(ValueError, match=said):
         ledger.deliver([new_message(PARTITION, position)], 0.0)
-    with pytest.raises(ValueError, match="after 100, and positions"):
+    with pytest.raises(ValueError, match="after 100, but positions"):
         ledger.deliver([new_message(PARTITION, 100), new_message(PARTITION, 100)], 0.0)
     # The refused run left no entry.
     deliver(ledger, 50)

@@ -18,7 +18,7 @@ from lanes.core.types import PartitionKey, key_bytes
 from tests.core.test_ring import KEYS
 
 LIST = 'must be a list of names, such as physical_names=["orders-a", "orders-b"]'
-LINE = "a name is one line of text, and has no U+%s; leave it out"
+LINE = "contains U+%s, but a name is one line of text; remove this character"
 NAMES = ("customer-updates", "customer-updates__p1", "customer-updates__p2", "customer-updates__p3")
 
 

@@ -79,9 +79,9 @@ def test_messages_that_the_group_does_not_read_are_stranded() -> None:
 def test_the_warning_about_stranded_messages_names_each_physical_queue_their_number_and_the_remedy() -> None:
     found = [Stranded("q", name, number) for number, name in enumerate(NAMES[2:], 1)]
     assert stranded_text(found, "group 'billing'") == (
-        "queue 'q': messages wait in 'q__p2' (1), 'q__p3' (2), 'q__p4' (3), 'q__p5' (4), 'q__p6' (5) and 1 more, "
-        "which no consumer of group 'billing' reads; producers use another number of partitions, so start the "
-        "consumers with that number"
+        "queue 'q': no consumer of group 'billing' reads the messages in 'q__p2' (1), 'q__p3' (2), 'q__p4' (3), "
+        "'q__p5' (4), 'q__p6' (5) and 1 more. The producers use another number of partitions; start the consumers "
+        "with that number"
     )
 
 
@@ -130,7 +130,7 @@ def test_producers_that_grow_before_the_workers_are_a_fault() -> None:
     facts = {"q": read(billing=0), "q__p1": unread(billing=12)}
     assert grow_steps(queue(1), queue(2), facts, ["billing"]).faults == (
         (
-            "12 messages wait in 'q__p1', which no consumer of group 'billing' reads: producers already use more "
+            "12 messages wait in 'q__p1', and no consumer of group 'billing' reads them; producers already use more "
             "than 1 partitions, so start the workers with 2 now"
         ),
     )

@@ -119,7 +119,7 @@ def test_the_site_lists_every_error_and_warning() -> None:
         row.text for module, row in listed if messages.area_of(module) and messages.code(row.text) not in shown
     ] == []
     assert "or an instance with \\_\\_call\\_\\_ |" in shown
-    assert "there is no topic …, or this client may not see it` | create it, or correct topics=… |" in shown
+    assert "topic … does not exist, or this client may not see it` | create the topic, or correct topics=… |" in shown
 
 
 LISTED: Final = """

@@ -58,7 +58,7 @@ async def test_lost_deliveries_of_a_durable_make_the_consumer_unhealthy(
                 # A busy machine may have to wait for the next look at the broker.
                 await until(lambda: not consumer.healthy)
                 (reason,) = consumer.health().reasons
-                assert "although 7 messages wait at the broker and there is room; the client reports no" in reason
+                assert "although 7 messages wait at the broker and the buffer has room; the client reports no" in reason
                 losses.deliveries = False
                 await until(lambda: counter.handled >= 12)
                 await until(lambda: consumer.health().reasons == ())
@@ -107,7 +107,9 @@ async def test_a_reached_max_ack_pending_of_a_shared_durable_is_the_reason(strea
                 await until(lambda: second.ready and not second.healthy)
                 (reason,) = second.health().reasons
                 assert reason.startswith(f"{stream.name}/0 delivers nothing for ")
-                assert f"although 20 messages wait at the broker and there is room; consumer {stream.name}/" in reason
+                assert (
+                    f"although 20 messages wait at the broker and the buffer has room; consumer {stream.name}/"
+                ) in reason
                 assert "has reached max_ack_pending=10: its processes have not acknowledged 10 messages" in reason
                 assert "the client" not in reason
                 release.set()

@@ -34,12 +34,15 @@ def source_of(**arguments: Any) -> JetStreamSource:
     ("arguments", "fault"),
     [
         ({"queue": "updates"}, r"queue='updates': must be a PartitionedQueue, such as PartitionedQueue\(\"orders\""),
-        ({"queue": PartitionedQueue("a b")}, "the physical queue 'a b' is no subject; use names without blanks"),
-        ({"queue": PartitionedQueue("up.*")}, r"the physical queue 'up\.\*' is no subject"),
-        ({"queue": PartitionedQueue("$JS.API")}, r"the physical queue '\$JS\.API' is no subject"),
+        (
+            {"queue": PartitionedQueue("a b")},
+            "the physical queue 'a b' is not a valid subject; use names without blanks",
+        ),
+        ({"queue": PartitionedQueue("up.*")}, r"the physical queue 'up\.\*' is not a valid subject"),
+        ({"queue": PartitionedQueue("$JS.API")}, r"the physical queue '\$JS\.API' is not a valid subject"),
         (
             {"queue": PartitionedQueue.of("up", ["up.eu.west", "us", "up.eu"])},
-            r"the physical queue 'up\.eu\.west' is below 'up\.eu', so both would receive its messages; give",
+            r"the physical queue 'up\.eu\.west' is below 'up\.eu', so both would receive its messages; choose",
         ),
         (
             {"filter_subject": "updates"},
@@ -49,7 +52,7 @@ def source_of(**arguments: Any) -> JetStreamSource:
         ({"queue": PartitionedQueue("up", 257)}, "has 257 partitions, and more than 256 durables slow the server down"),
         (
             {"durable": None, "cohort": Cohort(partitions=4)},
-            r"queue='updates' has 2 partitions, and Cohort\(partitions=4\) another number",
+            r"queue='updates' has 2 partitions, but Cohort\(partitions=4\) has another number",
         ),
         (
             {"durable": None, "cohort": Cohort(create=CohortStream(subject="updates.*"))},
@@ -269,8 +272,8 @@ async def test_workers_with_fewer_partitions_than_the_producers_name_the_strande
     (line,) = [each for each in caplog.records if each.levelname == "WARNING"]
     assert line.created - published < 10
     assert line.getMessage().endswith(
-        f": queue {queue.name!r}: messages wait in {queue.names[2]!r} (10), {queue.names[3]!r} (10), which no consumer "
-        f"of {next(iter(how))} 'work' reads; producers use another number of partitions, so start the consumers with "
+        f": queue {queue.name!r}: no consumer of {next(iter(how))} 'work' reads the messages in {queue.names[2]!r} "
+        f"(10), {queue.names[3]!r} (10). The producers use another number of partitions; start the consumers with "
         "that number"
     )
     assert line.getMessage().endswith(health.findings[0])

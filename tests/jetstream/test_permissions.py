@@ -139,7 +139,7 @@ async def test_a_missing_permission_is_refused_with_its_subject(start: Start, su
     assert f'"{subject}"' in publishing
     server, _ = await start(publishing.replace(f'"{subject}"', "") + "subscribe" + subscribing)
     named = re.escape(subject.removesuffix(">"))
-    with pytest.raises(lanes.SourceError, match=f"(?i){named}.*permit it") as refused:
+    with pytest.raises(lanes.SourceError, match=f"(?i){named}.*grant this permission") as refused:
         with anyio.fail_after(20):
             await lanes.run(member_of(server), Log().handler("a"))
     assert "secret" not in str(refused.value)
@@ -176,6 +176,8 @@ async def test_a_withdrawn_permission_stops_a_member(fresh_nats: Callable[..., N
 
     subject = re.escape(denied.removesuffix(">").casefold())
     with anyio.fail_after(20):
-        with pytest.raises(lanes.SourceError, match=rf"permissions violation for publish to .{subject}.*permit it"):
+        with pytest.raises(
+            lanes.SourceError, match=rf"permissions violation for publish to .{subject}.*grant this permission"
+        ):
             await until_it_is_denied()
     await client.close()

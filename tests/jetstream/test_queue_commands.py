@@ -121,8 +121,8 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(
             # The producers come too early.
             await publish(wide.names[2], 3)
             early = (
-                f"3 messages wait in {wide.names[2]!r}, which no consumer of group {group!r} reads: producers already "
-                "use more than 2 partitions, so start the workers with 4 now"
+                f"3 messages wait in {wide.names[2]!r}, and no consumer of group {group!r} reads them; producers "
+                "already use more than 2 partitions, so start the workers with 4 now"
             )
             assert shown(await lanes_queue(*grow)) == (3, ["done", "due", "unknown"], [early])
             status, found = await lanes_queue("status", "--partitions", "2")
@@ -302,7 +302,7 @@ async def test_a_stream_that_does_not_fit_is_refused(
     config = (await stream.stream_info(narrow.name)).config
     config.subjects = ["*"]
     await stream.update_stream(config)
-    with pytest.raises(ConfigError, match=r"by one subject, '\*', and so would store a partition"):
+    with pytest.raises(ConfigError, match=r"by one subject, '\*', which also stores partitions"):
         await lanes_queue("status", "--partitions", "2")
 
 

@@ -89,7 +89,9 @@ async def test_a_login_at_a_listener_without_logins_is_named(guarded: KafkaServe
 async def test_an_unknown_topic_is_named(guarded: KafkaServer) -> None:
     failure = await refused({"bootstrap.servers": guarded.admin_url, "group.id": "g"}, "no-such-topic")
     assert isinstance(failure, lanes.ConfigError)
-    assert "no topic 'no-such-topic'" in str(failure) and str(failure).endswith("create it, or correct topics=…")
+    assert "topic 'no-such-topic' does not exist" in str(failure) and str(failure).endswith(
+        "create the topic, or correct topics=…"
+    )
 
 
 async def test_a_topic_with_a_similar_name_is_suggested(guarded: KafkaServer, topic: MakeTopic) -> None:
@@ -98,7 +100,7 @@ async def test_a_topic_with_a_similar_name_is_suggested(guarded: KafkaServer, to
     for misspelt in (there.name + "s", there.name.swapcase()):
         failure = await refused(config, misspelt)
         assert isinstance(failure, lanes.ConfigError)
-        assert str(failure).endswith(f"create it, or correct topics=… (did you mean {there.name!r}?)")
+        assert str(failure).endswith(f"create the topic, or correct topics=… (did you mean {there.name!r}?)")
 
 
 async def test_a_session_timeout_outside_of_the_bounds_is_named(guarded: KafkaServer, topic: MakeTopic) -> None:
@@ -122,7 +124,7 @@ async def test_a_topic_that_may_not_be_seen_is_named(guarded: KafkaServer, topic
     there = topic(on=guarded)
     failure = await refused(guarded.config("bob") | {"group.id": "g"}, there.name)
     assert isinstance(failure, lanes.SourceError) and not failure.retryable
-    assert f"topic {there.name!r}: this user may not describe it; allow the user Describe" in str(failure)
+    assert f"this user may not describe topic {there.name!r}; allow the user Describe" in str(failure)
 
 
 @pytest.mark.parametrize(

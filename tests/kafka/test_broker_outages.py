@@ -122,7 +122,7 @@ async def test_an_idle_consumer_notices_a_lost_broker(
         assert health.no_broker and consumer.ready
         assert (consumer.status().outage or 0.0) > 3.0
         with anyio.fail_after(60):
-            await until(lambda: ": no broker answers for " in caplog.text)
+            await until(lambda: ": no broker has answered for " in caplog.text)
         await run_sync(server.start if how == "killed" else server.resume)
         with anyio.fail_after(60):
             await until(lambda: consumer.healthy)

@@ -162,8 +162,8 @@ def without(name: str) -> list[tuple[str, Any]]:
         ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"2")], "Lanes-Null-Headers that lanes does not"),
         ([*without("Lanes-Null-Headers"), ("Lanes-Null-Headers", b"1,1")], "Lanes-Null-Headers that lanes does not"),
         ([*wire(), ("Lanes-Key", b"%zz")], "Lanes-Key that lanes does not write;"),
-        ([*wire(), ("Lanes-Origin-%zz", b"")], "a header 'Lanes-Origin-%zz', a name that lanes does not write"),
-        ([*wire(), ("Lanes-Origin-%FF", b"")], "a header 'Lanes-Origin-%FF', a name that lanes does not write"),
+        ([*wire(), ("Lanes-Origin-%zz", b"")], "the header name 'Lanes-Origin-%zz', which lanes does not write"),
+        ([*wire(), ("Lanes-Origin-%FF", b"")], "the header name 'Lanes-Origin-%FF', which lanes does not write"),
     ],
 )
 def test_an_invalid_record_is_refused_by_its_fault(headers: Any, said: str) -> None:

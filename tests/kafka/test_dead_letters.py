@@ -189,7 +189,7 @@ def test_an_invalid_topic_name_is_refused(name: Any) -> None:
 async def test_a_source_that_reads_the_dead_letters_is_refused(topic: MakeTopic) -> None:
     dead = topic()
     async with opened(config_of(dead), dead.name) as target:
-        with pytest.raises(lanes.SourceError, match="every dead letter would make another one") as refused:
+        with pytest.raises(lanes.SourceError, match="every dead letter would create another dead letter") as refused:
             await target.put(dead_letter(source=dead.name, subject=dead.name))
     assert not refused.value.retryable
     assert dead.ends() == [0]
@@ -277,7 +277,7 @@ async def test_a_wrong_password_is_reported_at_once(guarded: KafkaServer, topic:
 @pytest.mark.slow
 @only_asyncio
 @pytest.mark.parametrize(
-    ("operations", "said"), [((), "may not describe it"), ((AclOperation.DESCRIBE,), "may not write to it")]
+    ("operations", "said"), [((), "may not describe topic"), ((AclOperation.DESCRIBE,), "may not write to it")]
 )
 async def test_a_topic_without_write_permission_is_refused_at_the_start(
     guarded: KafkaServer, topic: MakeTopic, operations: tuple[AclOperation, ...], said: str
@@ -352,7 +352,8 @@ async def test_a_topic_that_the_source_reads_is_refused_at_the_start(topic: Make
     with pytest.raises(lanes.ConfigError) as refused:
         await consumer.run()
     assert str(refused.value) == (
-        f"kafka g/{orders.name},{refunds.name}: the dead letters go to {refunds.name!r}, which this source reads too, "
-        "so each dead letter would make another one; write the dead letters to a separate topic or stream"
+        f"kafka g/{orders.name},{refunds.name}: the dead letters go to {refunds.name!r}, which this source also "
+        "reads, so each dead letter would create another dead letter. Write the dead letters to a separate topic or "
+        "stream"
     )
     assert handled == []

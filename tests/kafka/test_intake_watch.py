@@ -71,7 +71,8 @@ async def test_fetches_without_answers_make_the_consumer_unhealthy(
                 (reason,) = found
                 assert reason.startswith(f"{orders.name}/1 delivers nothing for ")
                 assert (
-                    "although 7 messages wait at the broker and there is room; the last error of the client, " in reason
+                    "although 7 messages wait at the broker and the buffer has room; the last error of the "
+                    "client, " in reason
                 )
                 assert " s ago: REQTMOUT " in reason and "Timed out 1 in-flight" in reason
                 assert consumer.status().partitions[f"{orders.name}/1"].lag == 7

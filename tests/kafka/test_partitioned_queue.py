@@ -106,7 +106,7 @@ async def test_a_missing_partition_ends_the_start_by_its_name(
 ) -> None:
     queue = PartitionedQueue(topics[0].name, partitions=4)
     source = KafkaSource(topics[0].config(), topics=queue)
-    with anyio.fail_after(30), pytest.raises(ConfigError, match=f"there is no topic '{queue.names[3]}'"):
+    with anyio.fail_after(30), pytest.raises(ConfigError, match=f"topic '{queue.names[3]}' does not exist"):
         await source.open()
     await source.aclose()
     # The assignor is the default of the client.
@@ -194,9 +194,9 @@ async def test_workers_with_fewer_partitions_than_the_producers_name_the_strande
     assert warning.created - published < 10
     line = warning.getMessage()
     assert line == (
-        f"kafka g-{narrow.name}/{narrow.name} (2 partitions): queue {narrow.name!r}: messages wait in "
-        f"{wide.names[2]!r} (2), {wide.names[3]!r} (2), which no consumer of group 'g-{narrow.name}' reads; producers "
-        "use another number of partitions, so start the consumers with that number"
+        f"kafka g-{narrow.name}/{narrow.name} (2 partitions): queue {narrow.name!r}: no consumer of group "
+        f"'g-{narrow.name}' reads the messages in {wide.names[2]!r} (2), {wide.names[3]!r} (2). The producers use "
+        "another number of partitions; start the consumers with that number"
     )
     assert line.endswith(health.findings[0])
 

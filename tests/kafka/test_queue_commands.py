@@ -52,8 +52,14 @@ def lanes_queue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["grow", "--from", "4", "--to", "2"], "has --from 4 --to 2, and needs a larger number; see `lanes queue shr"),
-        (["shrink", "--from", "2", "--to", "2"], "has --from 2 --to 2, and needs a smaller number; see `lanes queue g"),
+        (
+            ["grow", "--from", "4", "--to", "2"],
+            "has --from 4 --to 2, but --to must be larger; to remove partitions, use `lanes queue shr",
+        ),
+        (
+            ["shrink", "--from", "2", "--to", "2"],
+            "has --from 2 --to 2, but --to must be smaller; to add partitions, use `lanes queue g",
+        ),
     ],
 )
 def test_a_number_in_the_wrong_direction_names_the_other_command(
@@ -71,7 +77,7 @@ def test_a_number_in_the_wrong_direction_names_the_other_command(
             "needs --stream NAME, because --server is the URL of a NATS server",
         ),
         (["--stream", "S"], "needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222"),
-        (["--stream", "S", "--server", "a:1", "-X", "b=c"], "--stream takes neither --config nor -X, which are for Ka"),
+        (["--stream", "S", "--server", "a:1", "-X", "b=c"], "has --stream with --config or -X, which are for Ka"),
         ([], "needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE"),
     ],
 )
@@ -87,7 +93,7 @@ def test_the_options_choose_one_broker(lanes_queue: Command, arguments: list[str
         (["", "--partitions", "2"], "lanes: QUEUE '': must not be empty\n"),
         (
             ["a\nb", "--partitions", "2"],
-            "lanes: QUEUE 'a\\nb': a name is one line of text, and has no U+000A; leave it out\n",
+            "lanes: QUEUE 'a\\nb': contains U+000A, but a name is one line of text; remove this character\n",
         ),
     ],
 )
@@ -167,7 +173,7 @@ async def test_a_queue_grows_and_shrinks_by_the_runbook(topics: list[Topic], lan
             # The producers come too early.
             await produce(second.name, 3)
             early = (
-                f"3 messages wait in {second.name!r}, which no consumer of group {group!r} reads: producers already "
+                f"3 messages wait in {second.name!r}, and no consumer of group {group!r} reads them; producers already "
                 "use more than 1 partitions, so start the workers with 2 now"
             )
             assert await steps(*grow) == (3, ["done", "due", "unknown"], [early])
@@ -311,7 +317,7 @@ def test_a_list_of_groups_with_a_gap_is_an_error(topics: list[Topic], monkeypatc
     future: Future[Any] = Future()
     future.set_result(ListConsumerGroupsResult([], [failure(KafkaError.CLUSTER_AUTHORIZATION_FAILED)]))
     monkeypatch.setattr(cluster._admin, "list_consumer_groups", lambda **_: future)
-    with pytest.raises(SourceError, match="the list of groups: the broker refuses the question"):
+    with pytest.raises(SourceError, match="the list of groups: the broker refuses the request"):
         cluster.survey([first.name])
 
 

@@ -188,8 +188,8 @@ def test_topics_that_nobody_reads_are_found_at_the_second_look(stand: Stand, cap
     assert stand.found() == (Stranded("q", "q__p3", 2),)
     (line,) = lines(caplog, logging.WARNING)
     assert line == (
-        "kafka g/q: queue 'q': messages wait in 'q__p3' (4), which no consumer of group 'g' reads; producers use "
-        "another number of partitions, so start the consumers with that number"
+        "kafka g/q: queue 'q': no consumer of group 'g' reads the messages in 'q__p3' (4). The producers use "
+        "another number of partitions; start the consumers with that number"
     )
     with caplog.at_level(logging.INFO):
         stand.broker.members.append(member("q__p3", size=2))

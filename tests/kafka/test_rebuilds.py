@@ -79,7 +79,7 @@ async def test_a_fenced_client_is_rebuilt_until_its_attempts_end(
         (partition,) = await reader.assigned()
         fence(cluster, protocol)
         # The reason of the loss begins with the remedy, and leaves the text of the client to the error of the run.
-        why = "only one member may have group.instance.id='twin'; give each one its own"
+        why = "only one member may have group.instance.id='twin'; give each member its own"
         assert await lost(reader, partition) == why
         # A failed client does not leave its group, and the mock lets no twin replace it.
         await reader.removed(reader.clients[0])

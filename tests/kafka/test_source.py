@@ -460,8 +460,11 @@ async def test_a_source_reports_stranded_messages_by_queue_and_grown_topics(monk
     stand.thread.growth = SimpleNamespace(grown={"q": "topic 'q' has grown"})
     assert stand.source.stranded() == found
     first, second, growth = stand.source.findings()
-    assert first.startswith("queue 'q': messages wait in 'q__p2' (1), which no consumer of group 'g' reads;")
-    assert second.startswith("queue 'r': messages wait in 'r__p2' (2), ") and growth == "topic 'q' has grown"
+    assert first.startswith("queue 'q': no consumer of group 'g' reads the messages in 'q__p2' (1). The")
+    assert (
+        second.startswith("queue 'r': no consumer of group 'g' reads the messages in 'r__p2' (2). ")
+        and growth == "topic 'q' has grown"
+    )
     await stand.source.aclose()
 
 
@@ -544,8 +547,8 @@ async def test_the_next_look_is_when_prefetched_messages_must_be_dropped(stand: 
         (["t", 7], "must be a name, or a list of names"),
         (["t", ""], "must be a name, or a list of names"),
         ("", "must be a name, or a list of names"),
-        (["t", "^t.*"], "patterns are not supported, because topics that appear later"),
-        ("kafka://t", "a URL is no name of a topic; pass the names of topics"),
+        (["t", "^t.*"], "patterns are not supported, because the source checks"),
+        ("kafka://t", "a URL is not the name of a topic; pass the names of topics"),
         ("t,u", "a name has no comma; write several topics as a list of names"),
         (["t", "u", "t"], "are named twice; name each topic"),
     ],

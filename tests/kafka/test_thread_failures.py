@@ -88,7 +88,7 @@ def test_a_static_member_names_its_instance(monkeypatch: pytest.MonkeyPatch) -> 
     stand.demand(1)
     (partition,) = stand.assigned(0)
     stand.fails(KafkaError._FATAL)
-    why = "only one member may have group.instance.id='one'; give each one its own"
+    why = "only one member may have group.instance.id='one'; give each member its own"
     assert stand.failures[0].startswith(f"kafka g/t: {why}; the client has failed for good: ")
     assert [event for event, _ in stand.told] == [Lost(partition, why)]
 
@@ -253,7 +253,7 @@ def test_an_outage_is_a_warning_and_a_line_at_its_end(
     (warning,) = caplog.records
     assert (warning.name, warning.levelname) == ("lanes.kafka", "WARNING")
     why = "neither an answer nor an error for 10 s" if how == "hangs" else "Local: Broker transport failure"
-    assert warning.getMessage().startswith("kafka g/t: no broker answers for ") and why in warning.getMessage()
+    assert warning.getMessage().startswith("kafka g/t: no broker has answered for ") and why in warning.getMessage()
     admin.topics = {"t": "id-A"}
     while len(caplog.records) == 1 and reading.now < begun + 200.0:
         reading.now += 0.5

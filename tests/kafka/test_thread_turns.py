@@ -370,7 +370,7 @@ def test_an_error_of_the_start_is_answered_and_ends_the_thread(monkeypatch: pyte
     stand.thread.start(stand.opened)
     stand.run()
     (error,) = stand.opened.given
-    assert isinstance(error, lanes.ConfigError) and "there is no topic 'missing'" in str(error)
+    assert isinstance(error, lanes.ConfigError) and "topic 'missing' does not exist" in str(error)
     assert stand.ends == 1 and stand.clients == []
 
 

@@ -26,10 +26,10 @@ JETSTREAM: Final = (
     _jetstream(
         "unanswered_lease_is_stored",
         "cohort.lease_store",
-        '            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"\n',
+        '            why = f"bucket {self._bucket!r}: {what} has no answer ({type(error).__name__})"\n',
         "            if isinstance(error, TimeoutError) and what.startswith('write'):\n"
         "                return {'seq': self._highest}\n"
-        '            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"\n',
+        '            why = f"bucket {self._bucket!r}: {what} has no answer ({type(error).__name__})"\n',
         "a lease whose renewal has no answer counts as renewed",
         "LeaseCovers",
     ),

@@ -58,18 +58,20 @@ def test_a_silent_partition_is_named_with_its_backlog_and_the_last_error() -> No
     assert stand.look(9) == []
     (reason,) = stand.look()
     assert reason == (
-        "t/0 delivers nothing for 9.0 s, although 41 messages wait at the broker and there is room; the last error of "
-        "the client, 2.5 s ago: TIMED_OUT: no\\nanswer"
+        "t/0 delivers nothing for 9.0 s, although 41 messages wait at the broker and the buffer has room; the last "
+        "error of the client, 2.5 s ago: TIMED_OUT: no\\nanswer"
     )
     stand.broker.backlogs[0] = Backlog(42)
     (reason,) = stand.look()
-    assert reason.endswith("although 42 messages wait at the broker and there is room; the client reports no error")
+    assert reason.endswith(
+        "although 42 messages wait at the broker and the buffer has room; the client reports no error"
+    )
     stand.broker.backlogs[0] = Backlog(42, "closed")
     (reason,) = stand.look()
     assert reason.endswith("; the last error of the client: closed")
     # A known cause counts more than a former error.
     stand.broker.backlogs[0] = Backlog(42, "closed", 1.0, "its limit\nis reached")
-    assert stand.look()[0].endswith("wait at the broker and there is room; its limit\\nis reached")
+    assert stand.look()[0].endswith("wait at the broker and the buffer has room; its limit\\nis reached")
 
 
 def test_the_text_of_an_error_is_bounded() -> None:
@@ -203,7 +205,9 @@ async def test_a_consumer_whose_source_hangs_is_unhealthy_until_it_delivers(monk
         await until(lambda: run.consumer.health().reasons)
         (reason,) = run.consumer.health().reasons
         assert re.match(r"memory/0 delivers nothing for \d+\.\d", reason)
-        assert "although 1 messages wait at the broker and there is room; the last error of the client: the " in reason
+        assert (
+            "although 1 messages wait at the broker and the buffer has room; the last error of the client: the "
+        ) in reason
         assert not run.consumer.healthy
         source.hangs = False
         run.consumer.pause()

@@ -161,13 +161,13 @@ def test_partitions_that_are_lost_together_share_a_line(log: pytest.LogCaptureFi
     ownership.tell_lost()
     assert lines(log) == [
         (
-            "orders: 3 partitions lost (the member was fenced); charge still runs for 12 message(s), whose results do "
-            "not count and which any next owner runs again: S/0, S/1, S/2. Positions: S/0: 0, 1; S/2: 0, 1, 2, 3, 4, "
-            "5, 6, 7 and 2 more"
+            "orders: 3 partitions lost (the member was fenced); charge still runs for 12 message(s): S/0, S/1, S/2. "
+            "Their results do not count, and the next owner runs the messages again. Positions: S/0: 0, 1; S/2: 0, 1, "
+            "2, 3, 4, 5, 6, 7 and 2 more"
         ),
         (
-            "orders: S/3 lost (its lease has run out); charge still runs for 1 message(s), whose results do not count "
-            "and which any next owner runs again. Positions: S/3: 0"
+            "orders: S/3 lost (its lease has run out); charge still runs for 1 message(s). Their results do not "
+            "count, and the next owner runs the messages again. Positions: S/3: 0"
         ),
         "orders: S/4 lost (the topic was deleted) while no handler ran",
         "orders: 2 partitions lost (the stream was deleted) while no handler ran: S/5, S/6",

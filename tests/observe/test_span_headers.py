@@ -137,5 +137,8 @@ def test_a_propagator_that_raises_is_survived(
     handle(telemetry, message([TRACEPARENT]))
     assert [span.parent for span in sdk.spans()] == [None, None]
     assert [record.message for record in caplog.records] == [
-        "billing: telemetry failed (ValueError); later errors are not logged, and messages are handled as before"
+        (
+            "billing: telemetry failed (ValueError); check the OpenTelemetry setup. Later errors are not logged, and "
+            "messages are handled as before"
+        )
     ]

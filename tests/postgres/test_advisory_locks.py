@@ -432,7 +432,7 @@ async def test_a_connection_that_fails_again_and_again_is_logged_once_a_minute(
         server.kill()
         await anyio.sleep(1.5)
         assert locks._session is None
-    said = [each.getMessage() for each in caplog.records if "keep trying to connect" in each.getMessage()]
+    said = [each.getMessage() for each in caplog.records if each.getMessage().endswith("; retrying")]
     assert len(said) == 1 and "Connection refused" in said[0]
 
 
@@ -497,7 +497,7 @@ async def test_a_full_server_is_named(fresh_postgres: Callable[..., PostgresServ
         ({"dsn": "host=h password='canary"}, "correct the connection string"),
         ({"dsn": "127.0.0.1:5432/canary"}, "dsn: the address has no scheme; correct the connection string, such as"),
         ({"dsn": "canary-me@host/x"}, "dsn: the address has no scheme; "),
-        ({"dsn": "http://me:canary@host/x"}, "dsn: the scheme http:// is none of PostgreSQL; "),
+        ({"dsn": "http://me:canary@host/x"}, "dsn: the scheme http:// is not a scheme of PostgreSQL; "),
         ({"dsn": "postgresql+psycopg://me:canary@host/x"}, "such as postgresql://user@host/database"),
         ({"dsn": "host=h port=canary"}, "dsn: the port is no number from 1 to 65535; correct the connection string"),
         ({"dsn": "host=h port=5432,70000"}, "dsn: the port is no number from 1 to 65535"),

@@ -82,6 +82,6 @@ def test_swapped_arguments_are_refused_without_the_password(address: str) -> Non
 @pytest.mark.parametrize("name", ["", 201 * "x", "a\0b", "\ud800"])
 def test_a_name_that_the_table_cannot_hold_is_refused(name: str) -> None:
     with pytest.raises(
-        ConfigError, match="is no str of 1 to 200 characters without zero bytes; use the name of the sub"
+        ConfigError, match="must be a str of 1 to 200 characters, without zero bytes; use the name of the sub"
     ):
         PostgresDeadLetters("", name)

@@ -96,7 +96,9 @@ async def test_the_effect_of_a_former_owner_rolls_back(pool: AsyncConnectionPool
             await effects.add_async(connection, position)
             await states.store_in(connection, StateChange(KEY, state._replace(floor=position + 1)))
 
-    with pytest.raises(Fenced, match=f"acquired with epoch {former.epoch}, and its state has epoch {current.epoch}"):
+    with pytest.raises(
+        Fenced, match=f"acquired with epoch {former.epoch}, but its state now has epoch {current.epoch}"
+    ):
         await handle(former, 0)
     await handle(current, 0)
     assert effects.all() == [0]

@@ -83,7 +83,7 @@ def test_autocommit_without_a_transaction_is_refused(connection: Connection, eff
         with pytest.raises(ConfigError, match="has autocommit and is in no transaction") as refused:
             call()
         assert str(refused.value).endswith(
-            f"so {name} would be committed apart from your own statements; call it inside "
+            f"so {name} would be committed apart from your own statements. Make the call inside "
             f"`with connection.transaction():`{otherwise}"
         )
     with connection.transaction():

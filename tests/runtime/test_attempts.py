@@ -279,9 +279,10 @@ async def test_a_hold_lasts_until_its_failure_is_stored(caplog: pytest.LogCaptur
         await run.stop()
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert said.pop(0).startswith("memory: Failing failed at memory/0 position 0 with ValueError, attempt 1; ")
-    assert said == [
-        "memory: attempts of memory/0 position 0 not kept (OSError, the store is gone), next call in 0.2 s",
-    ]
+    line = (
+        "memory: attempts of memory/0 position 0 are not stored (OSError, the store is gone); the next call is in 0.2 s"
+    )
+    assert said == [line]
 
 
 @pytest.mark.parametrize("call", ["load attempts", "keep an attempt"])

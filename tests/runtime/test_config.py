@@ -99,7 +99,7 @@ def test_a_drain_longer_than_the_broker_allows_is_refused() -> None:
     Settings(drain_timeout=3600.0).check_drain(None)
     said = (
         "drain_timeout=224 and grace=2, with 5 s for the last settlement and 10 s for the release, exceed the 240 s "
-        "that the broker allows for a drain: lower them, or raise "
+        "that the broker allows for a drain. Lower drain_timeout or grace, or raise "
     )
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}that limit$"):
         Settings(drain_timeout=224.0, grace=2.0).check_drain(240.0)

@@ -270,7 +270,7 @@ async def test_a_finite_source_may_end_before_the_block() -> None:
     async with beside(source, Gated(free=[b"a"])) as consumer:
         await until(lambda: broker.unfinished == 0 and not consumer.ready)
         await turns()
-    with pytest.raises(LanesError, match="stopped already"):
+    with pytest.raises(LanesError, match="has stopped"):
         await block(consumer, wait)
 
 
@@ -313,5 +313,5 @@ async def test_a_second_run_in_the_block_is_told_to_wait() -> None:
         with pytest.raises(LanesError) as refused:
             await consumer.run()
         assert str(refused.value) == said and consumer.healthy
-    with pytest.raises(LanesError, match="stopped already: make a new one"):
+    with pytest.raises(LanesError, match="has stopped: make a new consumer"):
         await consumer.run()

@@ -178,7 +178,7 @@ async def test_a_second_run_is_refused() -> None:
             await run.consumer.run()
         handler.let(0)
         assert await run.stop() is None
-        with pytest.raises(LanesError, match="stopped already"):
+        with pytest.raises(LanesError, match="has stopped"):
             await run.consumer.run()
     assert len(source.called("open")) == len(source.called("aclose")) == 1
 

@@ -16,7 +16,7 @@ from memsource.memory.group import Committed
 from tests.fakes.grouped import commits, group_of
 from tests.fakes.support import Gated, consumer_of, started, turns, until
 
-UNCONFIRMED = "until the broker has confirmed position 3 (a commit is not answered)"
+UNCONFIRMED = "until the broker has confirmed position 3 (a commit has no answer)"
 
 
 def stalled(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -207,14 +207,14 @@ def unnamed_list(messages: list[Message], unknown: Unknown = None) -> None: ... 
 def test_a_handler_of_lists_needs_batch(handler: Any) -> None:
     said = refusal(handler)
     assert " takes a list of messages (" in said
-    assert said.endswith("and without batch= each call has one message: set Settings(batch=…), or take one Message")
+    assert said.endswith("but without batch= each call has one message: set Settings(batch=…), or take one Message")
     consumer(handler, batch=10)
 
 
 @pytest.mark.parametrize("handler", [acknowledge, Charges().method, CallableOfOne(), a_hidden_message])
 def test_a_handler_of_one_message_contradicts_batch(handler: Any) -> None:
     said = refusal(handler, batch=10)
-    assert "takes one message (message: Message), and batch= passes lists of messages" in said
+    assert "takes one message (message: Message), but batch= passes lists of messages" in said
     assert said.endswith("take list[Message], or leave batch out")
     consumer(handler)
 
@@ -293,8 +293,8 @@ async def of_a_model(order: Order) -> None: ...
 )
 def test_an_annotation_that_excludes_a_message_is_refused(handler: Any, takes: str) -> None:
     assert refusal(handler) == (
-        f"handler={takes}, and each call has a Message: annotate it as lanes.Message, and read message.value, or "
-        "message.data with decode=…"
+        f"handler={takes}, but each call has a Message: annotate the parameter as lanes.Message, and read "
+        "message.value, or message.data with decode=…"
     )
 
 
@@ -347,7 +347,7 @@ def test_an_annotation_that_a_message_may_satisfy_is_accepted() -> None:
 )
 def test_a_known_function_of_bytes_is_refused_as_a_decoder(decode: Any, call: str) -> None:
     said = refusal(acknowledge, decode=decode)
-    assert said.endswith(f"takes a value, and decode gets the Message: write decode=lambda message: {call}")
+    assert said.endswith(f"takes a value, but decode gets the Message: write decode=lambda message: {call}")
 
 
 async def parsed(message: Message) -> object: ...

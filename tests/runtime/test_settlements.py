@@ -107,7 +107,7 @@ async def test_a_failing_settlement_is_reported_with_its_error(caplog: pytest.Lo
         before = source.tries
         await until(lambda: source.tries >= before + count)
 
-    what = "memory: finished messages of memory/0 are not settled%s, trying again: the stream is away"
+    what = "memory: finished messages of memory/0 are not settled%s (the stream is away); retrying"
     with caplog.at_level(logging.INFO, "lanes"):
         async with started(consumer_of(source, Gated(free=[b"a"]), clock=clock)) as run:
             await tried()
@@ -144,11 +144,11 @@ async def test_a_drain_reports_unsettled_messages(caplog: pytest.LogCaptureFixtu
             handler.let(0)
             await until(lambda: source.called("settle"))
             assert await run.stop() is None
-    (said,) = [line for line in caplog.messages if "is given up with" in line]
+    (said,) = [line for line in caplog.messages if "is handed over with" in line]
     why = "" if hangs else " (the stream is away)"
     assert said == (
-        "memory: memory/0 is given up with 1 finished message(s) that were not settled within 0.0 s; they run "
-        f"again{why}"
+        "memory: memory/0 is handed over with 1 finished message(s) that were not settled within 0.0 s"
+        f"{why}; the next owner runs these messages again"
     )
     (drained,) = [line for line in caplog.messages if line.startswith("memory: drained ")]
     assert "1 message(s) run again, 0 did not start" in drained

@@ -60,9 +60,9 @@ async def test_the_source_closes_beside_a_handler_that_ignores_its_cancellation(
     assert broker.acked() == []
     assert len(source.called("aclose")) == 1
     assert len(source.called("release")) == (0 if at_once else 1)
-    (line,) = [line for line in caplog.messages if "goes on after its cancellation" in line]
+    (line,) = [line for line in caplog.messages if "ignores its cancellation" in line]
     assert line.startswith(
-        f"memory: Stubborn.{kind} goes on after its cancellation for 2 message(s), so the source is "
+        f"memory: Stubborn.{kind} ignores its cancellation and still runs for 2 message(s), so the source is "
     )
     assert line.endswith("Positions: memory/0: 0, 1")
 

@@ -126,7 +126,7 @@ def test_the_source_of_an_audit_is_a_table_or_a_topic() -> None:
     ("tables", "servers", "options", "columns", "said"),
     [
         ([], "", {}, {}, "with --topic, -X and --column"),
-        (["a"], "host:1", {}, {}, "needs --table PATH or --server HOST:PORT, one of the two"),
+        (["a"], "host:1", {}, {}, "needs either --table PATH or --server HOST:PORT"),
         (["a"], "", {"kafka.a": "b"}, {}, "takes no -X with --table"),
         ([], "host:1", {}, {"key": "id"}, "takes no --column with --server"),
     ],

@@ -207,7 +207,8 @@ def test_a_checkpoint_of_any_other_query_is_refused(offset: Any) -> None:
     options = RangeOptions(topic="orders", replay="one", spans={0: (0, 9)}, starts={}, cap=5, eras=()).encoded()
     reader = BatchRanges(options).streamReader(StructType([]))
     with pytest.raises(
-        lanes.SourceError, match=r"orders: the checkpoint (is of another replay|belongs to a query that is no replay)"
+        lanes.SourceError,
+        match=r"orders: the checkpoint (is of another replay|belongs to a query that is not a replay)",
     ) as no:
         reader.latestOffset(offset, ReadMaxRows(5))
     assert "its own checkpoint" in str(no.value)
@@ -285,7 +286,7 @@ def test_a_handler_that_the_workers_cannot_load_is_an_error_with_the_remedy(tmp_
     with pytest.raises(lanes.ConfigError, match=r"loaded by the workers.*No module named 'shop_of_driver'") as no:
         _loaded(payload)
     assert sys.executable in str(no.value)
-    assert "send the modules by spark.submit.pyFiles, or install them for that Python" in str(no.value)
+    assert "Send the modules by spark.submit.pyFiles, or install them for that Python" in str(no.value)
 
 
 def test_a_handler_that_blocks_the_event_loop_is_named(

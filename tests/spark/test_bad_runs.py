@@ -185,7 +185,7 @@ def test_a_checkpoint_of_another_kind_is_refused(spark: Any, tmp_path: Path) -> 
     checkpoint = tmp_path / "checkpoint"
     rate = spark.readStream.format("rate").load().writeStream.trigger(availableNow=True)
     rate.option("checkpointLocation", str(checkpoint)).format("noop").start().awaitTermination()
-    with pytest.raises(lanes.SourceError, match="orders: the checkpoint belongs to a query that is no replay"):
+    with pytest.raises(lanes.SourceError, match="orders: the checkpoint belongs to a query that is not a replay"):
         replay(spark, table, noting(tmp_path / "journal"), checkpoint=str(checkpoint))
     assert not (tmp_path / "journal").exists()
 

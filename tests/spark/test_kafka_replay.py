@@ -104,7 +104,7 @@ def test_a_topic_is_replayed_in_order_and_missing_positions_are_named(
     more["checkpoint"] = str(tmp_path / "another")
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source and were"):
         replay(connected, split, noting(tmp_path / "nothing"), **more, from_={2: 100})
-    gone = "replayed/2: positions 100 … 169 are gone from the source, and from_ selects them: begin at 170"
+    gone = "replayed/2: positions 100 … 169 are gone from the source, and from_ selects these positions; begin at 170"
     with pytest.raises(lanes.SourceError, match=gone):
         replay(connected, topic, noting(tmp_path / "nothing"), from_={2: 100})
     with pytest.raises(lanes.SourceError, match="replayed/2: positions 160 … 169 are gone from the source and were"):

@@ -221,7 +221,7 @@ def test_an_invalid_replay_is_refused_before_the_first_message(spark: Any, tmp_p
         with lock:
             pass
 
-    with pytest.raises(lanes.ConfigError, match=r"cannot be sent to the workers .*lock.*create clients, locks"):
+    with pytest.raises(lanes.ConfigError, match=r"cannot be sent to the workers .*lock.*Create clients, locks"):
         replay(spark, table, unpicklable)
     handler = noting(tmp_path / "journal")
     other = ParquetTable(path=str(tmp_path / "table"), topic="orders", columns={"key": "customer"})

@@ -111,7 +111,7 @@ def test_the_source_is_a_table_or_a_topic() -> None:
     assert source(servers="h:1", options=options) == KafkaTopic(servers="h:1", topic="t", options=options)
     assert not source(servers="h:1", aligned=False).aligned
     for wrong in ({}, {"tables": ["a"], "servers": "h:1"}):
-        with pytest.raises(Misuse, match="needs --table PATH or --server HOST:PORT, one of the two"):
+        with pytest.raises(Misuse, match="needs either --table PATH or --server HOST:PORT"):
             source(**wrong)
     with pytest.raises(Misuse, match="takes no -X with --table"):
         source(tables=["a"], options=options)
@@ -176,7 +176,7 @@ def test_the_spark_command_prints_one_line_about_a_wrong_argument(
 @pytest.mark.parametrize(
     ("kind", "options", "words"),
     [
-        ("replay", ["--table", "t", "--server", "h:1"], "needs --table PATH or --server HOST:PORT, one of the two"),
+        ("replay", ["--table", "t", "--server", "h:1"], "needs either --table PATH or --server HOST:PORT"),
         ("replay", ["--table", "t", "-X", "a=b"], "takes no -X with --table"),
         ("replay", ["--server", "h:1", "--column", "a=b"], "takes no --column with --server"),
         ("replay", ["--table", "t", "--only", "unfinished"], "needs both --only STATE and --from-journal DIR"),

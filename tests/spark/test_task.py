@@ -370,7 +370,7 @@ def acknowledge_plainly(message: lanes.Message) -> None:
         ({"results": "position long"}, "results='position long' is not a pyarrow.Schema"),
         ({"results": pa.schema([])}, "give one or more columns with different names"),
         ({"setup": "connect"}, "setup='connect' is not callable"),
-        ({"setup": async_hook, "teardown": list}, "one function is async and one is plain"),
+        ({"setup": async_hook, "teardown": list}, "only one of setup and teardown is async"),
         ({"handler": None}, "handler is None, which is not callable"),
     ],
 )

@@ -144,7 +144,7 @@ async def test_the_warnings_about_a_held_loop_are_limited_and_count_the_rest(
         run.consumer._life.run.loop_watch._warn_at = 0.0
         broker.publish("d", key="d")
         await until(lambda: len(lines(caplog)) > 1)
-        more = "since the last such line the loop was held 2 more time(s), for " + SECONDS
+        more = "Since the last such warning, the loop was held 2 more time(s), for " + SECONDS
         assert re.search(more.replace("(s)", r"\(s\)"), lines(caplog)[1])
         assert await run.stop() is None
 
@@ -172,7 +172,7 @@ async def test_the_last_line_counts_the_holds_without_a_line(caplog: pytest.LogC
     async with started(consumer_of(source, charge, concurrency=1)) as run:
         assert await run.end() is None
     assert len(lines(caplog)) == 1
-    more = r"memory: since the last such line charge held the event loop 2 more time\(s\), for " + SECONDS
+    more = r"memory: charge has held the event loop 2 more time\(s\) since the last such warning, for " + SECONDS
     assert re.match(more, ends(caplog)[-1])
 
 
@@ -226,7 +226,7 @@ async def test_a_handler_that_keeps_the_lock_is_named_afterwards(
         f"memory: parse at memory/0 position 0 (test_loop_watch.py:{number}) held the event loop and "
     )
     assert "the interpreter's lock for " in line
-    assert "and no thread of this process ran: run the call in a process of its own" in line
+    assert "and no thread of this process ran. Run the call in a process of its own" in line
     assert lines(caplog) == []
     assert consumer.status().loop_held > 0.5
 

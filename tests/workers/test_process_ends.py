@@ -67,7 +67,7 @@ async def test_a_process_that_is_killed_fails_its_message_alone(
         assert starts(tmp_path)[3] == (2, 1)
         assert await run.stop() is None
     assert not any(map(alive, pids(tmp_path)))
-    assert f"(pid {killed}) was killed by SIGKILL; the next one starts" in caplog.text
+    assert f"(pid {killed}) was killed by SIGKILL; the next process starts" in caplog.text
 
 
 @pytest.mark.anyio

@@ -191,7 +191,7 @@ def test_a_handler_that_cannot_be_pickled_is_refused_at_the_start() -> None:
         Consumer(source, lambda message: None, settings=settings)
     assert "<lambda> cannot be sent to another process (" in str(local.value)
     assert str(local.value).endswith(
-        "): define it with def at the top of a module, and open locks, files and connections in process_setup=…"
+        "). Define it with def at the top of a module, and open locks, files and connections in process_setup=…"
     )
     with pytest.raises(
         ConfigError, match=r"handler=_with cannot be sent to another process \(TypeError: cannot pickle"
@@ -199,7 +199,7 @@ def test_a_handler_that_cannot_be_pickled_is_refused_at_the_start() -> None:
         Consumer(source, functools.partial(_with, threading.Lock()), settings=settings)
     for decode in (order := _local_class(), order.parse):
         with pytest.raises(
-            ConfigError, match=r"decode=.*Order.* cannot be sent.*: define the class at the top of a mod"
+            ConfigError, match=r"decode=.*Order.* cannot be sent.*\. Define the class at the top of a mod"
         ):
             Consumer(source, handlers.record, settings=settings, decode=decode)
     with pytest.raises(ConfigError, match=r"decode=.*<lambda> cannot be sent"):
@@ -219,7 +219,7 @@ async def _async_set_up() -> None: ...
 
 def test_async_functions_are_refused() -> None:
     source = MemorySource(MemoryBroker())
-    with pytest.raises(ConfigError, match=r"handler=_async is async, and sync_handlers=\"processes\" runs plain"):
+    with pytest.raises(ConfigError, match=r"handler=_async is async, but sync_handlers=\"processes\" runs only plain"):
         Consumer(source, _async, settings=in_processes())
     with pytest.raises(ConfigError, match="process_setup=_async_set_up is async: pass a plain function"):
         Consumer(source, handlers.record, settings=in_processes(process_setup=_async_set_up))
@@ -377,7 +377,9 @@ class TestInProcesses:
         broker = broker_of(tmp_path, "a")
         handler = handlers.record if batched is None else handlers.batch
         settings = in_processes(batch=batched, process_setup=handlers.die_in_set_up)
-        with pytest.raises(ConfigError, match="2 processes in a row ended before they were ready, and the last one "):
+        with pytest.raises(
+            ConfigError, match="2 processes in a row ended before they were ready, and the last process "
+        ):
             await Consumer(MemorySource(broker), handler, settings=settings).run()
         assert broker.unfinished == 1
 

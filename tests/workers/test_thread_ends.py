@@ -264,7 +264,7 @@ async def test_the_end_of_a_run_does_not_wait_for_a_zombie_again(caplog: pytest.
         handler.join()
     # The line about the loss names the handler.
     (line,) = caplog.messages
-    assert "lost (" in line and "Gates still runs for 1 message(s), whose results do not count " in line
+    assert "lost (" in line and "Gates still runs for 1 message(s). Their results do not count" in line
     assert line.endswith(" Positions: memory/0: 0")
     assert broker.acked() == []
 

@@ -214,9 +214,9 @@ class JetStreamEpochConsumers:
         """
         if self._last < highest:
             raise SourceError(
-                f"stream {self.stream!r} ends at sequence {self._last} and was read up to {highest}, so the server "
-                "lost messages and reuses their sequences; check which messages are missing, stop all members, delete "
-                f"the bucket {self._bucket!r} and the consumers {self.namespace}-p…, and start again"
+                f"stream {self.stream!r} ends at sequence {self._last} but was read up to {highest}, so the server "
+                "lost messages and reuses their sequences. Check which messages are missing, stop all members, "
+                f"delete the bucket {self._bucket!r} and the consumers {self.namespace}-p…, and start again"
             )
 
     async def names(self) -> list[EpochName]:

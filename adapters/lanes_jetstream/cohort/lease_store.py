@@ -261,14 +261,14 @@ class JetStreamLeaseStore:
                     await asyncio.sleep(_POLL_INTERVAL)
                 answer = await client.request(subject, body, timeout=self._timeout, headers=headers)
         except nats.errors.NoRespondersError:
-            raise _NobodyThere(f"bucket {self._bucket!r}: {what}: no responder at the moment") from None
+            raise _NobodyThere(f"bucket {self._bucket!r}: {what} has no responder at the moment") from None
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self._connection.servers}: {CLOSED}") from None
         except (nats.errors.Error, TimeoutError, OSError) as error:
             denied = denials.new()
             if denied is not None:
-                raise SourceError(f"bucket {self._bucket!r}: {what}: {denied}, then start again") from None
-            why = f"bucket {self._bucket!r}: {what}: no answer ({type(error).__name__})"
+                raise SourceError(f"bucket {self._bucket!r}, {what}: {denied}, then start again") from None
+            why = f"bucket {self._bucket!r}: {what} has no answer ({type(error).__name__})"
             self._connection.contact.unanswered(sent_at, why)
             raise UnknownResult(why) from None
         self._connection.answered()
@@ -283,8 +283,8 @@ class JetStreamLeaseStore:
             self._highest = max(self._highest, revision)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SourceError(
-                f"bucket {self._bucket!r}: read of {key!r}: malformed answer ({type(error).__name__}); check that "
-                "the server is a nats-server"
+                f"bucket {self._bucket!r}: the read of {key!r} has a malformed answer ({type(error).__name__}); check "
+                "that the server is a nats-server"
             ) from None
         # The entry is a client's deletion of the key, or the server's marker of an expired key.
         gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
@@ -309,7 +309,7 @@ class JetStreamLeaseStore:
         return [subject.removeprefix(self._subjects) for subject in found]
 
     def _refused(self, what: str, error: ApiError) -> UnknownResult | SourceError:
-        text = f"bucket {self._bucket!r}: {what} refused: {error}"
+        text = f"bucket {self._bucket!r}: {what} is refused ({error})"
         # These codes report temporary trouble of the server, such as a missing leader.
         return UnknownResult(text) if error.code in (408, 500, 503) else SourceError(text)
 
@@ -325,14 +325,14 @@ class JetStreamLeaseStore:
             raise self._failed(error) from None
         except (ApiError, NoAnswer):
             pass
-        raise UnknownResult(f"bucket {self._bucket!r}: write of {key!r}: no leader at the moment")
+        raise UnknownResult(f"bucket {self._bucket!r}: the write of {key!r} has no leader at the moment")
 
     async def _make_anew(self) -> None:
         try:
             if await self._find_or_make():
                 log.error(
-                    "bucket %r was deleted, so all leases were lost; created the bucket again, and the members "
-                    "acquire their partitions again; prevent the deletion",
+                    "bucket %r was deleted with all leases. This member has created the bucket again, and the "
+                    "members acquire their partitions again. Prevent such a deletion",
                     self._bucket,
                 )
         except (ApiError, NoAnswer) as error:
@@ -390,8 +390,8 @@ class JetStreamLeaseStore:
             raise
         if int((info.get("api") or {}).get("level", 0)) < _API_LEVEL:
             raise ConfigError(
-                f"{self._connection.servers}: too old for a cohort, which needs expiring keys; upgrade the server to "
-                "2.11 or newer, or run one process with durable=…"
+                f"{self._connection.servers}: the server is too old for a cohort, which needs expiring keys; upgrade "
+                "the server to 2.11 or newer, or run one process with durable=…"
             )
 
     def _check(self, config: Mapping[str, Any]) -> None:
@@ -414,5 +414,5 @@ class JetStreamLeaseStore:
         if wrong:
             raise ConfigError(
                 f"bucket {self._bucket!r} does not fit: {'; '.join(wrong)}; correct its stream {self._stream}, or "
-                "delete it while no member runs, so that lanes creates it again"
+                "delete the bucket while no member runs, so that lanes creates the bucket again"
             )

@@ -128,8 +128,8 @@ class Partitioning:
         """Raise ``ConfigError`` if the stream no longer has this partitioning and the given retention."""
         changed = _changed(stream)
         remedy = (
-            "so a key may be in two partitions; change it back, and start again; docs/reference/jetstream.md has the "
-            'steps to another partitioning ("The partition count has to change")'
+            "so a key may be in two partitions. Change the stream back, and start again; docs/reference/jetstream.md "
+            'has the steps to another partitioning ("The partition count has to change")'
         )
         try:
             now = read_partitioning(stream, config)
@@ -205,7 +205,7 @@ def check_retention(stream: str, retention: str, config: Mapping[str, Any]) -> N
     if config.get("retention") != retention:
         raise ConfigError(
             f"{_changed(stream)}, from retention {retention} to {config.get('retention')}, which moves partitions "
-            "differently; change it back, and start again"
+            "differently; change the retention back, and start again"
         )
 
 
@@ -219,8 +219,8 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     own = config.get("subject_transform")
     if origins and own:
         raise ConfigError(
-            f"stream {stream!r} has sources and its own transform, and only one may make the partitions; use a stream "
-            "that only sources it"
+            f"stream {stream!r} has sources and its own transform, but only one of them may make partitions; use "
+            "another stream that only sources this stream"
         )
     if origins:
         pairs = [pair for origin in origins for pair in origin.get("subject_transforms") or [{}]]
@@ -229,9 +229,9 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
     rules = tuple(_read_rule(stream, pair.get("src") or ">", pair.get("dest") or "") for pair in pairs)
     if not rules:
         raise ConfigError(
-            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it; add a transform such "
+            f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it. Add a transform such "
             f'as "orders.*" -> "{{{{partition({DEFAULT_PARTITIONS},1)}}}}.orders.{{{{wildcard(1)}}}}" before its first '
-            "message, or pass create=CohortStream(…) to create a stream that sources it"
+            "message, or pass create=CohortStream(…) to create a stream that sources this stream"
         )
     if len({rule.partitions for rule in rules}) > 1:
         raise ConfigError(
@@ -276,15 +276,15 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
     for token in tokens[:place]:
         if "{{" in token and wildcard_of(token) is None:
             raise ConfigError(
-                f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(), and "
-                "filters need literal tokens or {{wildcard(n)}} there; put partition() first"
+                f"stream {stream!r}: its transform {source!r} -> {destination!r} has {token} before partition(), "
+                f"where filters need literal tokens or {{{{wildcard(n)}}}}; put partition() first"
             )
     lost = [str(wildcard) for wildcard in hashed if wildcard not in references]
     if lost:
         raise ConfigError(
             f"stream {stream!r}: its transform {source!r} -> {destination!r} gives wildcard(s) {', '.join(lost)} to "
-            "partition() without storing them, so no key could include them; add "
-            f"{{{{wildcard({lost[0]})}}}} to the destination"
+            f"partition() but does not store them, so a key cannot include them; add {{{{wildcard({lost[0]})}}}} to "
+            "the destination"
         )
     return Rule(
         source,

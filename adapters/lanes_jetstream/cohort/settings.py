@@ -68,7 +68,7 @@ class CohortStream:
             if type(token) is not int or not 0 <= token < len(parts) or parts[token] != "*":
                 raise ConfigError(
                     f"CohortStream(tokens={shown_value(self.tokens)}): token {shown_value(token)} of "
-                    f"{shown_value(self.subject)} is no *; use indices of *"
+                    f"{shown_value(self.subject)} is not a *; use indices of *"
                 )
         if self.origin is not None and (not isinstance(self.origin, str) or not self.origin):
             raise ConfigError(f"CohortStream(origin={shown_value(self.origin)}): must be the name of a stream, or None")

@@ -220,7 +220,7 @@ async def _check_first_message(
     if not any(each is not None and each < partitioning.partitions for each in found):
         raise ConfigError(
             f"stream {stream!r}: the message at sequence {state['first_seq']} was stored before the transform, so no "
-            "member would handle it; remove all messages before the transform, or pass create=CohortStream(…) for "
+            "member would handle it. Remove all messages before the transform, or pass create=CohortStream(…) for "
             "another stream that sources this stream"
         )
 

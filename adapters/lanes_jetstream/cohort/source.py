@@ -364,7 +364,7 @@ class CohortSource:
         if not membership.joined.is_set():
             raise SourceError(
                 f"{self._name}: not joined within {self.cohort.lease + _JOINING:g} s, because "
-                f"{self.connection.servers} does not answer for the bucket {self._bucket!r}; check that the bucket "
+                f"{self.connection.servers} does not answer for the bucket {self._bucket!r}. Check that the bucket "
                 f'has a leader, and that this client may publish to "$KV.{self._bucket}.>" and "$JS.API.>"',
                 retryable=True,
             )

@@ -189,7 +189,8 @@ class CohortView:
         found = await self._one(CohortConfig, CONFIG_KEY)
         if found is None:
             raise ConfigError(
-                f"bucket {self._bucket!r} has no record of a cohort, because its first member is starting; try again"
+                f"bucket {self._bucket!r} has no record of a cohort, because its first member is starting; run "
+                "the command again"
             )
         if (found.stream, found.namespace) not in ((self._stream, self._namespace), (None, None)):
             raise ConfigError(
@@ -391,7 +392,7 @@ class CohortView:
                 if error.err_code != codes.STREAM_NOT_FOUND:
                     raise
         raise ConfigError(
-            f"there is no stream {self._stream!r} on {self._connection.servers}; correct --stream or --server"
+            f"stream {self._stream!r} does not exist at {self._connection.servers}; correct --stream or --server"
         )
 
 
@@ -412,7 +413,9 @@ def _answered() -> Iterator[None]:
     try:
         yield
     except UnknownResult as error:
-        raise SourceError(f"{error}; check that the bucket has a leader, and try again", retryable=True) from None
+        raise SourceError(
+            f"{error}; check that the bucket has a leader, and run the command again", retryable=True
+        ) from None
 
 
 def _key_of(member: str, key: Callable[[str], str]) -> str:

@@ -138,18 +138,18 @@ class CohortWatch:
             what = f"{missed} messages of cohort partition {owned.number} were"
             if state.first <= owned.backlog.reached + 1:
                 log.warning(
-                    "%s: %s deleted before they were delivered, by subject or one by one; continuing",
+                    "%s: %s deleted one by one or by subject before they were delivered; continuing",
                     self.name,
                     what,
                 )
                 continue
             fault = (
                 f"stream {self.stream!r} begins at sequence {state.first}, so {what} dropped before they were "
-                "delivered: the stream was purged, or its limits are below the backlog"
+                "delivered, because the stream was purged or its limits are below the backlog"
             )
             if self.out_of_range == "fail" and self.failure is None:
                 self.failure = SourceError(
-                    f"{fault}; raise its limits, and start again with the remaining messages, or set "
+                    f"{fault}. Raise its limits, and start again with the remaining messages, or set "
                     'out_of_range="earliest" to continue always'
                 )
                 self.wake()

@@ -233,8 +233,9 @@ class JetStreamDeadLetterBox:
         info = await self._info(letter.source)
         if info is None:
             raise SourceError(
-                f"dead letter {letter.id}: its origin, stream {letter.source[:80]!a}, does not exist at this server; "
-                "replay it with --handler, or add --new-origin to publish to any stream that captures its subject"
+                f"dead letter {letter.id}: its origin, stream {letter.source[:80]!a}, does not exist at this server. "
+                "Replay the dead letter with --handler, or add --new-origin to publish to any stream that captures "
+                "its subject"
             )
         check_origin(letter, (_SYSTEM,), "creation time", str(info.get("created", "")))
 
@@ -334,8 +335,8 @@ class JetStreamDeadLetterBox:
 
 def _not_undone(stream: str, transform: Transform) -> str:
     return (
-        f"stream {stream!a} stores it by the transform {transform.source!r} -> {transform.destination!r}, which cannot "
-        "be undone"
+        f"stream {stream!a} stores the message by the transform {transform.source!r} -> {transform.destination!r}, "
+        "which cannot be undone"
     )
 
 

@@ -288,7 +288,7 @@ class DurableConsumer:
             # The server refuses an update of the policy (error 10012).
             wrong.append(
                 f"ack_policy is {config.get('ack_policy')!r}, which the server cannot change; use another durable, or "
-                "delete this one, so that lanes creates it with 'explicit'. A new durable begins at start=…, by "
+                "delete this durable, so that lanes creates it with 'explicit'. A new durable begins at start=…, by "
                 "default with the first message of the stream"
             )
         if config.get("max_deliver", -1) != -1:
@@ -355,8 +355,8 @@ class DurableConsumer:
             )
         if state.last < highest:
             raise SourceError(
-                f"stream {self.stream!r} ends at sequence {state.last} and was read up to {highest}, so the server "
-                "lost messages and reuses their sequences; check which messages are missing, then start again"
+                f"stream {self.stream!r} ends at sequence {state.last} but was read up to {highest}, so the server "
+                "lost messages and reuses their sequences. Check which messages are missing, then start again"
             )
         return state
 

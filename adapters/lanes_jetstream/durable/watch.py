@@ -264,11 +264,11 @@ class DurableWatch:
     def _report_dropped(self, what: str, first: int) -> None:
         fault = (
             f"stream {self.durable.stream!r} begins at sequence {first}, so {what} were dropped before they were "
-            "delivered: the stream was purged, or its limits are below the backlog"
+            "delivered, because the stream was purged or its limits are below the backlog"
         )
         if self.out_of_range == "fail":
             raise SourceError(
-                f'{fault}; raise its limits, and set out_of_range="earliest" to continue with the remaining messages'
+                f'{fault}. Raise its limits, and set out_of_range="earliest" to continue with the remaining messages'
             )
         if first > self._skipped:
             self._skipped = first

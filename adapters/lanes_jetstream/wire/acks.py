@@ -122,9 +122,9 @@ class OwnAcks:
             self._told = True
             first = settlement.messages[0]
             log.warning(
-                "%s: the handler settled the message at %s position %d itself, by message.raw: after an ack() or "
-                "term() the server does not deliver a message again, even if its handler fails later; return from the "
-                "handler instead",
+                "%s: the handler has settled the message at %s position %d by message.raw. After an ack() or term(), "
+                "the server does not redeliver the message, even if the handler fails later. Return from the handler "
+                "instead",
                 self._name,
                 first.partition.id,
                 first.position,
@@ -199,8 +199,8 @@ class Acks:
             if failed and isinstance(error, nats.errors.NoRespondersError):
                 return
             raise SourceError(
-                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}), and the "
-                "server redelivers messages whose acknowledgement it has not read; check the server",
+                f"{self._name}: the last acknowledgement is not confirmed ({type(error).__name__}), so the server may "
+                "redeliver its message; check the server",
                 retryable=True,
             ) from None
         if loses_last_acks:
@@ -223,8 +223,8 @@ class Acks:
                 await self._all_confirmed.wait()
         except TimeoutError:
             raise SourceError(
-                f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed, and the server "
-                "redelivers messages whose acknowledgement it has not read; check the server",
+                f"{self._name}: {len(self._unconfirmed)} acknowledgements are not confirmed, so the server may "
+                "redeliver their messages; check the server",
                 retryable=True,
             ) from None
 

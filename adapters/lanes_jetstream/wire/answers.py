@@ -97,5 +97,6 @@ def unix_seconds(stamp: object) -> float:
         return datetime.fromisoformat(str(stamp)).timestamp()
     except ValueError:
         raise SourceError(
-            f"the server sent {stamp!r:.60}, which is no time; check that the server is a nats-server of 2.11 or newer"
+            f"the server sent {stamp!r:.60}, which is not a time; check that the server is a nats-server of 2.11 "
+            "or newer"
         ) from None

@@ -125,7 +125,7 @@ class Denials:
         found = _DENIED.search(str(self._seen))
         if found is None or not self._ours(found[1].casefold()):
             return None
-        return f"{str(self._seen).removeprefix('nats: ')}; permit it"
+        return f"{str(self._seen).removeprefix('nats: ')}; grant this permission"
 
 
 class Connection:
@@ -209,7 +209,7 @@ class Connection:
             reading = getattr(self.client, "_reading_task", None)
             if reading is not None and reading.get_loop() is not asyncio.get_running_loop():
                 raise ConfigError(
-                    "the given NATS client was connected in another event loop, so no answer reaches it here; "
+                    "the given NATS client was connected in another event loop, so the client receives no answer; "
                     "await nats.connect(…) in the event loop of the consumer, or pass the URL"
                 )
         elif self._client is None:
@@ -218,8 +218,8 @@ class Connection:
     async def _connect(self, url: str, *, retryable: bool = False) -> Client:
         if _SOCKET.match(url) and importlib.util.find_spec("aiohttp") is None:
             raise ConfigError(
-                "server: ws:// and wss:// need aiohttp, which is not installed: pip install aiohttp, or use nats:// or "
-                "tls://"
+                "server: ws:// and wss:// need aiohttp, which is not installed; pip install aiohttp, or use nats:// "
+                "or tls://"
             )
         client = SecureClient()
         seen: dict[bool, Exception] = {}
@@ -276,13 +276,13 @@ class Connection:
             if isinstance(cause, TimeoutError) and await _accepts(url):
                 raise SourceError(
                     f"{self._owner}{self.servers} accepts connections, but did not answer like a NATS server within "
-                    f"{CONNECT_TIMEOUT:g} s; correct the address if another server listens there, or start the NATS "
-                    "server again",
+                    f"{CONNECT_TIMEOUT:g} s. Correct the address if it is the address of another server, or restart "
+                    "the NATS server",
                     retryable=retryable,
                 ) from None
             raise SourceError(
                 f"{self._owner}no NATS server reached at {self.servers} within {CONNECT_TIMEOUT:g} s "
-                f"({type(cause).__name__}{why}); start it, or correct the URL or the credentials",
+                f"({type(cause).__name__}{why}); start the server, or correct the URL or the credentials",
                 retryable=retryable,
             ) from None
         self._log.end()
@@ -386,7 +386,8 @@ class Connection:
         await asyncio.wait([flush], timeout=timeout)
         if not flush.done():
             raise SourceError(
-                f"{self.servers}: no flush within {timeout:g} s; check that the server is up", retryable=True
+                f"{self.servers}: the server did not confirm a flush within {timeout:g} s; check that the server is up",
+                retryable=True,
             )
         try:
             flush.result()
@@ -523,7 +524,8 @@ def _check_url(url: str) -> None:
             # A longer text, or a text with other characters, may be a part of the credentials.
             shown = f"{scheme}://" if re.fullmatch("[A-Za-z]{1,9}", scheme) else "in the URL"
             raise ConfigError(
-                f"server: the scheme {shown} is none of NATS; write nats://host:4222, or use tls://, ws:// or wss://"
+                f"server: the scheme {shown} is not a scheme of NATS; write nats://host:4222, or use tls://, "
+                "ws:// or wss://"
             )
         try:
             parsed = urlsplit(f"{scheme}://{rest}")
@@ -532,15 +534,15 @@ def _check_url(url: str) -> None:
             valid = False
         if not valid:
             raise ConfigError(
-                "server: the URL has no host, or no port from 1 to 65535; write nats://host:4222 or "
-                "nats://user:password@host:4222, several with commas and no blanks. The URL is not shown, because it "
-                "may have a password"
+                "server: the URL has no host, or a port outside 1 to 65535; write nats://host:4222 or "
+                "nats://user:password@host:4222, with commas and no blanks between several URLs. This error hides "
+                "the URL, because it may have a password"
             )
         sockets.add(scheme in ("ws", "wss"))
     if len(sockets) > 1:
         raise ConfigError(
-            "server: the URLs mix websockets (ws://, wss://) with nats:// or tls://, and one client uses one kind; "
-            "write all URLs with one kind"
+            "server: the URLs mix websockets (ws://, wss://) with nats:// or tls://, but one client uses only one "
+            "kind; write all URLs with one kind"
         )
 
 

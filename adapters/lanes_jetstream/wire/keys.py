@@ -70,8 +70,8 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
     tokens = (index, *more)
     if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
         raise ConfigError(
-            f"subject_token({', '.join(map(shown_value, tokens))}): an index is no whole number; pass 0 for the first "
-            "token, -1 for the last"
+            f"subject_token({', '.join(map(shown_value, tokens))}): each index must be a whole number; pass 0 for the "
+            "first token, -1 for the last"
         )
     return SubjectTokens(tokens)
 
@@ -107,16 +107,17 @@ def check_key(key: object) -> None:
         key: The argument.
 
     Raises:
-        ConfigError: ``key`` is no key function.
+        ConfigError: ``key`` is not a key function.
     """
     for maker, call in ((subject_token, "subject_token(1)"), (header, 'header("customer")')):
         if key is maker:
             raise ConfigError(
-                f"key={maker.__name__}: makes a key function, and is no key function itself; write key={call}"
+                f"key={maker.__name__}: makes a key function, but is not a key function itself; write key={call}"
             )
     if key is not None and not callable(key):
         raise ConfigError(
-            f"key={shown_value(key)}: no function; use subject_token(n), header(name), whole_subject, or None"
+            f"key={shown_value(key)}: must be a key function; use subject_token(n), header(name), whole_subject, "
+            "or None"
         )
     if key is not None:
         check_plain_function("key", key, "the client's message")
@@ -156,7 +157,7 @@ def check_varies(
     shown = "whole_subject" if key is whole_subject else repr(key)
     raise ConfigError(
         f"key={shown}: is {same!r} for every subject of {origin} ({named}), so all messages have one key and run one "
-        f'at a time; use {remedy}; or pass key=None with Settings(order="partition"), if all messages need one order'
+        f'at a time. Use {remedy}; or pass key=None with Settings(order="partition"), if all messages need one order'
     )
 
 
@@ -189,7 +190,7 @@ def check_no_partition_number(key: KeyFunction | None, destinations: Sequence[st
             remedy = "header(name), or another token"
         raise ConfigError(
             f"key={key!r}: is the partition number that stream {stream!r} stores by its transform to {destination!r}, "
-            f"so all messages of a partition have one key and run one at a time; use {remedy}; or pass a function of "
+            f"so all messages of a partition have one key and run one at a time. Use {remedy}; or pass a function of "
             "the message, if you want one order for each partition number"
         )
 

@@ -40,16 +40,16 @@ def check_queue(queue: object) -> None:
         tokens = name.split(".")
         if not is_subject(name) or "*" in tokens or ">" in tokens or name.startswith("$"):
             raise ConfigError(
-                f"queue={shown_value(queue.name)}: the physical queue {shown_value(name)} is no subject; use names "
-                "without blanks, wildcards and empty tokens, which do not begin with $"
+                f"queue={shown_value(queue.name)}: the physical queue {shown_value(name)} is not a valid subject; use "
+                "names without blanks, wildcards, empty tokens and a leading $"
             )
         for length in range(1, len(tokens)):
             above = ".".join(tokens[:length])
             if above in names:
                 raise ConfigError(
                     f"queue={shown_value(queue.name)}: the physical queue {shown_value(name)} is below "
-                    f"{shown_value(above)}, so both would receive its messages; give the physical queues names of "
-                    "which none begins with another and a dot"
+                    f"{shown_value(above)}, so both would receive its messages; choose names that do not begin with "
+                    "another name and a dot"
                 )
 
 
@@ -101,9 +101,9 @@ def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -
         if len(held) > 1:
             every = [each for name in names for each in subjects_of(name)]
             raise ConfigError(
-                f"stream {stream!r} stores the physical queues {held[0]!r} and {held[1]!r} of queue {queue!r} by "
-                f"one subject, {own!r}, and so would store a partition that no consumer reads; replace this subject "
-                f"by {_listed(map(repr, every))}"
+                f"stream {stream!r} stores the physical queues {held[0]!r} and {held[1]!r} of queue {queue!r} by one "
+                f"subject, {own!r}, which also stores partitions without a consumer; replace this subject by "
+                f"{_listed(map(repr, every))}"
             )
 
 

@@ -108,7 +108,8 @@ class QueueWatch:
                 pause = CONFIRMED_AFTER if await self._look(queue) else LOOK_EVERY
             except NotPermitted as error:
                 log.warning(
-                    "%s: %s, then start again; until then, messages of queue %r that no consumer reads are not noticed",
+                    "%s: %s, then start again. Until then, lanes cannot warn of messages of queue %r without a "
+                    "consumer",
                     self._name,
                     error,
                     queue.name,

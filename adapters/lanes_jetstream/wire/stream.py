@@ -136,8 +136,8 @@ async def find_or_create(
             # Another client created the stream in the meantime. A cluster reserves the name before the stream exists.
             patience = max(patience, API_TIMEOUT)
             failure = NoAnswer(
-                f"{connection.servers}: the server neither finds nor creates the stream {stream!r}, whose name is "
-                "taken; check that the servers of the cluster reach each other"
+                f"{connection.servers}: the server cannot find the stream {stream!r}, although its name is taken; "
+                "check that the servers of the cluster reach each other"
             )
         if not failure.temporary or monotonic() - began > patience:
             raise failure

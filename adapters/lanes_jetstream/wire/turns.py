@@ -61,9 +61,9 @@ class Turns:
         if self._most < len(pulls) and not self._warned:
             self._warned = True
             log.warning(
-                "%s: one delivery brings at most %d messages, fewer than the %d partitions of this member, so messages "
-                "of an idle partition wait for a second or more; raise max_in_flight, and max_in_flight_per_partition "
-                "if it is set",
+                "%s: one delivery brings at most %d messages, fewer than the %d partitions of this member, so "
+                "messages of an idle partition wait for a second or more. Raise max_in_flight, and "
+                "max_in_flight_per_partition if it is set",
                 self._name,
                 self._most,
                 len(pulls),

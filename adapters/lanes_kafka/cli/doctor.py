@@ -144,7 +144,7 @@ class _Doctor:
             None,
             f"isolation.level={level}; open transactions hold back {sum(held.values())} messages in {len(held)} "
             f"partitions, most in partition {most}: {held[most]}",
-            "wait until the producer commits; if the messages stay, look for a producer that hangs or died",
+            "wait until the producer commits; if the messages stay, find the producer that hangs or died",
         )
 
     def _ends(self, topic: str, numbers: Sequence[int], level: IsolationLevel) -> dict[int, int]:
@@ -256,7 +256,7 @@ def _carries(what: str, limit: str | None) -> Check:
         return Check(
             what,
             None,
-            f"the broker does not tell its {METADATA_LIMIT}",
+            f"the broker does not report its {METADATA_LIMIT}",
             "no action: the first commit of lanes shows the limit",
         )
     if can_carry(room_within(int(limit))):

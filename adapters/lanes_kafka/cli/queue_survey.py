@@ -386,4 +386,4 @@ class Cluster:
         if error.code() < 0:
             return unanswered(self._settings, what, error, self._reported, QUESTION_TIMEOUT, self._name)
         text = client_text(error, self._settings)
-        return SourceError(f"{what}: the broker refuses the question or the change ({text}); correct the named cause")
+        return SourceError(f"{what}: the broker refuses the request ({text}); correct the named cause")

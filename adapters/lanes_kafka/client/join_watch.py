@@ -87,18 +87,18 @@ class JoinWatch:
         if self._tells_nothing:
             # A group may have more members than partitions, which is no fault.
             log.info(
-                "%s: the group has assigned no partition for %.0f s. Perhaps it waits for a member that ended without "
-                "leaving, at most %g s from the start (its session), or it has more members than partitions",
+                "%s: the group has assigned no partition for %.0f s. The group may wait for a member that was "
+                "killed, at most %g s from the start (its session), or have more members than partitions",
                 self._name,
                 waited,
                 session,
             )
             return
         log.warning(
-            "%s: the group has assigned no partition for %.0f s, so no message is handled. Perhaps it waits for a "
-            "member that ended without leaving, for example by kill -9: at most %g s from the end of that member, if "
-            "it has the session.timeout.ms of this process. A member that drains delays it too, at most for its "
-            "max.poll.interval.ms. Wait; a restart does not shorten it",
+            "%s: the group has assigned no partition for %.0f s, so no message is handled. The group may wait for a "
+            "member that was killed, at most %g s with the session.timeout.ms of this process. The group may also "
+            "wait for a member that drains, at most for its max.poll.interval.ms. Wait, because a restart does not "
+            "shorten the time",
             self._name,
             waited,
             session,

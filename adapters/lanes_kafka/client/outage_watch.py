@@ -34,8 +34,8 @@ class OutageWatch:
         if outage is not None and self._since is None:
             self._since = now - outage.seconds
             log.warning(
-                "%s: no broker answers for %.0f s: %s; no message arrives and no commit is confirmed until a broker "
-                "answers. Start the broker, or correct network and credentials",
+                "%s: no broker has answered for %.0f s (%s). Until a broker answers, no message arrives and no "
+                "commit is confirmed. Start the broker, or correct the network and the credentials",
                 self._name,
                 outage.seconds,
                 printable(outage.error) or "the client reports no error",

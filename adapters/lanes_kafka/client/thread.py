@@ -480,7 +480,7 @@ class ClientThread:
         """Handle a permanent failure of the client. The client calls no rebalance callback for such a failure."""
         why = what = "the client has failed for good"
         if self.config.instance is not None:
-            why = f"only one member may have group.instance.id={self.config.instance!r}; give each one its own"
+            why = f"only one member may have group.instance.id={self.config.instance!r}; give each member its own"
             what = f"{why}; the client has failed for good"
         what += f": {client_message(error, self.config.client)}"
         # The error of the run follows, and has the text of the client too.

@@ -165,8 +165,8 @@ class Topics:
         for topic in self.names:
             if not self.appears(topic, timeout):
                 raise ConfigError(
-                    f"{name}: there is no topic {topic!r}, or this client may not see it; create it, or correct "
-                    f"topics=…{self._similar(topic)}"
+                    f"{name}: topic {topic!r} does not exist, or this client may not see it; create the topic, or "
+                    f"correct topics=…{self._similar(topic)}"
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:

@@ -117,8 +117,8 @@ class KafkaDeadLetters:
         """
         if self._topic in (dead_letter.source, dead_letter.subject):
             raise SourceError(
-                f"the source also reads the dead-letter topic {self._topic!r}, so every dead letter would make another "
-                "one; write the dead letters to a separate topic"
+                f"the source also reads the dead-letter topic {self._topic!r}, so every dead letter would create "
+                "another dead letter; write the dead letters to a separate topic"
             )
         by_id, limit = self._by_id, None
         while True:

@@ -113,7 +113,7 @@ class _Doctor:
                     "synchronous_commit",
                     None,
                     "off: a crash of the server forgets the last commits",
-                    "expect repeated messages after a crash, or set it to on",
+                    "expect repeated messages after a crash, or set synchronous_commit to on",
                 )
             )
         if idle not in (None, "0"):
@@ -122,7 +122,7 @@ class _Doctor:
                     "idle_session_timeout",
                     None,
                     f"{idle} by default: the server ends the idle connections of a pool",
-                    "let the pool check its connections, or set it to 0 for this user",
+                    "let the pool check its connections, or set idle_session_timeout to 0 for this user",
                 )
             )
         return checks
@@ -133,7 +133,10 @@ class _Doctor:
         found = f"max_connections={most}, {used} used, {max(0, free)} free for ordinary users"
         if free < _FEW:
             return Check(
-                "connections", None, found, "each process needs one for its locks, and a pool; raise the limit"
+                "connections",
+                None,
+                found,
+                ("raise max_connections, because each process needs a pool and one connection for its locks"),
             )
         return Check("connections", True, found)
 

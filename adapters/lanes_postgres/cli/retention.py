@@ -113,7 +113,7 @@ async def trim(
             if own is not None and not force:
                 raise ConfigError(
                     f"subscription {own!a} of log {log!a} has its positions in a store of its own, so its finished "
-                    "messages are unknown; add --without with its name, and --older-than for the messages to keep"
+                    "messages are unknown. Add --without with its name, and --older-than for the messages to keep"
                 )
             batches, messages = await (await cursor.execute(compose(query, schema), wanted)).fetchone() or (0, 0)
         deleted += int(messages)

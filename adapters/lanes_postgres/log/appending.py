@@ -126,8 +126,8 @@ class Log:
         refuse_address("name", name, "name what the messages are, such as Log('orders')")
         if not isinstance(name, str) or "\0" in name or not 0 < len(name) <= _NAME_LIMIT or not _encodable(name):
             raise ConfigError(
-                f"name={shown_value(name)} is no str of 1 to {_NAME_LIMIT} characters without zero bytes; name what "
-                "the messages are, such as Log('orders')"
+                f"name={shown_value(name)}: must be a str of 1 to {_NAME_LIMIT} characters, without zero bytes; name "
+                "what the messages are, such as Log('orders')"
             )
         if partitions is not None and (
             not isinstance(partitions, int) or isinstance(partitions, bool) or not 1 <= partitions <= _MOST_PARTITIONS
@@ -176,7 +176,9 @@ class Log:
             ConfigError: An argument is invalid.
         """
         if not isinstance(table, str) or not table or "\0" in table or not _encodable(table):
-            raise ConfigError(f"table={shown_value(table)} is no name of a table; use a name such as 'shop.outbox'")
+            raise ConfigError(
+                f"table={shown_value(table)} is not the name of a table; use a name such as 'shop.outbox'"
+            )
         if not isinstance(columns, Columns):
             raise ConfigError(f"columns is {kind_of(columns)}; pass lanes_postgres.Columns(key=…, value=…)")
         log = cls(table if name is None else name, partitions=partitions, schema=schema)
@@ -193,7 +195,7 @@ class Log:
             ConfigError: The log reads no table of the user.
         """
         if self._over is None:
-            raise ConfigError(f"{self._where()} is over no table, so it has no migration; call Log.create")
+            raise ConfigError(f"{self._where()} is not over a table, so it has no migration; call Log.create")
         return self._over.migration(self.name, self._wanted_partitions(), self.schema)
 
     def _wanted_partitions(self) -> int:
@@ -326,17 +328,21 @@ class Log:
 
     def _same(self, facts: LogFacts) -> LogFacts:
         if self._over is not None and facts.relation is None:
-            raise ConfigError(f"{self._where()} has its own messages, and is over no table; use Log({self.name!r})")
+            raise ConfigError(
+                f"{self._where()} stores its own messages, and is not over a table; use Log({self.name!r})"
+            )
         if self._partitions not in (None, facts.partitions):
             raise ConfigError(
-                f"{self._where()} has {facts.partitions} partitions, and partitions={self._partitions} differs; omit "
+                f"{self._where()} has {facts.partitions} partitions, but partitions={self._partitions} differs; omit "
                 "partitions, or use a log of another name"
             )
         return facts
 
     def _checked(self, messages: object) -> list[Record]:
         if isinstance(messages, Record | str | bytes) or not isinstance(messages, Iterable):
-            raise ConfigError(f"messages is one {type(messages).__name__}; pass a list, such as [Record(value, key)]")
+            raise ConfigError(
+                f"messages is a single {type(messages).__name__}; pass a list, such as [Record(value, key)]"
+            )
         checked = []
         for number, message in enumerate(messages):
             if not isinstance(message, Record):
@@ -389,12 +395,17 @@ class Log:
         if not isinstance(value, bytes):
             raise ConfigError(f"message {number}: the value is a {type(value).__name__}; pass bytes or str")
         if not (message.time is None or isinstance(message.time, datetime)):
-            raise ConfigError(f"message {number}: time={shown_value(message.time)} is no time; use datetime.now(UTC)")
+            raise ConfigError(
+                f"message {number}: time={shown_value(message.time)} is not a datetime; use datetime.now(UTC)"
+            )
         if message.time is not None and message.time.tzinfo is None:
             raise ConfigError(f"message {number}: time={message.time} has no time zone; use datetime.now(UTC)")
         subject = message.subject or self.name
         if not isinstance(subject, str) or "\0" in subject or not _encodable(subject):
-            raise ConfigError(f"message {number}: the subject {shown_value(subject)} is no str without zero bytes")
+            raise ConfigError(
+                f"message {number}: subject={shown_value(subject)}: must be a str without zero bytes; correct the "
+                "subject"
+            )
         place = spread if key is None else partition_of(key, facts.partitions)
         headers = headers_text(message.headers, f"message {number}")
         return place, None if key is None else slot(key), message.time, key, subject, headers, value

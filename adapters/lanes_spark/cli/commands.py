@@ -193,7 +193,7 @@ def source_of(
         Misuse: The options name no source or two sources, or an option belongs to the other kind of source.
     """
     if bool(tables) == bool(servers):
-        raise Misuse("needs --table PATH or --server HOST:PORT, one of the two")
+        raise Misuse("needs either --table PATH or --server HOST:PORT")
     if tables and options:
         raise Misuse("takes no -X with --table, because -X is an option of the Kafka connector")
     if servers and columns:

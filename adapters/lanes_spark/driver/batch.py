@@ -179,7 +179,7 @@ def pickled(job: TaskJob) -> bytes:
     except Exception as error:
         raise ConfigError(
             f"the handler, or an object that it uses, cannot be sent to the workers ({type(error).__name__}: "
-            f"{error_text(error)}): create clients, locks and open files in setup=…, in variables of the module"
+            f"{error_text(error)}). Create clients, locks and open files in setup=…, in variables of the module"
         ) from error
     return payload
 
@@ -192,8 +192,8 @@ def _loaded(payload: bytes) -> TaskJob:
     except Exception as error:
         raise ConfigError(
             f"the handler, or an object that it uses, cannot be loaded by the workers' Python {sys.executable} "
-            f"({type(error).__name__}: {error_text(error)}): send the modules by spark.submit.pyFiles, or install them "
-            "for that Python"
+            f"({type(error).__name__}: {error_text(error)}). Send the modules by spark.submit.pyFiles, or install "
+            "them for that Python"
         ) from error
     return job
 

@@ -133,8 +133,8 @@ def ask_offsets(path: str, at: Mapping[int, int]) -> dict[int, Span] | None:
                 text = answered.read()
         except OSError as error:
             raise SourceError(
-                f"the driver sent no offset ranges ({error}): it has ended, or did not answer within {_PATIENCE:g} s; "
-                "start the stream again"
+                f"the driver sent no offset ranges ({error}), because it has ended or did not answer within "
+                f"{_PATIENCE:g} s; start the stream again"
             ) from None
     answer = json.loads(text or b'{"error": "the driver has ended; start the stream again"}')
     if "error" in answer:

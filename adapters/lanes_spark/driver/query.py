@@ -208,8 +208,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._given.fixed and added:
             begin = {**dict(sorted(at.items())), **dict.fromkeys(added, 0)}
             raise SourceError(
-                f"{self._given.topic}: partition {added[0]} is new since this replay was begun, so keys have moved and "
-                "earlier messages must be handled first; continue with another checkpoint, aligned=False, "
+                f"{self._given.topic}: partition {added[0]} is new since this replay was begun, so keys have moved "
+                "and earlier messages must be handled first. Continue with another checkpoint, aligned=False, "
                 f"from_={begin} and eras=[…] with the first position of each old partition after the change"
             )
 
@@ -228,7 +228,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Spark may pass the offset of another query's checkpoint.
         if not isinstance(offset, dict) or not isinstance(offset.get("positions"), dict):
             raise SourceError(
-                f"{topic}: the checkpoint belongs to a query that is no replay; give this replay its own checkpoint"
+                f"{topic}: the checkpoint belongs to a query that is not a replay; give this replay its own checkpoint"
             )
         at = {int(number): position for number, position in offset["positions"].items()}
         if self._given.unnamed and offset.get("replay") == self._given.unnamed:

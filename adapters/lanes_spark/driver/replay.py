@@ -121,8 +121,8 @@ def replay(
     missing = None if missing is None else missing + run.tracker.counts.missing
     if missing:
         log.warning(
-            "%s: the source lacks %d of the positions that the journal selects, so no handler ran for them; restore "
-            "them, and replay again with a new checkpoint",
+            "%s: the source lacks %d of the positions that the journal selects, so no handler ran for these "
+            "positions; restore the messages, and replay again with a new checkpoint",
             source.topic,
             missing,
         )

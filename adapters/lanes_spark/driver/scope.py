@@ -211,7 +211,7 @@ def _joined(plan: Plan, chosen: Chosen, cap: int | None) -> Plan:
     if not small and plan.kind != "reshard":
         raise ConfigError(
             f"only=… selects {chosen.facts.positions:,} positions, more than the {SMALL:,} that an executor may have "
-            f'in memory, and the plan "{plan.kind}" has no shuffle: give a checkpoint with rows_per_batch={SMALL} or '
+            f'in memory, and the plan "{plan.kind}" has no shuffle. Give a checkpoint with rows_per_batch={SMALL} or '
             "less, or set aligned=False if the source is aligned"
         )
     islands = sum(map(len, chosen.islands.values()))

@@ -253,5 +253,5 @@ def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: s
     if not former.isEmpty():
         raise SourceError(
             f"{where}: the journal is of a former {topic}, which was deleted and recreated, so the positions now have "
-            f"other messages; if the messages are the same, as in a mirror, set topic={topic!r} of JournalSelection"
+            f"other messages. If the messages are the same, as in a mirror, set topic={topic!r} of JournalSelection"
         )

@@ -131,7 +131,7 @@ class ParquetTable:
         if shared is not None:
             raise ConfigError(
                 f"aligned=True, and {self.topic}/{shared['partition']} is read by {shared['count']} tasks, without an "
-                "order between them: leave out aligned, or write one file for each partition and raise "
+                "order between them. Leave out aligned, or write one file for each partition and raise "
                 "spark.sql.files.maxPartitionBytes and openCostInBytes above the size of the file"
             )
 

@@ -84,8 +84,8 @@ class TaskJob:
                 raise ConfigError(f"{name}={hook!r} is not callable: pass a function without arguments, async or plain")
         if self.setup is not None and self.teardown is not None and is_async(self.setup) != is_async(self.teardown):
             raise ConfigError(
-                "setup and teardown differ: one function is async and one is plain; make both plain, to be called "
-                "once in a worker process, or both async, to be called in each task"
+                "only one of setup and teardown is async. Make both plain, to be called once in a worker process; or "
+                "make both async, to be called in each task"
             )
 
 

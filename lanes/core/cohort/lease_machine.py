@@ -585,8 +585,8 @@ class LeaseMachine:
             self._sub = 0
             if self._epoch > HIGHEST:
                 raise ValueError(
-                    f"cohort partition {self.partition}: epoch {known} is the last possible one, which no server's "
-                    "clock reaches; delete the durable of that epoch. Let no other program create durables with names "
+                    f"cohort partition {self.partition}: epoch {known} is the highest possible epoch, above any clock "
+                    "of a server; delete the durable of that epoch. Let no other program create durables with names "
                     "of this cohort"
                 )
             self._done = self._state.done

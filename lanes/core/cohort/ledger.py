@@ -204,7 +204,7 @@ def decode_done(encoded: object) -> Done:
     for number, distance in enumerate(encoded[1:]):
         above -= distance
         if above < 1 or (distance == 0 and number > 0):
-            raise ValueError(f"a ledger's outstanding sequences fall from {highest} to 1, got {shown(encoded)}")
+            raise ValueError(f"a ledger's outstanding sequences must fall from {highest} to 1, got {shown(encoded)}")
         falling.append(above)
     return Done(highest, tuple(reversed(falling)))
 

@@ -232,12 +232,12 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
     try:
         content = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise _not_ours(key, value, f"it is not JSON ({type(error).__name__})") from None
+        raise _not_ours(key, value, f"not JSON ({type(error).__name__})") from None
     if not isinstance(content, dict):
-        raise _not_ours(key, value, "it is not an object")
+        raise _not_ours(key, value, "not an object")
     version = content.get("version")
     if version != VERSION:
-        raise _not_ours(key, value, f"its version is {shown(version)}, and this program knows {VERSION}")
+        raise _not_ours(key, value, f"version {shown(version)}, but this program supports version {VERSION}")
     found: dict[str, Any] = {}
     for each in fields(kind):
         name = _json_name(each)

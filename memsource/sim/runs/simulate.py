@@ -297,7 +297,9 @@ def _pytest_id(test: Simulated) -> str | None:
 def _explained(failure: Failure, command: str) -> str:
     first, last = failure.first.plan, failure.run.plan
     orders = (
-        f"\n\nWithout faults, {failure.orders} other orders of the steps did not fail so." if failure.orders else ""
+        f"\n\nWithout faults, {failure.orders} other orders of the steps did not have this failure."
+        if failure.orders
+        else ""
     )
     return (
         f"{_shown(failure.run, command)}\n\nMade small in {failure.attempts} runs, from {_sized(first)} to "

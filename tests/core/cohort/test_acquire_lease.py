@@ -176,7 +176,7 @@ def test_the_highest_possible_epoch_is_refused_with_the_remedy() -> None:
     action = until(world, member, FindConsumers)
     now = world.clock(member)
     with pytest.raises(
-        ValueError, match=r"partition 0: epoch 9007199254740992 is the last possible one.*delete the durable"
+        ValueError, match=r"partition 0: epoch 9007199254740992 is the highest possible epoch.*delete the durable"
     ):
         member.machine.apply(action, Found((Consumer(2**53, 0, "x", 0),), 1), now, now)
     # The acquisition is abandoned, and the driver may continue.

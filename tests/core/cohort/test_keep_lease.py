@@ -246,7 +246,7 @@ def test_an_invalid_record_under_a_lease_is_a_loss() -> None:
     world.clean = False
     world.elapse(TTL / 3)
     world.server.entries["l.0"] = b"[]", 7, float("inf")
-    with pytest.raises(ValueError, match="it is not an object"):
+    with pytest.raises(ValueError, match="not an object"):
         actions(world, member)
     assert [type(event) for event in member.machine.events] == [LeaseLost]
 

@@ -225,7 +225,9 @@ async def test_a_missing_stream_or_permission_is_refused(
     await refused(
         stream.source("a", where=login.format("n:n")), "'S' at nats://", "enable JetStream", error=lanes.SourceError
     )
-    await refused(stream.source("a", where=login.format("b:b")), "$kv.", "permit it", error=lanes.SourceError)
+    await refused(
+        stream.source("a", where=login.format("b:b")), "$kv.", "grant this permission", error=lanes.SourceError
+    )
     await client.close()
 
 

@@ -225,7 +225,7 @@ async def test_a_bucket_that_does_not_fit_is_refused(
     assert "error" not in json.loads(answer.data), answer.data
     with pytest.raises(lanes.ConfigError) as refused:
         await opened(client, bucket)
-    for word in [bucket, *words, "creates it again"]:
+    for word in [bucket, *words, "creates the bucket again"]:
         assert word in str(refused.value)
 
 

@@ -230,7 +230,7 @@ def test_a_changed_partitioning_is_detected(changed: dict[str, Any], words: list
     found.check_unchanged("S", "limits", _CONFIG | {"max_bytes": 5, "metadata": {"a": "b"}})
     with pytest.raises(lanes.ConfigError) as stopped:
         found.check_unchanged("S", "limits", _CONFIG | changed)
-    for word in ("'S' was changed while the cohort used it", "change it back, and start again", *words):
+    for word in ("'S' was changed while the cohort used it", "back, and start again", *words):
         assert word in str(stopped.value)
 
 

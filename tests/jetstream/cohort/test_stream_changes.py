@@ -45,7 +45,9 @@ async def test_a_changed_partitioning_stops_the_members(cohort_stream: CohortStr
     eight = before["subject_transform"]["dest"].replace("partition(4,", "partition(8,")
     changed = before | {"subject_transform": before["subject_transform"] | {"dest": eight}}
     async with stops(
-        a, f"'{stream.name}' was changed while the cohort used it.*change it back", error=lanes.ConfigError
+        a,
+        f"'{stream.name}' was changed while the cohort used it.*hange the (stream|retention) back",
+        error=lanes.ConfigError,
     ):
         await until(lambda: a.ready and len(owned(a)) == 4)
         await stream.publish(*stream.a_key_each())

@@ -282,8 +282,8 @@ async def test_a_subject_of_the_sources_own_stream_is_refused_at_the_start(strea
         await consumer.run()
     assert str(refused.value) == (
         f"jetstream {stream.name}/worker: the dead letters go to {stream.name!r} (subject {subject!r}), which this "
-        "source reads too, so each dead letter would make another one; write the dead letters to a separate "
-        "topic or stream"
+        "source also reads, so each dead letter would create another dead letter. Write the dead letters to a "
+        "separate topic or stream"
     )
     assert (await stream.consumer_info()).num_pending == 3
 
@@ -305,7 +305,7 @@ async def test_a_subject_of_a_stream_that_the_source_copies_is_refused_at_the_st
     await client.jetstream().add_stream(name=copy.name, mirror=StreamSource(name=origin))
     target = JetStreamDeadLetters(stream.url, stored_dead_letters)
     try:
-        with pytest.raises(lanes.ConfigError, match=f"go to '{origin}' .*, which this source reads too"):
+        with pytest.raises(lanes.ConfigError, match=f"go to '{origin}' .*, which this source also reads"):
             await lanes.Consumer(copy.source(), never_called, dead_letters=target).run()
     finally:
         await client.jetstream().delete_stream(copy.name)
@@ -315,7 +315,7 @@ async def test_a_cohort_refuses_dead_letters_in_its_own_stream_at_the_start(coho
     name = cohort_stream.name
     await cohort_stream.publish(*cohort_stream.a_key_each())
     target = JetStreamDeadLetters(cohort_stream.url, f"{name}.dead")
-    with pytest.raises(lanes.ConfigError, match=f"the dead letters go to '{name}' .*, which this source reads too"):
+    with pytest.raises(lanes.ConfigError, match=f"the dead letters go to '{name}' .*, which this source also reads"):
         await lanes.Consumer(cohort_stream.source("a"), never_called, dead_letters=target).run()
 
 

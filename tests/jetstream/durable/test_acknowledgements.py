@@ -67,8 +67,8 @@ async def test_a_handler_that_acknowledges_its_messages_itself_is_named_once(
                 await recorder.reached(count)
             await until(lambda: bool(told()))
     (line,) = told()
-    assert re.search(r"settled the message at \S+/\d+ position \d+ itself, by message\.raw: ", line), line
-    assert line.endswith("return from the handler instead")
+    assert re.search(r"settled the message at \S+/\d+ position \d+ by message\.raw\. ", line), line
+    assert line.endswith("Return from the handler instead")
 
 
 async def test_no_redelivery_is_promised_for_a_message_that_its_handler_has_acknowledged(stream: Stream) -> None:

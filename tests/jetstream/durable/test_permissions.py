@@ -24,7 +24,7 @@ async def test_a_withdrawn_permission_stops_the_source(fresh_stream: FreshStream
         client = await connect(url)
     settings = lanes.Settings(max_in_flight=10, concurrency=10)
     consumer = lanes.Consumer(stream.source(where=client or url), recorder, settings=settings)
-    async with stops(consumer, r"permissions violation for publish to .*permit it"):
+    async with stops(consumer, r"permissions violation for publish to .*grant this permission"):
         with anyio.fail_after(10):
             await recorder.reached(20)
             await stream.acknowledged()
@@ -43,5 +43,5 @@ async def test_a_missing_permission_is_refused(fresh_stream: FreshStream) -> Non
     server, stream = await fresh_stream(config=USERS.format(denied='"$JS.API.CONSUMER.INFO.>"'))
     url = server.url.replace("nats://", "nats://app:app@")
     with anyio.fail_after(4):
-        with pytest.raises(lanes.SourceError, match=r"permissions violation .*consumer\.info.*; permit it"):
+        with pytest.raises(lanes.SourceError, match=r"permissions violation .*consumer\.info.*; grant this permission"):
             await lanes.run(stream.source(where=url), Recorder())

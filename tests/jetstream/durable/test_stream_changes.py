@@ -135,7 +135,7 @@ async def test_a_stream_that_lost_its_end_stops_the_source(fresh_stream: FreshSt
         await anyio.to_thread.run_sync(server.start)
         with anyio.fail_after(20):
             await until(lambda: bool(failed))
-    assert "ends at sequence 10 and was read up to 20" in failed[0]
+    assert "ends at sequence 10 but was read up to 20" in failed[0]
 
 
 async def test_a_deleted_consumer_stops_the_source(stream: Stream) -> None:

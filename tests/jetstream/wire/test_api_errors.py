@@ -34,7 +34,7 @@ ERRORS: Final = {
     "refused": ApiError(10023, "insufficient resources", 400),
     "silent": NoAnswer("nats://broker:4222: no answer to STREAM.INFO.X (TimeoutError)"),
     "off": NoJetStream("nats://broker:4222: JetStream does not answer"),
-    "denied": NotPermitted("nats://broker:4222: permissions violation: permit it"),
+    "denied": NotPermitted("nats://broker:4222: permissions violation: grant this permission"),
 }
 
 
@@ -225,7 +225,9 @@ async def test_a_stream_whose_name_is_taken_is_read_until_the_server_finds_it(
     monkeypatch.setattr(Connection, "api", api)
     found = find_or_create(Connection(URL), "S", {}, what="stream 'S'", remedy="correct it")
     if contradictions is None:
-        with pytest.raises(NoAnswer, match=r"broker:4222: .* the stream 'S', whose name is taken; check that the serv"):
+        with pytest.raises(
+            NoAnswer, match=r"broker:4222: .* the stream 'S', although its name is taken; check that the serv"
+        ):
             await found
     else:
         assert await found == ({"created": "then"}, False)

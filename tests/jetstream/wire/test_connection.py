@@ -57,19 +57,19 @@ def test_a_client_of_another_event_loop_is_refused(kind: str, nats_server: NatsS
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://127.0.0.1:4222", "the scheme http:// is none of NATS; write nats://host:4222"),
-        ("NATS://127.0.0.1:4222", "the scheme NATS:// is none of NATS"),
+        ("http://127.0.0.1:4222", "the scheme http:// is not a scheme of NATS; write nats://host:4222"),
+        ("NATS://127.0.0.1:4222", "the scheme NATS:// is not a scheme of NATS"),
         ("kafka://localhost:9092", "the scheme kafka://"),
-        ("nats://127.0.0.1:99999", "no port from 1 to 65535"),
-        ("nats://127.0.0.1:0", "no port from 1 to 65535"),
-        ("nats://127.0.0.1:port", "no port from 1 to 65535"),
+        ("nats://127.0.0.1:99999", "a port outside 1 to 65535"),
+        ("nats://127.0.0.1:0", "a port outside 1 to 65535"),
+        ("nats://127.0.0.1:port", "a port outside 1 to 65535"),
         ("nats://[", "has no host"),
         ("nats://", "has no host"),
         ("nats://:4222", "has no host"),
         ("nats://a:1,", "has no host"),
         ("nats://a:1, nats://b:2", "the scheme in the URL"),
         ("nats://a b:1", "no blanks"),
-        ("nats://a:1,ws://b:2", "one client uses one kind"),
+        ("nats://a:1,ws://b:2", "one client uses only one kind"),
     ],
 )
 def test_an_invalid_url_is_refused_at_construction(url: str, said: str) -> None:
@@ -136,7 +136,7 @@ async def test_a_websocket_without_its_package_is_refused_at_once(monkeypatch: p
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with (
         anyio.fail_after(5),
-        pytest.raises(lanes.ConfigError, match="need aiohttp, which is not installed: pip install"),
+        pytest.raises(lanes.ConfigError, match="need aiohttp, which is not installed; pip install"),
     ):
         await lanes.run(JetStreamSource("ws://127.0.0.1:9", stream="S", durable="d", key=None), never_called)
 

@@ -20,18 +20,18 @@ SERVER = "nats://127.0.0.1:1"
     ("key", "patterns", "said"),
     [
         (subject_token(0), ["ord.*"], "key=subject_token(0): is 'ord' for every subject of S (ord.*), so all messages"),
-        (subject_token(0), ["ord.*"], "use another token, such as subject_token(1); or pass key=None with Settings"),
-        (subject_token(0), ["ord.>"], "use another token, such as subject_token(1);"),
+        (subject_token(0), ["ord.*"], "Use another token, such as subject_token(1); or pass key=None with Settings"),
+        (subject_token(0), ["ord.>"], "Use another token, such as subject_token(1);"),
         (subject_token(0, 2), ["ord.*.paid", "ord.eu.paid"], "subject_token(0, 2): is 'ord.paid' for every subject"),
         (subject_token(-1), ["ord.*.paid", "ord.eu.42.paid"], "is 'paid' for every subject of S (ord.*.paid, ord.eu."),
         (
             subject_token(1),
             ["ord.eu"],
-            "so all messages have one key and run one at a time; use header(name), or",
+            "so all messages have one key and run one at a time. Use header(name), or",
         ),
-        (subject_token(1), ["a.x.1", "b.x.1"], "use another token, such as subject_token(0)"),
+        (subject_token(1), ["a.x.1", "b.x.1"], "Use another token, such as subject_token(0)"),
         (whole_subject, ["ord.eu"], "key=whole_subject: is 'ord.eu' for every subject of S (ord.eu), so all messages"),
-        (whole_subject, ["ord.eu", "ord.eu"], "run one at a time; use header(name), or another function; or pass"),
+        (whole_subject, ["ord.eu", "ord.eu"], "run one at a time. Use header(name), or another function; or pass"),
     ],
 )
 def test_a_key_that_is_equal_for_every_subject_is_refused(key: KeyFunction, patterns: list[str], said: str) -> None:
@@ -154,18 +154,18 @@ def test_filters_are_narrowed_to_the_subjects_that_a_stream_stores(
             (
                 "key=subject_token(1): is the partition number that stream 'S' stores by its transform to "
                 "'ord.{{partition(64,1)}}.{{wildcard(1)}}', so all messages of a partition have one key and run one at "
-                "a time; use subject_token(2), which partition() hashes; or pass a function of the message, if you "
+                "a time. Use subject_token(2), which partition() hashes; or pass a function of the message, if you "
                 "want one order for each partition number"
             ),
         ),
-        (subject_token(0, 1), "ord.{{partition(64,1)}}.$1", "use subject_token(2), which partition() hashes;"),
-        (subject_token(-2), "ord.{{ Partition(64, 1) }}.$1", "use subject_token(2), which partition() hashes;"),
-        (subject_token(0), "{{partition(9,2,1)}}.$1.x.$2", "use subject_token(3, 1), which partition() hashes;"),
+        (subject_token(0, 1), "ord.{{partition(64,1)}}.$1", "Use subject_token(2), which partition() hashes;"),
+        (subject_token(-2), "ord.{{ Partition(64, 1) }}.$1", "Use subject_token(2), which partition() hashes;"),
+        (subject_token(0), "{{partition(9,2,1)}}.$1.x.$2", "Use subject_token(3, 1), which partition() hashes;"),
         # The whole subject is hashed, or a hashed token is not stored.
-        (subject_token(0), "{{partition(9)}}.ord.$1", "use the token that holds the key, such as subject_token(2);"),
-        (subject_token(0), "{{partition(9,2)}}.ord.$1", "use the token that holds the key, such as subject_token(2);"),
-        (subject_token(0), "{{partition(9)}}.>", "use header(name), or another token;"),
-        (subject_token(0), "{{partition(9,1)}}.{{split(1,-)}}", "use header(name), or another token;"),
+        (subject_token(0), "{{partition(9)}}.ord.$1", "Use the token that holds the key, such as subject_token(2);"),
+        (subject_token(0), "{{partition(9,2)}}.ord.$1", "Use the token that holds the key, such as subject_token(2);"),
+        (subject_token(0), "{{partition(9)}}.>", "Use header(name), or another token;"),
+        (subject_token(0), "{{partition(9,1)}}.{{split(1,-)}}", "Use header(name), or another token;"),
     ],
 )
 def test_the_number_of_a_partition_is_refused(key: KeyFunction, destination: str, said: str) -> None:

@@ -183,7 +183,9 @@ def test_a_failure_that_needs_its_fault_says_so_and_calls_the_other_state_no_exp
     assert failure
     assert [fault.kind for fault in failure.run.plan.faults] == ["crash"]
     assert failure.orders == ORDERS
-    assert str(raised.value).endswith(f"\n\nWithout faults, {ORDERS} other orders of the steps did not fail so.")
+    assert str(raised.value).endswith(
+        f"\n\nWithout faults, {ORDERS} other orders of the steps did not have this failure."
+    )
     assert re.fullmatch(
         r"the final state differs from the state without faults: 'sum' is \d, the run without faults has \d",
         failure.run.findings["FaultDifferential"],

@@ -75,7 +75,7 @@ def test_create_is_idempotent_and_refuses_another_number_of_partitions(four: Log
     with four.connect() as connection:
         again = four.log.create(connection)
         assert Log("orders", schema=four.schema).create(connection) == again
-        with pytest.raises(ConfigError, match=r"has 4 partitions, and partitions=5 differs"):
+        with pytest.raises(ConfigError, match=r"has 4 partitions, but partitions=5 differs"):
             Log("orders", partitions=5, schema=four.schema).create(connection)
 
 
@@ -153,7 +153,7 @@ async def test_a_notification_is_one_request(logs: Logs, autocommit: bool) -> No
         ([Record(1)], "message 0: the value is a int"),  # type: ignore[arg-type]
         ([Record("1"), Record("1", -1)], r"message 1: an int key must be in 0"),
         ([Record("1", time=EPOCH.replace(tzinfo=None))], "message 0: time=2026-01-01 00:00:00 has no time zone"),
-        ([Record("1", time="now")], r"message 0: time='now' is no time; use datetime\.now\(UTC\)"),  # type: ignore[arg-type]
+        ([Record("1", time="now")], r"message 0: time='now' is not a datetime; use datetime\.now\(UTC\)"),  # type: ignore[arg-type]
         ([Record("1", subject="a\0")], "message 0: the subject"),
         ([Record("1", headers=[("a", "text")])], "message 0: the header 'a' must have a str name and a bytes value"),  # type: ignore[list-item]
         ([Record("1", headers=["a"])], "message 0: a header must be a pair"),  # type: ignore[list-item]
@@ -167,7 +167,7 @@ def test_an_invalid_message_is_refused_before_a_statement(logs: Logs, messages: 
 
 @pytest.mark.parametrize("name", ["", "a\0", 3, "x" * 201, "\ud800"])
 def test_an_invalid_name_is_refused(name: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no str of 1 to 200 characters"):
+    with pytest.raises(ConfigError, match=r"must be a str of 1 to 200 characters"):
         Log(name)
 
 

@@ -77,7 +77,10 @@ def test_an_address_that_cannot_be_read_is_refused_without_its_values(dsn: str) 
         (f"postgresql://me:1@{PASSWORD}@host/x", "two @ precede the first / of the address"),
         (f"postgresql://me:1@{PASSWORD}:5@host/x", "two @ precede the first / of the address"),
         (f"postgresql://me:1@h,{PASSWORD}:7@host/x", "two @ precede the first / of the address"),
-        (f"postgresql+psycopg://me:{PASSWORD}@host/x?a=b", "the scheme postgresql+psycopg:// is none of PostgreSQL"),
+        (
+            f"postgresql+psycopg://me:{PASSWORD}@host/x?a=b",
+            ("the scheme postgresql+psycopg:// is not a scheme of PostgreSQL"),
+        ),
         ("postgresql:/host/x", "two slashes must follow the scheme, as in postgresql://"),
     ],
 )

@@ -109,7 +109,7 @@ async def test_positions_in_a_store_of_the_user_raise_no_false_alarm(four: Logs)
             assert [each.lag for each in await list_subscriptions(connection, four.schema)] == [None]
             with pytest.raises(
                 ConfigError,
-                match=r"subscription 'own' .* positions in a store of its own.*; add --without with its name",
+                match=r"subscription 'own' .* positions in a store of its own.*Add --without with its name",
             ):
                 await trim(connection, four.schema, "orders", age=0.0, force=False)
     # A start with the store of the schema makes the positions known again.

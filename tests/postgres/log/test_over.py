@@ -258,10 +258,10 @@ def test_a_second_log_and_another_shape_are_refused(outbox: Outbox) -> None:
         Log("own", schema=outbox.schema).create(connection)
         with pytest.raises(ConfigError, match=r"exists with 64 partitions over no table"):
             outbox.over(name="own", partitions=64).create(connection)
-    with pytest.raises(ConfigError, match="is over no table, so it has no migration"):
+    with pytest.raises(ConfigError, match="is not over a table, so it has no migration"):
         Log("own").migration()
     for wrong in ("", "a\0", 3):
-        with pytest.raises(ConfigError, match="is no name of a table"):
+        with pytest.raises(ConfigError, match="is not the name of a table"):
             Log.over(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"pass lanes_postgres\.Columns"):
         Log.over("outbox", columns=("id",))  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_status_and_history_are_printed_as_json(ring: Command) -> None:
         (["assign", "0", "٤", "a"], 64, r"HI '\u0664': must be a slot"),
         (["split", "4", "x" * 201], 64, "CONSUMER 'x"),
         (["assign", "0", "4"], 64, "`lanes ring assign` needs CONSUMER"),
-        (["assign", "0", "4", ""], 64, "CONSUMER '' is no str of 1 to 200 characters"),
+        (["assign", "0", "4", ""], 64, "CONSUMER '': must be a str of 1 to 200 characters"),
         (["split", "5", "a"], 3, "'billing' of the log 'orders' in the schema "),
         (["split", "5", "a"], 3, "nobody owns slot 5, so there is no range to split; assign a range"),
         (["split", "x", "a"], 64, "SLOT 'x': must be a slot"),
@@ -103,8 +103,8 @@ def test_a_group_without_assignments_is_named(ring: Command, verb: str) -> None:
 @pytest.mark.parametrize("verb", ["status", "history"])
 def test_a_wrong_place_is_one_line_with_the_remedy(ring: Command, verb: str) -> None:
     assert "has no log 'none'" in ring(verb, log="none")[2]
-    assert "--group='' is no str of 1 to 200 characters" in ring(verb, group="")[2]
-    assert "--log='' is no str of 1 to 200 characters" in ring(verb, log="")[2]
+    assert "--group='': must be a str of 1 to 200 characters" in ring(verb, group="")[2]
+    assert "--log='': must be a str of 1 to 200 characters" in ring(verb, log="")[2]
     assert (
         "could not connect" in ring(verb, "--dsn", "host=/nowhere")[2]
         or "no such" in ring(verb, "--dsn", "host=/nowhere")[2].lower()

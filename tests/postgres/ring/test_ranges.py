@@ -287,7 +287,7 @@ def test_wrong_ranges_are_refused(ring: Ring, arguments: dict[str, Any], said: s
     }
     with pytest.raises(ConfigError, match=said):
         PostgresSource(ring.logs.url, **arguments)
-    with pytest.raises(ConfigError, match="consumer='' is no str of 1 to 200 characters"):
+    with pytest.raises(ConfigError, match="consumer='': must be a str of 1 to 200 characters"):
         ring.map.member("")
 
 

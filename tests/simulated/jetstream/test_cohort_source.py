@@ -180,7 +180,7 @@ def test_a_bucket_without_an_answer_ends_the_start_after_a_while() -> None:
         found = await made(stage)
         stage.meet(f"$KV.{BUCKET}.", *[Fate("drop_request")] * 999)
         began = monotonic()
-        said = rf"^{NAME}: not joined within 13 s, because the given connection .* for the bucket '{BUCKET}'; check"
+        said = rf"^{NAME}: not joined within 13 s, because the given connection .* for the bucket '{BUCKET}'. Check"
         with pytest.raises(SourceError, match=said) as late:
             await found.source.open()
         assert late.value.retryable
@@ -306,7 +306,7 @@ def test_a_message_that_its_handler_settled_is_logged_with_the_name_of_the_sourc
 
     played(scene)
     assert any(
-        text.startswith(f"{NAME}: the handler settled the message at S/1 position 1") for text in caplog.messages
+        text.startswith(f"{NAME}: the handler has settled the message at S/1 position 1") for text in caplog.messages
     )
 
 
@@ -529,7 +529,9 @@ def test_a_denied_subject_that_the_member_needs_stops_it(subject: str, ours: boo
         stage.deny(denied)
         await found.source.connection.client.publish(denied, b"")
         if ours:
-            with pytest.raises(SourceError, match=rf"^{NAME}: permissions violation .*; permit it, then start again$"):
+            with pytest.raises(
+                SourceError, match=rf"^{NAME}: permissions violation .*; grant this permission, then start again$"
+            ):
                 await found.until(lambda: False)
         else:
             await found.pass_time(2.0)
@@ -571,7 +573,7 @@ def test_a_stream_that_ends_below_a_ledger_stops_the_member() -> None:
         await found.until(lambda: found.messages)
         assert found.source._highest() == 1
         stage.server.api.streams["S"].log.end = 1
-        with pytest.raises(SourceError, match=r"^stream 'S' ends at sequence 0 and was read up to 1"):
+        with pytest.raises(SourceError, match=r"^stream 'S' ends at sequence 0 but was read up to 1"):
             await found.until(lambda: False)
         await found.leave()
 

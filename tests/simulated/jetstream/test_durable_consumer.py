@@ -410,7 +410,7 @@ def test_a_stream_that_was_replaced_or_lost_its_end_stops_the_source() -> None:
         made = await found(stage)
         await stage.publish("S.a", "S.a")
         assert (await made.check_stream(2)).last == 2
-        with pytest.raises(SourceError, match=r"^stream 'S' ends at sequence 2 and was read up to 3, so") as lost:
+        with pytest.raises(SourceError, match=r"^stream 'S' ends at sequence 2 but was read up to 3, so") as lost:
             await made.inspect(3)
         assert not lost.value.retryable
         await asyncio.sleep(5.0)

@@ -147,7 +147,7 @@ def test_one_key_for_every_subject_of_the_stream_is_refused(existing: bool) -> N
             await source_of(stage.client, key=subject_token(0)).open()
         assert str(refused.value) == (
             "key=subject_token(0): is 'ord' for every subject of consumer S/work (ord.*.paid, ord.eu.*), so all "
-            "messages have one key and run one at a time; use another token, such as subject_token(1); or pass "
+            "messages have one key and run one at a time. Use another token, such as subject_token(1); or pass "
             'key=None with Settings(order="partition"), if all messages need one order'
         )
         assert len(stage.fields("CONSUMER.CREATE")) == created
@@ -753,7 +753,9 @@ def test_a_denied_subject_that_the_source_needs_stops_it(subject: str, ours: boo
         stage.deny(denied)
         await source.connection.client.publish(denied, b"")
         if ours:
-            with pytest.raises(SourceError, match=rf"^{NAME}: permissions violation .*; permit it, then start again$"):
+            with pytest.raises(
+                SourceError, match=rf"^{NAME}: permissions violation .*; grant this permission, then start again$"
+            ):
                 await receiving
         else:
             await asyncio.sleep(5.0)

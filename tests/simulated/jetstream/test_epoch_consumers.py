@@ -407,7 +407,7 @@ def test_a_replaced_or_shortened_stream_stops_the_member() -> None:
         durables.check_end(2)
         highest[0] = 3
         said = (
-            r"^stream 'S' ends at sequence 2 and was read up to 3.*delete the bucket 'lanes_S_c' and the consumers c-p…"
+            r"^stream 'S' ends at sequence 2 but was read up to 3.*delete the bucket 'lanes_S_c' and the consumers c-p…"
         )
         with pytest.raises(SourceError, match=said):
             await durables.names()

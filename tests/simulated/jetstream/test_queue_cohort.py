@@ -224,7 +224,7 @@ def test_messages_that_no_member_reads_are_found_by_name(caplog: pytest.LogCaptu
         assert monotonic() - began < 6.2
         assert [(each.name, each.messages) for each in member.source.queue_watch.found] == [("q__p2", 1)]
         (text,) = member.source.queue_watch.findings()
-        assert "messages wait in 'q__p2' (1), which no consumer of cohort 'c' reads; producers use" in text
+        assert "no consumer of cohort 'c' reads the messages in 'q__p2' (1). The producers use" in text
         lines = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
         assert lines == [f"jetstream S/c, member b: {text}"]
         # A cohort that has never read these names finds all stored messages.

@@ -300,7 +300,7 @@ def test_a_deleted_durable_ends_the_source_by_its_name() -> None:
     [
         (["q", "q.>"], r"stream 'S' does not store partition 1 of queue 'q'; add the subjects 'q__p1', 'q__p1.>' to"),
         (["other"], r"stream 'S' does not store partition 0, 1 of queue 'q'; add the subjects 'q', 'q.>', 'q__p1', "),
-        ([">"], r"stores the physical queues 'q' and 'q__p1' of queue 'q' by one subject, '>', and so would store"),
+        ([">"], r"stores the physical queues 'q' and 'q__p1' of queue 'q' by one subject, '>', which also stores"),
         (["*.>", "q"], r"stores the physical queues 'q' and 'q__p1' of queue 'q' by one subject, '\*\.>'"),
     ],
 )
@@ -405,8 +405,8 @@ def test_messages_of_a_larger_number_are_found_within_ten_seconds(caplog: pytest
         # The durable has never read q__p7, whose number is twice the width or more.
         assert stranded(source) == {"q__p2": 1, "q__p3": 3}
         text = (
-            "queue 'q': messages wait in 'q__p2' (1), 'q__p3' (3), which no consumer of durable 'work' reads; "
-            "producers use another number of partitions, so start the consumers with that number"
+            "queue 'q': no consumer of durable 'work' reads the messages in 'q__p2' (1), 'q__p3' (3). The "
+            "producers use another number of partitions; start the consumers with that number"
         )
         assert list(source.queue_watch.findings()) == [text]
         assert warnings(caplog) == [f"jetstream S/work: {text}"]
@@ -513,7 +513,8 @@ def test_without_the_permission_to_look_a_warning_says_so_once(caplog: pytest.Lo
         (line,) = warnings(caplog)
         assert line.startswith("jetstream S/work: ") and "work__p2" in line.casefold()
         assert line.endswith(
-            "permit it, then start again; until then, messages of queue 'q' that no consumer reads are not noticed"
+            "grant this permission, then start again. Until then, lanes cannot warn of messages of queue 'q' without a "
+            "consumer"
         )
         assert stranded(source) == {}
         # The source itself goes on.

@@ -220,7 +220,7 @@ def test_a_reset_that_is_not_permitted_is_replaced_by_a_shrink(fault: str, caplo
         assert await made.run() == [1, 2]
 
     played(scene, version="2.14.0")
-    said = "no reset (7)" if fault == "refused" else "permit it"
+    said = "no reset (7)" if fault == "refused" else "grant this permission"
     first, second = lines(caplog)
     assert first.startswith(f"{NAME}: the consumer cannot be reset (")
     assert said in first
@@ -567,7 +567,8 @@ def test_a_denied_request_ends_the_source_with_the_permission() -> None:
         made = await process(stage)
         stage.deny(f"$JS.API.{INFO}")
         with pytest.raises(
-            SourceError, match=rf"^{NAME}: the given connection: permissions .*; permit it, then start again$"
+            SourceError,
+            match=rf"^{NAME}: the given connection: permissions .*; grant this permission, then start again$",
         ):
             await made.run()
 
@@ -587,7 +588,8 @@ def test_a_consumer_that_a_dead_process_left_shrunk_is_restored_first(permitted:
             return
         stage.deny(f"$JS.API.{CREATE}")
         with pytest.raises(
-            SourceError, match=r"^consumer S/work has an ack_wait of 1 ms .*permit it\); .* ack_wait to 30 s"
+            SourceError,
+            match=r"^consumer S/work has an ack_wait of 1 ms .*grant this permission\); .* ack_wait to 30 s",
         ):
             await made.run()
 

@@ -380,7 +380,7 @@ class SimulatedKafka(KafkaBroker):
             # The network has cut the member off in its assignment, for longer than it may ask for its positions.
             return True
         if self.events.recreated and any(
-            text in str(error) for text in ("was deleted", "out of range", "there is no topic")
+            text in str(error) for text in ("was deleted", "out of range", "does not exist, or this client")
         ):
             return True
         named = "AUTHORIZATION_FAILED" in str(error) or "this user may not" in str(error)
