@@ -248,7 +248,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """The backends of async tests (`@pytest.mark.anyio`). Tests that need asyncio, such as those of NATS, use
+    """The backends of async tests (`@pytest.mark.anyio`). Tests that need asyncio, such as the tests of NATS, use
     `@pytest.mark.parametrize("anyio_backend", ["asyncio"])`."""
     backend: str = request.param
     return backend

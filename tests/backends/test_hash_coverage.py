@@ -23,7 +23,7 @@ KEYS = [b"customer-%d" % number for number in range(4_000)]
 
 
 def fnv64(key: bytes, count: int) -> int:
-    """FNV-1a with 64 bits, whose low bits follow from those of FNV-1a with 32 bits."""
+    """FNV-1a with 64 bits, whose low bits follow from the low bits of FNV-1a with 32 bits."""
     value = 0xCBF29CE484222325
     for byte in key:
         value = (value ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF

@@ -75,7 +75,7 @@ class Deployment:
         self._start(f"worker-{member}", "tests.backends.queue_worker", width, member, str(self.folder))
 
     def producer(self, part: int, width: int, rate: int = RATE) -> None:
-        """Start a producer of a half of the cases; one that runs is killed first."""
+        """Start a producer of a half of the cases, after the kill of the running producer."""
         self._start(f"producer-{part}", "tests.backends.queue_producer", width, str(part), str(self.folder), str(rate))
 
     def kill(self, name: str) -> None:
@@ -111,7 +111,7 @@ class Deployment:
         return ["-m", "lanes", "queue", *arguments, self.name, "--server", self.url, *stream, "--json"]
 
     def run(self, *arguments: str) -> dict[str, Any]:
-        """Run `lanes queue`, and return what it printed."""
+        """Run `lanes queue`, and return its output."""
         process = self._spawn(*self.command(*arguments))
         out, error = process.communicate(timeout=SECONDS)
         assert process.returncode in (0, 3) and out, (process.returncode, out, error)

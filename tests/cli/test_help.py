@@ -18,7 +18,7 @@ FUNCTION: Final = "MODULE:FUNCTION"
 
 
 def texts(name: str, command: Any) -> Iterator[tuple[str, str]]:
-    """The summary of a command, the help of its options, and those of its subcommands."""
+    """The summary of a command, the help of its options, and the same texts of its subcommands."""
     yield name, (command.help or "").partition("\n\n")[0].replace("\n", " ").partition(". ")[0].removesuffix(".")
     for option in command.params:
         yield f"{name} {option.name}", option.help or ""

@@ -1,4 +1,4 @@
-"""The case that the seed of a cohort run stands for, and its broker."""
+"""The case that the seed of a cohort run selects, and its broker."""
 
 from __future__ import annotations
 

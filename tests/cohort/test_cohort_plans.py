@@ -81,7 +81,7 @@ def test_a_join_moves_only_the_partitions_that_the_new_member_gets() -> None:
 
 @pytest.mark.long
 def test_a_leave_moves_only_the_partitions_of_the_member_that_left() -> None:
-    """The remaining members keep their partitions, and share those of the member that left."""
+    """The remaining members keep their partitions, and share the partitions of the member that left."""
 
     async def test() -> None:
         async with anyio.create_task_group() as tasks:

@@ -97,7 +97,7 @@ def test_a_work_queue_repeats_no_finished_message(ending: Ending, retention: Ret
 
 
 def repeats_at_a_steady_rate(messages: int, commit_interval: float) -> int:
-    """The repeated messages after a crash beside a stuck key, after that many messages at ``RATE``."""
+    """The repeated messages after a crash while a key is stuck, after that many messages at ``RATE``."""
     again: list[int] = []
 
     async def scene(stage: Stage) -> None:

@@ -1,4 +1,4 @@
-"""The simulated bucket, durables and links of a cohort behave like those of a server."""
+"""The simulated bucket, durables and links of a cohort behave like the objects of a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members prefer a number of partitions, and members with earlier code plan beside them, in virtual time."""
+"""Members prefer a number of partitions, in one cohort with members of earlier code, in virtual time."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Backend:
 
 
 class Post:
-    """A keeper, with what it reports."""
+    """A keeper, and its reports."""
 
     def __init__(self, machine: Machine, backend: Backend | None = None) -> None:
         self.machine = machine

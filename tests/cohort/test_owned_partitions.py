@@ -384,7 +384,7 @@ async def test_a_leaving_member_with_unfinished_messages_does_not_leave_in_order
 
 
 async def test_unread_losses_do_not_keep_a_member_from_leaving() -> None:
-    """Four losses: a reported one, an unreported one, one that the leave finds, and one by the give-up."""
+    """Four losses: a reported loss, an unreported loss, a loss that the leave finds, and a loss by the give-up."""
     of = stub_cohort()
     of.tell(*((number, taken_over(7)) for number in (1, 2, 3, 4)))
     of.partitions.next_events()

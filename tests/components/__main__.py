@@ -1,7 +1,7 @@
 """Run a command together with real components: `python -m tests.components run NAME... -- COMMAND...`.
 
 `{nats}` in COMMAND becomes the URL of the component, and the environment variable `NATS_URL` has the same value. The
-components stop after the command. The exit status is that of the command.
+components stop after the command. The exit status is the exit status of the command.
 
 This process passes the first two signals (Ctrl+C, TERM or hang-up) to the command, which may drain. The third signal
 kills the command. If this process is killed, the command and the components end too.

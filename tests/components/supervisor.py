@@ -10,8 +10,8 @@ the owner. REPLIES is the descriptor of a second pipe: the supervisor writes the
 effective SIGSTOP.
 
 LOG is a file for the server's output, or `-` for a command that uses the terminal of its owner. A stop removes FOLDER.
-If the server ends without a stop, FOLDER stays. The exit status is that of the server, or 128 + n after its end by
-signal n.
+If the server ends without a stop, FOLDER stays. The exit status is the exit status of the server, or 128 + n after its
+end by signal n.
 
 The script imports only the standard library, so it starts in 20 ms, and changes of the project do not affect it.
 """

@@ -218,7 +218,7 @@ def test_a_paused_client_delivers_again_as_soon_as_there_is_room() -> None:
 
 
 def test_the_intake_does_not_resume_for_a_partition_that_has_all_the_handlers_it_may_use() -> None:
-    """Under the order of the partition, each further message would wait for the one that runs."""
+    """With order="partition", each further message would wait for the running message."""
     engine = new_engine(concurrency=4, max_in_flight=10, order="partition")
     partition = assigned(engine)
     deliver(engine, partition, *range(10))

@@ -1,4 +1,4 @@
-"""Parts of a partition: given up while the rest goes on, with commits that are true for both until the hand-over."""
+"""The release of a part of a partition, while the other parts continue. Commits stay correct until the hand-over."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class _Others:
         self._messages = dict(zip(_messages(engine), _messages(other), strict=True))
 
     def of(self, argument: Any, *, new: bool = False) -> Any:
-        """The object of the other engine, or a copy if it has none."""
+        """The object of the other engine, or a copy if the other engine has no such object."""
         match argument:
             case Partition():
                 return self._partitions.get(argument) or self._partitions.setdefault(argument, _copy(argument))

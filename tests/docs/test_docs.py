@@ -17,8 +17,8 @@
 | `sh cluster` | only its `make` and `pip` lines are checked |
 
 The blocks of a page run in order. They share a private NATS server and a private PostgreSQL server. Python blocks share
-a working folder; shell blocks run in the project folder, each in a separate shell. The Kafka broker is that of the test
-session; one page uses the broker at a time, and the topics of a page are deleted after the page. In a `console` block,
+a working folder; shell blocks run in the project folder, each in a separate shell. The test session provides the Kafka
+broker; one page uses the broker at a time, and the topics of a page are deleted after the page. In a `console` block,
 commands start with `$ `, and other lines are output.
 """
 

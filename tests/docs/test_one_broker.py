@@ -31,7 +31,7 @@ class Used(NamedTuple):
 
 
 def names_in(block: Block) -> Iterator[Made | Used]:
-    """What a block creates, and as which member it reads. Only a block that is run counts."""
+    """Yield the names that a block creates, and the members as which the block reads. Only a block that runs counts."""
     if "no-run" in block.words or "cluster" in block.words:
         return
     if block.language in SHELLS:

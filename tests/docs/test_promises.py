@@ -69,7 +69,7 @@ def found_in(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def target_of(place: str) -> str:
-    """Return the Makefile target that runs the test or file: that of its mark, or else ``test``."""
+    """Return the Makefile target that runs the test or file: the target of its mark, or else ``test``."""
     file, _, name = place.partition("::")
     marked = found_in(ROOT / file)
     wanted = [marked[name]] if name else list(marked.values())

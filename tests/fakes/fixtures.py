@@ -19,7 +19,7 @@ UVLOOP = ("asyncio", {"use_uvloop": True})
 
 @pytest.fixture(scope="module", params=["asyncio", "trio", pytest.param(UVLOOP, id="uvloop")])
 def anyio_backend(request: pytest.FixtureRequest) -> object:
-    """The backends of async tests. The tests on uvloop are slow tests, except those of a few modules."""
+    """The backends of async tests. The tests on uvloop are slow tests, except the tests of a few modules."""
     if request.param == UVLOOP:
         pytest.importorskip("uvloop")
     return request.param
@@ -41,7 +41,7 @@ def leave_uvloop_to_slow_tests(items: Sequence[pytest.Item], folder: Path, chose
 
 @pytest.fixture(autouse=True)
 def none_left() -> Iterator[None]:
-    """Fail a test that leaves a thread behind."""
+    """Fail a test whose threads outlive the test."""
     assert [thread.name for thread in threads()] == []
     yield
     for thread in threads():

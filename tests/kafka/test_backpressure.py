@@ -163,7 +163,7 @@ async def test_a_pause_takes_effect_between_two_calls_of_the_client(
             polls.setdefault(bool(demand.paused), client.polls)
 
         def to_read(self: thread.ClientThread, demand: Demand) -> int:
-            """Begin the count anew while the loop, which may be late, has messages to take first."""
+            """Restart the count while the loop, which may be late, still has messages to take."""
             count = choosing(self, demand)
             if not count and False in polls:
                 polls[False] = client.polls

@@ -22,7 +22,7 @@ Content = tuple[int, int, str | None]
 
 
 class Client:
-    """A client of a broker that stores commits, except refused ones.
+    """A client of a broker that stores all commits except the refused commits.
 
     Attributes:
         requests: The requests: whether each is asynchronous, and its contents.

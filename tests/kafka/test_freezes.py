@@ -127,7 +127,7 @@ class FrozenMember:
 
 
 class Pair:
-    """A member that freezes, and one that takes over."""
+    """A member that freezes, and a member that takes over."""
 
     def __init__(self, topic: Topic, frozen: FrozenMember, other: lanes.Consumer, done: Counter[Place]) -> None:
         self.topic = topic

@@ -137,7 +137,7 @@ class FakeClient:
 
 
 class FakeEnds:
-    """A broker that is asked for ends. ``asked``: the partitions of each question; ``slow``: it does not answer yet."""
+    """A broker that answers questions about ends. ``asked`` has the partitions of each; ``slow`` delays the answers."""
 
     def __init__(self) -> None:
         self.answers: dict[int, int | KafkaError] = {}

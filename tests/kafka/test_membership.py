@@ -582,7 +582,7 @@ def test_the_session_of_a_classic_client_is_its_own() -> None:
 
 
 class Refusing:
-    """An admin client that may read no settings, or only those of a broker.
+    """An admin client that may read no settings, or only the settings of a broker.
 
     Args:
         broker: The settings of the broker; None = the user may not read them.

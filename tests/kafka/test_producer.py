@@ -43,7 +43,10 @@ async def test_a_closed_producer_refuses_calls(name: str) -> None:
 
 
 class FailingProducer:
-    """A client that fails permanently at its first record, and drops the record. Its calls are those of a producer."""
+    """A client that fails permanently at its first record, and drops the record.
+
+    The class has the calls of a producer.
+    """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._on_error = settings["error_cb"]

@@ -32,7 +32,7 @@ Command = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def lanes_queue(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs a command, and returns its status and what it printed on both streams."""
+    """Runs a command, and returns its status and its output on both streams."""
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr(commands, "_ARRIVALS", 0.2)
 

@@ -1,4 +1,4 @@
-"""Messages made from the client's records: their order key, their size, and what a dead letter keeps of them."""
+"""Messages made from the client's records: their order key, their size, and the parts that a dead letter keeps."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_the_simulated_client_answers_like_a_real_one(script: Callable[[Stage], 
 
 
 class GuardedStage(RealStage):
-    """A real broker that asks for permissions, and clients of the user bob, who has those of a reader."""
+    """A real broker that checks permissions, and clients of the user bob, who has the permissions of a reader."""
 
     def __init__(self, topic: Topic, server: KafkaServer) -> None:
         super().__init__(topic)

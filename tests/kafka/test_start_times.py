@@ -44,7 +44,7 @@ def produce_at(topic: Topic, partition: int, times: Sequence[int]) -> None:
 
 
 def first(times: Sequence[int], start: float) -> int:
-    """The position of the first message of this time or later; without one, the end."""
+    """The position of the first message of this time or later; without such a message, the end."""
     return next((position for position, time in enumerate(times) if time >= start), len(times))
 
 

@@ -1,4 +1,4 @@
-"""The answers of a broker about topics: which of them count, what they change, and when the next question follows."""
+"""The answers of a broker about topics: the answers that count, their effects, and the time of the next question."""
 
 from __future__ import annotations
 

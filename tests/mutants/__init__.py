@@ -30,7 +30,7 @@ class Mutant:
         campaign: Name of the campaign that searches for the mutant.
         found_by: Checks of the campaign, at least one of which must find the mutant.
         machine: Name of a campaign of the engine alone, and its checks, which must find the mutant too. Empty: none.
-        first: Seed at which the search begins: one whose runs show the fault, so that no earlier runs are made in vain.
+        first: Seed at which the search begins. Its runs show the fault, so the search skips earlier runs.
         also: The same fault in other modules, which would hide the fault if they stayed correct.
     """
 

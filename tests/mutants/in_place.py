@@ -84,7 +84,7 @@ class Imported:
 
 
 def imported(name: str) -> Imported:
-    """Import a module, and note its functions and those of all modules that it imports."""
+    """Import a module, and record its functions and the functions of all modules that it imports."""
     called: set[Place] = set()
 
     def note(frame: FrameType, event: str, argument: Any) -> None:

@@ -32,7 +32,7 @@ def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
 
 
 def _cases() -> list[ParameterSet]:
-    """The test cases; those of the cohort and of real adapters are slow, because each takes many runs."""
+    """The test cases. The cases of the cohort and of real adapters are slow, because each takes many runs."""
     return [
         pytest.param(mutant, id=name, marks=[pytest.mark.slow] if mutant.campaign in _SLOW else [])
         for name, mutant in MUTANTS.items()

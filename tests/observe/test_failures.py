@@ -1,4 +1,4 @@
-"""The first failure and the first message given up are log lines; further ones of a type are counted for 10 s."""
+"""The first failure and the first message given up are log lines. For 10 s, further failures of a type are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The acquisition of a partition raises the epoch under the lock, and leaves no lock behind when it fails."""
+"""The acquisition of a partition raises the epoch under the lock, and releases the lock after a failure."""
 
 from __future__ import annotations
 

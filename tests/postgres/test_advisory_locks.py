@@ -262,10 +262,10 @@ async def until_no_session(url: str) -> None:
 async def test_a_cancelled_connection_is_closed_at_once(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the garbage collector nor the end of the exception is needed for that."""
+    """The close needs neither the garbage collector nor the end of the exception."""
 
     class Begun:
-        """What psycopg has connected so far."""
+        """A socket that psycopg has connected."""
 
     begun: list[weakref.ref[Begun]] = []
 

@@ -48,7 +48,7 @@ async def test_states_keep_the_contract(check: StateCheck, pool: AsyncConnection
 
 
 class _Harness:
-    """Handlers with asynchronous connections, or with blocking ones in threads."""
+    """Handlers with asynchronous connections, or with blocking connections in threads."""
 
     def __init__(self, pool: AsyncConnectionPool, effects: Effects, blocking: bool) -> None:
         self._pool, self._effects, self._blocking = pool, effects, blocking
@@ -191,7 +191,7 @@ async def test_a_claim_survives_a_crash_of_the_server(
 async def test_two_owners_that_have_exchanged_partitions_do_not_wait_for_each_other(
     pool: AsyncConnectionPool, effects: Effects
 ) -> None:
-    """Each owner stores its own partitions and, with former epochs, those of the other."""
+    """Each owner stores its own partitions and, with former epochs, the partitions of the other owner."""
     states = PostgresStates(pool.connection, schema=effects.schema)
     keys = [StateKey("exchanged", PartitionId("orders", number)) for number in range(40)]
     former = [(await states.claim(key, 0)).epoch for key in keys]

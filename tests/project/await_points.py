@@ -93,7 +93,7 @@ def _functions(tree: ast.AST, outer: Sequence[str]) -> Iterator[tuple[str, Funct
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a function without those of the functions inside it, in the order of the source."""
+    """The nodes of a function without the nodes of nested functions, in the order of the source."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
             yield child

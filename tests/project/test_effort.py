@@ -1,4 +1,4 @@
-"""A test with many runs makes a part of them in `make test`, and all of them in `make campaign`, which selects it."""
+"""A test with many runs makes some runs in `make test`, and all of them in `make campaign`, which selects it."""
 
 from __future__ import annotations
 

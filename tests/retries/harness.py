@@ -366,7 +366,7 @@ class Scene:
             self.jump += _FREEZE
 
     async def goes_on_and_ends(self) -> None:
-        """Without an event, a loop goes on until its operation succeeds, and then ends."""
+        """Without an event, a loop continues until its operation succeeds, and then ends."""
         operation = self.operation
         await anyio.sleep(LONG)
         if not self.loop.draining and not operation.after(self.struck_at):

@@ -47,7 +47,7 @@ def _functions(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes below a node, without those of nested functions and classes."""
+    """The nodes below a node, without the nodes of nested functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*_FUNCTIONS, ast.ClassDef, ast.Lambda)):
             yield child

@@ -1,4 +1,4 @@
-"""Each retry loop of the runtime ends or goes on as its contract says, in any pass in which an event arrives."""
+"""Each retry loop of the runtime ends or continues as its contract says, in any pass in which an event arrives."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Store(MemoryAttempts):
 
 @pytest.fixture(params=["acks", "commits"])
 def broker(request: pytest.FixtureRequest) -> Any:
-    """Messages 0, 1, 2 of the keys a, b, a, on a source that acknowledges and on one that commits."""
+    """Messages 0, 1, 2 of the keys a, b, a, on a source that acknowledges and on a source that commits."""
     keys = ("a", "b", "a")
     return published(*keys) if request.param == "acks" else group_of(keys)
 

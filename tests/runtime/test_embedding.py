@@ -202,7 +202,7 @@ async def test_a_block_that_waits_fails_with_the_error_of_the_start() -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("where", ["start", "run"])
 async def test_an_error_that_ends_the_run_is_logged(where: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The exception may stay in a task that nobody awaits."""
+    """The exception may stay in a task without a waiting caller."""
     source = MemorySource(published("a"))
     if where == "start":
         source.fail("open", SourceError("no server"))

@@ -1,4 +1,4 @@
-"""A part of a partition is handed over after its settlement, again after an error, and the rest goes on."""
+"""A part of a partition is handed over after its settlement, again after an error, and the other parts continue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run ends its work beside a handler that ignores its cancellation, and closes the source for the next owner."""
+"""A run ends its work although a handler ignores its cancellation, and closes the source for the next owner."""
 
 from __future__ import annotations
 

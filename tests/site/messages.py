@@ -108,7 +108,7 @@ def shown(text: str) -> str:
 
 
 def divided(text: str) -> tuple[str, str]:
-    """What a text says is wrong, and the remedy that it ends with, if it names one."""
+    """Split a text into its fault and the remedy at its end; without a remedy the second part is empty."""
     found = _REMEDY.search(text)
     return (text, "") if found is None else (text[: found.start() - 1], text[found.start() + 1 :])
 

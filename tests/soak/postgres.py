@@ -97,7 +97,7 @@ class Sessions:
 
 
 class Operator:
-    """The script of a round with ranges: a storm, beside an operator who gives the ranges of gone members to others.
+    """The script of a round with ranges: a storm, and an operator who assigns the ranges of gone members.
 
     Args:
         chance: Source of all random choices.

@@ -82,7 +82,7 @@ def checked(segments: list[Rows]) -> dict[str, str]:
 def differing(
     histories: Histories, found: Mapping[str, Mapping[str, AuditVerdict]]
 ) -> tuple[dict[str, dict[str, tuple[str, str]]], Counter[tuple[str, str]]]:
-    """Compare the audit's verdicts with those of ``lanes check``.
+    """Compare the audit's verdicts with the verdicts of ``lanes check``.
 
     Returns the different pairs by history and promise, and how often each promise had each status.
     """

@@ -35,7 +35,7 @@ def interpreted(spark: Any) -> None:
 
 
 def drawn(examples: int) -> dict[str, list[Rows]]:
-    """Return histories drawn by Hypothesis: legal ones, and ones with up to three disturbances."""
+    """Return histories drawn by Hypothesis: legal histories, and histories with up to three disturbances."""
     found: dict[str, list[Rows]] = {}
 
     @settings(

@@ -35,7 +35,7 @@ def history() -> list[dict[str, Any]]:
 
 
 def scattered(messages: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Return the rows divided into files, neither in order nor by partition."""
+    """Return the rows divided into files, in no order and across partitions."""
     return [messages[start::4][::-1] for start in (2, 0, 3, 1)]
 
 

@@ -1,4 +1,4 @@
-"""The journals of tasks: ``lanes check`` accepts those of concurrent, failed and killed attempts."""
+"""The journals of tasks: ``lanes check`` accepts the journals of concurrent, failed and killed attempts."""
 
 from __future__ import annotations
 

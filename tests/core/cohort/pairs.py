@@ -67,7 +67,7 @@ def unreached(counts: Collection[Pair]) -> list[Pair]:
 
 
 def phase_of(machine: LeaseMachine, now: float) -> LeasePhase | None:
-    """The activity of a lease machine; None while the machine neither has nor wants the partition."""
+    """The activity of a lease machine; None while the machine has no partition and wants no partition."""
     if machine.phase in (phases.IDLE, phases.FENCED):
         return None
     if machine._stopped:

@@ -1,4 +1,4 @@
-"""Joining a cohort: which members may join, and what is refused before the first message."""
+"""Joining a cohort: the members that may join, and the refusals before the first message."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_cohort_without_a_name_is_called_default(cohort_stream: CohortSt
 
 
 async def test_the_lease_time_can_be_changed_as_the_error_says(cohort_stream: CohortStream) -> None:
-    """Finished messages stay written down, even above unfinished ones."""
+    """Finished messages stay stored, even above unfinished messages."""
     stream, log = cohort_stream, Log()
     keys = stream.a_key_each()
     gate = Gate(*keys)

@@ -55,7 +55,7 @@ async def test_a_hanging_partition_keeps_to_its_bounds(cohort_stream: CohortStre
 
 
 async def test_the_bounds_per_partition_bound_each_physical_queue(nats_server: NatsServer, client: Client) -> None:
-    """Each physical queue is one partition of the cohort, whatever its subjects are."""
+    """Each physical queue is one partition of the cohort, also with several subjects."""
     queue = lanes.PartitionedQueue(unique("Q"), partitions=2)
     subjects = [subject for name in queue.names for subject in (name, f"{name}.>")]
     stream = client.jetstream()

@@ -1,4 +1,7 @@
-"""A member shares its room among its partitions: all can request, and busy ones get most; no server runs."""
+"""A member shares its room among its partitions.
+
+All partitions can request, and busy partitions get most; no server runs.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,7 @@ def test_the_requests_of_all_partitions_fit_into_the_room(
 
 @given(st.integers(1, 64), st.integers(0, 64), st.integers(0, 63))
 def test_a_new_partition_finds_room(owned: int, elsewhere: int, busy: int) -> None:
-    """Each partition of the cohort can request messages at once, despite busy ones."""
+    """Each partition of the cohort can request messages at once, also while other partitions are busy."""
     partitions = owned + elsewhere
     side = StubInbox([f"c{number}" for number in range(partitions)])
     room = Room(partitions * 4, LARGE)

@@ -45,7 +45,7 @@ async def opened(where: str, subject: str) -> AsyncIterator[JetStreamDeadLetterB
 
 
 def dead_letter_of(stream: Stream, **changes: object) -> lanes.DeadLetter:
-    """A dead letter as this source writes it: the only key is that of the lane."""
+    """A dead letter of this source, whose only key is the key of the lane."""
     usual: dict[str, object] = {
         "source": stream.name,
         "subject": f"{stream.name}.a",

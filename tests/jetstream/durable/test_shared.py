@@ -218,7 +218,7 @@ async def test_a_draining_process_takes_no_messages_from_the_others(stream: Stre
 
 @pytest.mark.usefixtures("durable")
 async def test_messages_that_arrive_at_the_pause_go_back_at_once(stream: Stream) -> None:
-    """Whatever the moment of the pause, no message waits for the ack_wait of 60 s."""
+    """No message waits for the ack_wait of 60 s, at any moment of the pause."""
     recorder = Recorder()
     consumers = [competitor(stream, recorder) for _ in range(2)]
     with anyio.fail_after(30):
@@ -236,7 +236,7 @@ async def test_messages_that_arrive_at_the_pause_go_back_at_once(stream: Stream)
 
 @pytest.mark.usefixtures("durable")
 async def test_messages_that_arrive_at_the_stop_go_back_at_once(stream: Stream) -> None:
-    """Whatever the moment of the stop, no message waits for the ack_wait of 60 s."""
+    """No message waits for the ack_wait of 60 s, at any moment of the stop."""
     recorder, rounds = Recorder(), 20
     with anyio.fail_after(40):
         async with running(competitor(stream, recorder)):

@@ -1,4 +1,4 @@
-"""Patterns of subjects match like on the server, and the subjects of a stream include those of its sources."""
+"""Patterns of subjects match like on the server, and the subjects of a stream include the subjects of its sources."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Cases of the checkers of ranges. A process hands a part of its piece over, and another one goes on with the part."""
+"""Cases of the checkers of ranges.
+
+A process hands a part of its piece over, and another process continues with the part.
+"""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ async def test_the_cohort_personality_keeps_the_contract(check: Check, partition
 @pytest.mark.anyio
 @pytest.mark.parametrize("partitions", [1, 3])
 async def test_on_limits_a_crash_repeats_what_was_settled_above_the_oldest_unsettled(partitions: int) -> None:
-    """The next owner knows the floor of the former one, and no position settled above it."""
+    """The next owner knows the floor of the former owner, and no position that is settled above the floor."""
     harness = CohortHarness(partitions, "limits")
     samples = numbered(12)
     await harness.publish(samples[:8])

@@ -53,7 +53,7 @@ def test_plain():
 
 @pytest.fixture
 def project(pytester: pytest.Pytester) -> Iterator[pytest.Pytester]:
-    """A project with a simulated test that passes, one that fails, and a plain one."""
+    """A project with a simulated test that passes, a simulated test that fails, and a plain test."""
     pytester.makepyfile(test_orders=TESTS)
     pytester.makeini("[pytest]\nfilterwarnings = error\n")
     before = OPTIONS.runs, OPTIONS.replay, OPTIONS.test

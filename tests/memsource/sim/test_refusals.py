@@ -1,4 +1,4 @@
-"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and leaves nothing behind."""
+"""Bad use of ``simulate`` is refused at once, by name and with the remedy, and has no later effect."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Changes of the width of a partitioned queue, drawn from the seed of a plan, under load, faults and rebalances.
 
-A run grows or shrinks a queue once or several times. It does so by the runbook, or in the wrong order; then the alarm
-must name the physical queues that nobody reads. The producers have a history too, so that ``NothingStranded`` can judge
-a run. On Kafka the physical queues are topics, some with several Kafka partitions. On JetStream they are the partitions
-of a cohort, whose members all have the same number.
+A run grows or shrinks a queue once or several times, by the runbook or in the wrong order. After a wrong order, the
+alarm must name the physical queues without a reader. The producers also have a history, from which ``NothingStranded``
+judges a run. On Kafka the physical queues are topics, some with several Kafka partitions. On JetStream they are the
+partitions of a cohort, whose members all have the same number.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class Widths:
         self._in: defaultdict[str, set[bytes]] = defaultdict(set)
 
     async def run(self) -> None:
-        """Make all changes beside a load, wait for all messages, and judge the run."""
+        """Make all changes during a load, wait for all messages, and judge the run."""
         self._world.workers(self._case.members, self._app)
         self._publish_each_key()
         async with anyio.create_task_group() as load:
@@ -390,7 +390,7 @@ def campaign(seed: int, conditions: Conditions = CONDITIONS, *, runs: int = RUNS
 
 @dataclass(frozen=True)
 class _Slice:
-    """Some of the runs of a campaign: those of the numbers ``begin`` to ``end - 1``."""
+    """Some of the runs of a campaign: the runs with the numbers ``begin`` to ``end - 1``."""
 
     begin: int
     end: int

@@ -44,7 +44,7 @@ class Ended:
 
 
 def forked(work: Callable[[Report], None]) -> Ended:
-    """Run a function in a forked child, and return what it reported. Blocks until the child has ended."""
+    """Run a function in a forked child, and return its report. Blocks until the child has ended."""
     reader, writer = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -200,7 +200,7 @@ def _is_docstring(node: cst.CSTNode) -> bool:
 
 
 def _last_line(node: cst.CSTNode, place: CodeRange, visitor: _Visitor) -> int:
-    """The last line of a change; for a compound statement, that of its condition."""
+    """The last line of a change; for a compound statement, the last line of its condition."""
     if isinstance(node, (cst.If, cst.While)):
         place = visitor._range(node.test)
     elif isinstance(node, cst.Match):

@@ -52,7 +52,7 @@ class Probes:
 
 
 def _blocks(node: ast.AST) -> list[list[ast.stmt]]:
-    """The blocks of a function, without those of functions in it."""
+    """The blocks of a function, without the blocks of nested functions."""
     found = []
     parts = [getattr(node, name, []) for name in ("body", "orelse", "finalbody")]
     for block in parts:

@@ -3,8 +3,8 @@
 KIND is ``append`` (a producer whose change and message share a transaction, with a notification after it), ``shared``
 (a member whose effect and position share a transaction) or ``apart`` (a member whose effects have transactions of their
 own). For each wait for the server, of any connection, one process dies just before the wait, and another one just
-after. The next process goes on. EVERY takes one point of so many. Each point has a subscription of its own. Prints one
-line of JSON: the subscriptions, and the number of points.
+after. The next process continues. EVERY takes one point of so many. Each point has a subscription of its own. Prints
+one line of JSON: the subscriptions, and the number of points.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Logs:
             self.append(connection, *values, key=key)
 
     def sequence(self) -> int | None:
-        """Give positions to what is visible, like a reader; returns the number of batches."""
+        """Give positions to all visible messages, like a reader; returns the number of batches."""
         with self.connect(autocommit=True) as connection:
             row = connection.execute(self.query("SELECT {}.lanes_log_sequence(1000)")).fetchone()
         assert row is not None

@@ -1,4 +1,4 @@
-"""A log on a server that is wrong, full or without free connections: a clear error, or a consumer that goes on."""
+"""A log on a server that is wrong, full or without free connections: a clear error, or a consumer that continues."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ async def test_a_disabled_trigger_ends_the_start(logs: Logs) -> None:
 
 
 async def test_a_clock_that_was_set_back_keeps_no_dead_member_alive(four: Logs) -> None:
-    """The row of a member that has gone is in the future then. All partitions have an owner soon all the same."""
+    """The row of a member that has gone is in the future then. All partitions nevertheless have an owner soon."""
     seen = Seen()
     for number in range(8):
         four.commit(str(number), key=str(number))

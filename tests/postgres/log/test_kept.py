@@ -118,7 +118,7 @@ async def test_positions_in_a_store_of_the_user_raise_no_false_alarm(four: Logs)
 
 
 async def test_positions_of_postgres_states_beside_the_log_are_known(four: Logs, schema: str) -> None:
-    """The same tables as without ``states=``. Those of another schema or another database are not known."""
+    """The same tables as without ``states=``. The tables of another schema or another database are unknown."""
     with psycopg.connect(four.url, autocommit=True) as setup:
         setup.execute(f"CREATE DATABASE other_{schema}")
     url = four.url.replace("/postgres", f"/other_{schema}")

@@ -58,7 +58,7 @@ def begin_at(outbox: Outbox, version: int, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def examined(outbox: Outbox) -> Check:
-    """What the doctor says of the triggers."""
+    """Return the doctor's result about the triggers."""
     checks = anyio.run(examine, outbox.url, outbox.schema)
     (found,) = [check for check in checks if check.name == "trigger"]
     return found
@@ -332,7 +332,7 @@ async def test_a_name_without_a_schema_means_the_table_of_the_log(outbox: Outbox
 
 
 async def test_a_row_security_that_hides_rows_is_refused(outbox: Outbox, clerk: str) -> None:
-    """Hidden rows would be passed like deleted ones."""
+    """The source would pass hidden rows like deleted rows."""
     outbox.create()
     ((number,),) = outbox.execute(f"SELECT id FROM {outbox.schema}.lanes_logs")
     outbox.execute(f"ALTER VIEW {outbox.schema}.lanes_log_over_{number} OWNER TO {clerk}")

@@ -185,7 +185,7 @@ async def test_a_passed_deadline_is_a_loss_without_a_change_of_the_lock(monkeypa
 
 @pytest.mark.anyio
 async def test_a_release_that_fails_leaves_no_partition_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody would own the partition again: this member would skip it, and count it as its own."""
+    """A partition left behind would have no owner: this member would skip the partition, but count it as owned."""
     visitor = Visitor.__new__(Visitor)
     visitor.owned, visitor._events, visitor._earliest = {}, [], math.inf
     released = []

@@ -466,7 +466,10 @@ async def holding(logs: Logs, partition: int) -> AsyncIterator[None]:
 async def test_a_frozen_transaction_holds_up_only_its_own_partition(
     four: Logs, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A handler that is frozen in its transaction has the row of its partition. Its successor goes on with the rest."""
+    """A handler that is frozen in its transaction has the row of its partition.
+
+    Its successor continues with the rest.
+    """
     for name, seconds in (("_COOL", 0.05), ("TOLD", 0.08), ("LONGEST_COOL", 0.1)):
         monkeypatch.setattr(visitor, name, seconds)
     for number in range(8):

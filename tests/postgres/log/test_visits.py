@@ -1,4 +1,4 @@
-"""The decisions of a member: the order of visits, its share, and what it gives up."""
+"""The decisions of a member: the order of visits, its share, and the partitions that it gives up."""
 
 from __future__ import annotations
 
@@ -117,7 +117,10 @@ def test_a_member_above_its_least_share_gives_up_a_partition_for_a_member_below_
 
 
 def test_a_member_above_its_maximum_gives_up_first() -> None:
-    """Otherwise 3, 4 and 1 of 8 partitions become 2, 4 and 2: nobody waits, and the second keeps its four."""
+    """In another order, the members would have 2, 4 and 2 of 8 partitions in place of 3, 4 and 1.
+
+    No member would then wait, and the second member would keep its four.
+    """
     others = [Member(4, waits=False), Member(1, waits=True)]
     assert given_up(held(dict.fromkeys(range(3), 0.0)), 100.0, 5.0, 8, others) == []
     assert given_up(held(dict.fromkeys(range(4), 0.0)), 100.0, 5.0, 8, [Member(3, waits=False), others[1]]) == [0]

@@ -61,7 +61,10 @@ def left(ring: Ring, subscription: str = "billing") -> list[int]:
 
 
 async def test_attempts_below_the_floor_of_their_piece_are_deleted(ring: Ring) -> None:
-    """Attempts of another piece stay, also below the floor of this piece. So do those of another subscription."""
+    """Attempts of another piece stay, also below the floor of this piece.
+
+    The attempts of another subscription also stay.
+    """
     (low,), (high,) = some(LOW, 1), some(HIGH, 1)
     ring.append(high, high, high, low, low, None, high, low)
     everything = list(range(8))

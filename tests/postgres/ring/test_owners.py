@@ -54,7 +54,10 @@ def test_each_message_of_a_read_has_the_piece_of_its_slot(parts: list[Slots], ke
 
 @given(divided())
 def test_a_piece_loses_a_part_for_each_next_owner(parts: list[Slots]) -> None:
-    """A part of an unknown owner goes with the rest. Each part begins at its first message that was not delivered."""
+    """A part of an unknown owner moves with the other parts.
+
+    Each part begins at its first message that was not delivered.
+    """
     piece = piece_of(1, Slots(((0, SLOTS),)))
     waiting = [StoredMessage(number, key, "s", None, b"", 0.0) for number, key in enumerate(KEYS)]
     piece.waiting.extend(waiting[50:])

@@ -330,7 +330,7 @@ async def test_trim_and_the_lag_follow_the_pieces(ring: Ring) -> None:
 async def test_slots_without_an_owner_and_without_messages_keep_nothing(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look passes a bounded number of positions, and the next one goes on behind them."""
+    """A look passes a bounded number of positions, and the next look continues after these positions."""
     monkeypatch.setattr(piece_visitor, "_COUNT_EVERY", 0.0)
     monkeypatch.setattr(unowned, "LOOK", 2)
     ring = Ring(logs)

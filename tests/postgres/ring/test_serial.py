@@ -149,7 +149,7 @@ def members() -> Iterator[Members]:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_the_owner_of_the_line_is_succeeded(line: Logs, members: Members, fault: signal.Signals) -> None:
-    """The successor starts after the lease at the latest, and the former owner never has a handler beside it."""
+    """The successor starts after the lease at the latest, and the former owner never has a concurrent handler."""
 
     def begin(name: str) -> None:
         arguments = [line.url, line.schema, name, str(LEASE)]

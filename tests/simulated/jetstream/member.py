@@ -99,7 +99,7 @@ class SimulatedMember(JetStreamSource):
         member: Name of the member.
         announced: All assignments of the member, by partition number and fencing token.
         state: ``"open"``, ``"steady"`` or ``"close"``.
-        leaving: Numbers of partitions that the member gives up, or has given up.
+        leaving: Numbers of partitions that the member releases, or has released.
     """
 
     def __init__(self, broker: Judge, member: str, **arguments: Any) -> None:

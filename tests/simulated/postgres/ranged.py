@@ -251,7 +251,7 @@ class RangedBroker(PostgresBroker):
         return Range(lo, hi)
 
     async def _mend(self, connection: AsyncConnection[Any]) -> None:
-        """Give the slots of nobody, and after some time the ranges of names without a process, to a living process."""
+        """Give unowned slots to a living process, and after some time also the ranges of names without a process."""
         assert self._world is not None, "bind comes first"
         names, now = self._names(), self.now
         for name in names:

@@ -323,7 +323,7 @@ class _Consumer:
         return await self.pieces.look(self.connection, [])
 
     async def see(self) -> Seen:
-        """What the consumer sees of the pieces of partition 0, without the numbers that servers choose."""
+        """Return the pieces of partition 0 as the consumer sees them, without numbers that servers choose."""
         rows = [row for row in await self.look() if row.partition == 0]
         return sorted(
             (str(row.slots), row.consumer or "", row.epoch > 0, row.parent is not None, row.floor) for row in rows
