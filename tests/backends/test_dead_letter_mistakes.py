@@ -30,8 +30,8 @@ ID = "0" * 32
             64,
             "needs one of --topic NAME (Kafka), --subject NAME (JetStream) and --name NAME (PostgreSQL)",
         ),
-        (["list", "--topic", "a", "--subject", "b"], 64, "one of them"),
-        (["list", "--topic", "a", "--name", "b"], 64, "one of them"),
+        (["list", "--topic", "a", "--subject", "b"], 64, "needs one of --topic"),
+        (["list", "--topic", "a", "--name", "b"], 64, "needs one of --topic"),
         (["list", "--name", "b", "--server", "x"], 64, "has --name with --server, --config or -X"),
         (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "add --name NAME"),
         (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "add --name NAME"),
@@ -194,7 +194,7 @@ def test_a_handler_of_batches_ends_the_replay_of_dead_letters(command: Command, 
     place.park(sent)
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:remember_each")
     assert said.status == 64
-    assert f"because {HERE}:remember_each takes a list of messages; name a function that calls it with" in said.err
+    assert f"but {HERE}:remember_each takes a list of messages; name a function that passes [message] to" in said.err
     assert ids(command, place) == [sent.id]
 
 

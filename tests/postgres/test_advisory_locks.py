@@ -461,7 +461,7 @@ def test_keys_have_a_domain_of_their_own() -> None:
 
 async def test_an_old_server_is_refused(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_session, "_OLDEST", 990_000)
-    with pytest.raises(ConfigError, match=r"which cannot limit the idle time of a session.*upgrade the server"):
+    with pytest.raises(ConfigError, match=r"which cannot limit the idle time of a session.*Upgrade the server"):
         await AdvisoryLocks(postgres.url).open()
 
 

@@ -156,7 +156,7 @@ async def test_epochs_never_repeat_after_a_deletion(pool: AsyncConnectionPool, e
     before = await states.claim(KEY, 7)
     with psycopg.connect(effects.url) as blocking:
         blocking.execute(effects.query("DELETE FROM {}", "lanes_states"))
-    with pytest.raises(Fenced, match="its state is deleted since"):
+    with pytest.raises(Fenced, match="its state now is deleted"):
         async with pool.connection() as connection, connection.transaction():
             await states.store_in(connection, StateChange(KEY, before))
     after = await states.claim(KEY, 3)

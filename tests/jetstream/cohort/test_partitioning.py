@@ -171,7 +171,7 @@ def test_a_stream_with_several_sources_has_several_filters() -> None:
         ({"subjects": ["o.*"], **transform("o.*", "a.$1")}, ["no valid partition()"]),
         (transform("o.*", "{{partition(4,1)}}.{{partition(4,1)}}.$1"), ["2 valid partition()"]),
         (transform("o.*", "{{partition(0,1)}}.$1"), ["partition()"]),
-        (transform("o.*.*", "{{partition(4,2)}}.o.$1"), ["wildcard(s) 2", "no key"]),
+        (transform("o.*.*", "{{partition(4,2)}}.o.$1"), ["wildcard(s) 2", "a key cannot include them"]),
         (transform("o.*.*", "{{partition(4,2)}}.{{split(1,-)}}.$2"), ["wildcard(s) 2"]),
         (transform("o.*", "{{left(1,2)}}.{{partition(4,1)}}.$1"), ["{{left(1,2)}} before", "{{wildcard(n)}}", "first"]),
         (transform("o.*", "o.{{split(1,-)}}.{{partition(4,1)}}.$1"), ["{{split(1,-)}} before"]),

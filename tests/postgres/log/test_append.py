@@ -115,7 +115,7 @@ def test_an_append_outside_a_transaction_is_refused(logs: Logs) -> None:
         with pytest.raises(ConfigError, match=r"and is in no transaction, so Log\.append would be") as refused:
             logs.append(connection, "1")
         # An append has no position, and no method with its own transaction.
-        assert str(refused.value).endswith("call it inside `with connection.transaction():`")
+        assert str(refused.value).endswith("Make the call inside `with connection.transaction():`")
         with connection.transaction():
             logs.append(connection, "1")
     assert logs.values() == ["1"]
@@ -147,14 +147,14 @@ async def test_a_notification_is_one_request(logs: Logs, autocommit: bool) -> No
 @pytest.mark.parametrize(
     ("messages", "fault"),
     [
-        (Record("1"), "messages is one Record; pass a list"),
-        ("text", "messages is one str"),
+        (Record("1"), "messages is a single Record; pass a list"),
+        ("text", "messages is a single str"),
         (["text"], r"message 0 is a str; pass lanes_postgres\.Record"),
         ([Record(1)], "message 0: the value is a int"),  # type: ignore[arg-type]
         ([Record("1"), Record("1", -1)], r"message 1: an int key must be in 0"),
         ([Record("1", time=EPOCH.replace(tzinfo=None))], "message 0: time=2026-01-01 00:00:00 has no time zone"),
         ([Record("1", time="now")], r"message 0: time='now' is not a datetime; use datetime\.now\(UTC\)"),  # type: ignore[arg-type]
-        ([Record("1", subject="a\0")], "message 0: the subject"),
+        ([Record("1", subject="a\0")], "message 0: subject="),
         ([Record("1", headers=[("a", "text")])], "message 0: the header 'a' must have a str name and a bytes value"),  # type: ignore[list-item]
         ([Record("1", headers=["a"])], "message 0: a header must be a pair"),  # type: ignore[list-item]
     ],
