@@ -105,6 +105,23 @@ def test_a_slow_processor_is_no_late_loss(adapter: JetStreamAdapter) -> None:
     assert (made.run.happened["fault: freeze"], made.run.happened["lost"]) == (1, 2)
 
 
+@pytest.mark.parametrize(
+    "token",
+    [
+        # The server extends a message beyond the hold-back, and delivers new messages before it.
+        '["jetstream",2576,[[39,"delay",11.0,7],[44,"cut_off",8.0,8],[46,"crash",1.0,1]],null,false,false]',
+        # The server extends a message while it sorts more messages than the room holds.
+        (
+            '["jetstream",2249,[[74,"crash",0.0,0],[78,"crash",0.0,5],[85,"callback",0.0,0],[86,"cut_off",5.4,8],'
+            '[97,"crash",0.1,4]],null,false,false]'
+        ),
+    ],
+    ids=["hold-back", "one batch"],
+)
+def test_a_late_in_progress_acknowledgement_breaks_no_order(adapter: JetStreamAdapter, token: str) -> None:
+    assert run_schedule(schedule_of(token), adapter).run.findings == {}
+
+
 def test_a_late_shrink_of_a_dead_process_is_no_second_process(adapter: JetStreamAdapter) -> None:
     # The server processes the shrink of a dead process 14 s late, while the next process handles messages.
     token = '["jetstream",4281,[[32,"delay",14.0,4],[77,"drop_request",0.0,2]],null,false,false]'

@@ -14,7 +14,6 @@ from itertools import groupby
 from typing import Any, Final
 
 import nats.errors
-from nats.aio.msg import Msg
 
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, Room, Settlement
@@ -50,8 +49,6 @@ class QueuePart(DurableSource):
         super().__post_init__()
         self.seen = 0.0
         self.released = False
-        # Messages that a takeover collected, and that have not fitted into the room yet.
-        self._collected: list[Msg] = []
         self._task: asyncio.Task[None] | None = None
 
     @property

@@ -91,6 +91,8 @@ class DurableSource:
         self._extend_at = 0.0
         self._warned_of_puller = False
         self._taken_over = False
+        # Messages that a takeover collected, and that have not fitted into the room yet.
+        self._collected: list[Msg] = []
         self._opened = AsyncExitStack()
 
     def __repr__(self) -> str:
@@ -153,6 +155,13 @@ class DurableSource:
                     await self._give_back()
                 await self._idle()
                 continue
+            if self._collected:
+                # Before the next takeover, because without a shrink the server does not redeliver these messages.
+                if room.messages <= 0:
+                    await self._idle()
+                    continue
+                collected, self._collected = self._collected[: room.messages], self._collected[room.messages :]
+                return self._delivered(partition, collected, in_turn=False)
             if not self._taken_over or self._pulls.check() is not None:
                 # Reset the flag first: a cancelled takeover must start again, even if the connection is fine then.
                 self._taken_over = False
@@ -162,7 +171,10 @@ class DurableSource:
                 if collected:
                     # The messages are in order of sequence. The highest delivery number belongs to the last delivery.
                     self._expected = max(sequences(raw.reply)[1] for raw in collected) + 1
-                    return self._delivered(partition, collected, in_turn=False)
+                    if self.durable.modifiable:
+                        return self._delivered(partition, collected, in_turn=False)
+                    # After a hold-back the messages may exceed the room.
+                    self._collected = collected
                 # During the takeover a check may have set a failure.
                 continue
             arrived = self._pulls.take()
@@ -265,10 +277,11 @@ class DurableSource:
         """
         self._takeover.check_connection()
         now = monotonic()
-        if now >= self._extend_at and self._pulls.arrived and self._pulls.check() is None:
+        waiting = [raw.reply for raw in [*self._collected, *self._pulls.arrived]]
+        if now >= self._extend_at and waiting and self._pulls.check() is None:
             shortest, _ = self.durable.ack_waits
             self._extend_at = now + shortest / 3
-            await keep_alive(self.connection.client, [raw.reply for raw in self._pulls.arrived], self._name)
+            await keep_alive(self.connection.client, waiting, self._name)
         if self.shared and self._pulls.check() is None:
             await self._pulls.wait(POLL_INTERVAL)
         else:
@@ -296,6 +309,10 @@ class DurableSource:
                     # A delivery that the server counts did not arrive, and would return after newer messages. Drop this
                     # message and all later messages, because the takeover receives them again in order.
                     self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
+                    break
+                if self._takeover.next and position != self._takeover.next.popleft():
+                    # The message is above a missing one, or arrives after a message above it.
+                    self._pulls.interrupt("unsorted", f"sequence {position} arrived out of turn")
                     break
                 expected = delivery + 1
             message = message_of(partition, raw, position, key)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -43,6 +44,9 @@ RETRY_DELAY: Final = 0.5
 _UNANSWERED: Final = 3
 """Number of consecutive unanswered requests after which a change of the consumer counts as forbidden."""
 
+_CONTENDED: Final = 3
+"""Number of consecutive incomplete passes beside open requests of another process after which a takeover fails."""
+
 _HOLD_BACK_MARGIN: Final = 1.0
 """Seconds added to ack_wait for the server's own timers."""
 
@@ -61,6 +65,7 @@ class Takeover:
         shared: Whether other processes pull the consumer. A takeover requeues no message of a shared consumer, because
             such a consumer keeps no order.
         count: Number of takeovers that have begun.
+        next: Sequences of the next deliveries, which the server has sorted, because they exceed the room.
     """
 
     connection: Connection
@@ -71,6 +76,7 @@ class Takeover:
     check_dropped: Callable[[StreamState, ConsumerState, int], None]
     shared: bool
     count: int = field(default=0, init=False)
+    next: deque[int] = field(default_factory=deque, init=False)
 
     def __post_init__(self) -> None:
         self._ran_before = False
@@ -82,6 +88,7 @@ class Takeover:
         self._interrupted_at = float("-inf")
         self._reason: Interruption | None = None
         self._again = False
+        self._contended = 0
 
     async def run(self, room: Room, highest: int) -> list[Msg]:
         """Start pulling on a fresh inbox, where unacknowledged messages arrive before new messages.
@@ -104,7 +111,8 @@ class Takeover:
         kind = None if reason is None else reason.kind
         self.count += 1
         self._capacity = max(self._capacity, room.messages)
-        if self._ran_before and kind != "gap":
+        # A message out of turn is no interruption of the connection, and must not hide a second process.
+        if self._ran_before and kind not in ("gap", "unsorted"):
             self._interrupted_at = monotonic()
         if reason is not self._reason:
             # Count a missing delivery once, although its takeover may need several passes and calls.
@@ -116,6 +124,7 @@ class Takeover:
             # Without a pause this loop would only send requests, while other processes pull.
             await asyncio.sleep(RETRY_DELAY)
         while True:
+            self.next.clear()
             try:
                 await self._until_connected()
                 await self.pulls.renew()
@@ -145,6 +154,7 @@ class Takeover:
                 if self.pulls.check() is None:
                     self._ran_before = True
                     self._last_failure = ""
+                    self._contended = 0
                     return collected
             await asyncio.sleep(RETRY_DELAY)
 
@@ -263,6 +273,8 @@ class Takeover:
             whole = await self._collect(wanted, collected, state.highest)
             if only_lost:
                 self._check_numbers(collected.values())
+            elif max(collected, default=0) > state.highest:
+                await self._check_unexpired(collected)
             if whole or only_lost:
                 break
             # No more messages arrive, because some were acknowledged in the meantime or had not expired.
@@ -271,21 +283,43 @@ class Takeover:
                 await self._hold_back()
         return [collected[position] for position in sorted(collected)]
 
+    async def _check_unexpired(self, collected: dict[int, Msg]) -> None:
+        """Raise ``NoAnswer`` if new messages arrived before an unacknowledged one, so that another pass collects it.
+
+        A late in-progress acknowledgement of a dead process extends a message beyond the end of a hold-back.
+        """
+        state = await self.durable.refresh()
+        while state.deliveries > max(sequences(raw.reply)[1] for raw in collected.values()):
+            await self.pulls.wait(RETRY_DELAY)
+            arrived = self.pulls.take()
+            if not arrived or self.pulls.check() is not None:
+                raise NoAnswer(f"{self.name}: a delivery up to {state.deliveries} is missing")
+            collected.update((sequences(raw.reply)[0], raw) for raw in arrived)
+        if state.unacknowledged > len(collected):
+            if not self.durable.modifiable:
+                # Without a shrink the source keeps the surplus until the room is free.
+                self._capacity = max(self._capacity, state.unacknowledged)
+            raise NoAnswer(f"{self.name}: new messages arrived before an unacknowledged message")
+
     async def _requeue_in_one_batch(self, count: int) -> None:
         """Requeue more messages than the room holds: receive and drop all messages, and shrink ack_wait again.
 
-        The server then expires the messages together, and sorts them in one batch.
+        The server then expires the messages together, and sorts them in one batch. An in-progress acknowledgement
+        during the shrink splits the batch, so the source compares the deliveries with ``next``.
         """
         dropped: dict[int, Msg] = {}
+        every: set[int] = set()
         came = 0
         while came < count:
             whole = await self._collect(min(self._capacity, count - came), dropped, None)
             came += len(dropped)
+            every |= dropped.keys()
             dropped.clear()
             if not whole:
                 break
         # A message that the server has not sent stays in front of the batch. Messages may have been acknowledged.
-        if came < count and came < (await self.durable.refresh()).unacknowledged:
+        if came < count and came < (state := await self.durable.refresh()).unacknowledged:
+            self._check_contended(state)
             raise NoAnswer(f"{self.name}: only {came} of {count} unacknowledged messages arrived")
         if not await self._shrink(count):
             raise SourceError(
@@ -293,12 +327,22 @@ class Takeover:
                 f"{self._capacity} is too small to sort them; raise max_in_flight to {count} once, or pass "
                 'takeover="modify"'
             )
+        self.next.extend(sorted(every))
+
+    def _check_contended(self, state: ConsumerState) -> None:
+        """Raise ``SourceError`` if another process takes a part of the messages in several passes.
+
+        The server fills the open requests of a dead process in the first pass.
+        """
+        self._contended = self._contended + 1 if state.waiting_pulls > self.pulls.open_requests else 0
+        if self._contended >= _CONTENDED and not self._may_deliver_elsewhere():
+            raise SourceError(self.durable.second_puller)
 
     async def _collect(self, count: int, collected: dict[int, Msg], highest: int | None) -> bool:
         """Pull and collect ``count`` messages. Returns False if the server delivers fewer messages.
 
         A message above ``highest`` also ends the collection, because the server delivers new messages after all queued
-        messages.
+        messages. A message that has not expired is not queued.
         """
         await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:

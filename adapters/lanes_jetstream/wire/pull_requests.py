@@ -54,10 +54,13 @@ class Interruption(NamedTuple):
     - ``unanswered``: no server answers requests to the consumer
     - ``crowded``: the consumer allows no more waiting requests
     - ``ended``: the server ended the request, and the consumer still exists
+    - ``unsorted``: unacknowledged messages do not arrive in the order of their sequences
     - ``shrunk``: ack_wait is shrunk, although the source is in no takeover
     """
 
-    kind: Literal["new", "connection", "unsent", "silence", "gap", "unanswered", "crowded", "ended", "shrunk"]
+    kind: Literal[
+        "new", "connection", "unsent", "silence", "gap", "unanswered", "crowded", "ended", "unsorted", "shrunk"
+    ]
     text: str
 
     def __str__(self) -> str:
@@ -229,7 +232,9 @@ class PullRequests:
 
     # --- interruptions
 
-    def interrupt(self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended", "shrunk"], text: str) -> None:
+    def interrupt(
+        self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended", "unsorted", "shrunk"], text: str
+    ) -> None:
         """Mark the requests as interrupted, because the count of outstanding messages is now wrong.
 
         A later reason replaces an earlier reason.

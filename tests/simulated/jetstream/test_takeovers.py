@@ -492,6 +492,24 @@ def test_a_new_message_ends_the_collection() -> None:
     played(scene)
 
 
+def test_new_messages_that_arrive_before_an_unexpired_one_are_collected_with_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A late in-progress acknowledgement of a dead process extends a message beyond the hold-back."""
+
+    async def scene(stage: Stage) -> None:
+        await left(stage, 3, stored=6)
+        made = await process(stage, hold_back=True)
+        stage.server.later(monotonic() + 20.0, lambda now: consumer(stage).data.extend(2, now))
+        stage.network.schedule()
+        assert await made.run(Room(3, 1000)) == [1, 2, 3, 4]
+        assert await made.take(2) == [5, 6]
+
+    played(scene)
+    said = f"{NAME}: takeover not finished ({NAME}: new messages arrived before an unacknowledged message)"
+    assert said in caplog.text
+
+
 # --- passes
 
 
