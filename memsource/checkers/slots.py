@@ -166,6 +166,8 @@ class DrainBeforeFeed(_SlotChecker):
         super().__init__(timeline)
         self._sent: dict[Assignment, int] = {}
         self._drained_at: dict[Assignment, float] = {}
+        # The messages whose dead letter may be confirmed although the process has given them up.
+        self._given_back: set[tuple[Assignment, int]] = set()
 
     def _counts(self, assignment: Assignment, other: Row, row: Row) -> bool:
         drained = self._drained_at.get(assignment)
@@ -200,15 +202,18 @@ class DrainBeforeFeed(_SlotChecker):
     def _started(self, segment: Segment, row: Row) -> None:
         if is_piece(row.partition):
             self._set(segment, row)
+            self._given_back.discard(((segment, row.partition, row.assignment), row.position))
 
     @on("ended ok", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
-        if is_piece(row.partition):
+        message = (segment, row.partition, row.assignment), row.position
+        if is_piece(row.partition) and message not in self._given_back:
             self._set(segment, row)
 
     @on("abandoned", "zombie")
     def _left(self, segment: Segment, row: Row) -> None:
         self._remove(segment, row)
+        self._given_back.add(((segment, row.partition, row.assignment), row.position))
 
     @on("retry", "blocked", "dlq_sent")
     def _waits(self, segment: Segment, row: Row) -> None:

@@ -102,7 +102,7 @@ async def test_a_key_that_is_the_number_of_a_partition_is_refused_and_creates_no
     await client.jetstream().add_stream(divided(stream.name))
     for key, said in (
         (subject_token(1), rf"transform to '{stream.name}\..*Use subject_token\(2\), which partition\(\) hashes"),
-        (subject_token(0), rf"is '{stream.name}' for every subject .*use another token, such as subject_token\(2\)"),
+        (subject_token(0), rf"is '{stream.name}' for every subject .*Use another token, such as subject_token\(2\)"),
     ):
         with pytest.raises(lanes.ConfigError, match=said), anyio.fail_after(10):
             await lanes.run(stream.source(key=key), never_called)

@@ -10,7 +10,18 @@ from typing import Any
 from memsource.checkers import DrainBeforeFeed, ExclusiveSlot
 from tests.memsource.checkers.cases import COMMITS, Case
 from tests.memsource.checkers.message_cases import OPEN, abandoned, drained, failed
-from tests.memsource.checkers.rows import Fields, assigned, at, confirmed, delivered, ended, owned, sent, started
+from tests.memsource.checkers.rows import (
+    Fields,
+    assigned,
+    at,
+    confirmed,
+    delivered,
+    ended,
+    message,
+    owned,
+    sent,
+    started,
+)
 
 PIECE: dict[str, Any] = {"partition": "S/0#1"}
 PART: dict[str, Any] = {"partition": "S/0#2"}
@@ -26,6 +37,8 @@ def begun(position: int, key: str | None = "k") -> list[Fields]:
 
 
 HANDED_OVER = [{**row, **PIECE} for row in drained(abandoned(0))]
+
+LETTER = [failed(0, **PIECE), message("dlq_sent", 0, **PIECE), message("dlq_confirmed", 0, **PIECE)]
 
 LATER = at(101.0, given(9, "other"))
 """A row after those of the next owner, because the end of a process is the end of its messages."""
@@ -128,6 +141,16 @@ SLOTS: list[Case] = [
         breaks=[assigned(**PIECE), begun(0), at(101.0, failed(0, **PIECE))],
         then=[assigned(**PART), delivered(0, **PART)],
         witness="delivered while position 0 of its slot was running at the former owner (S/0#1, m-1 pid 1 row 4)",
+    ),
+    Case(
+        make=DrainBeforeFeed,
+        what="a late dead letter of a message that is given back does not count",
+        rules=COMMITS,
+        more=OPEN,
+        keeps=[assigned(**PIECE), begun(0), LETTER[:2], abandoned(0, **PIECE), LETTER[2:], LATER],
+        breaks=[assigned(**PIECE), begun(0), LETTER, LATER],
+        then=[assigned(**PART), delivered(0, **PART)],
+        witness="delivered while position 0 of its slot was not settled at the former owner (S/0#1, m-1 pid 1 row 7)",
     ),
     Case(
         make=DrainBeforeFeed,
