@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,11 +13,12 @@ import pytest
 
 from lanes.clock import monotonic
 from lanes.core.types import Room
+from lanes.errors import SourceError
 from lanes.ownership import HeldLock, StateLocked
 from lanes.ring import SLOTS, slot
 from lanes_postgres.log.reading import StoredMessage
 from lanes_postgres.ring.finished_attempts import BEGINNING, Place
-from lanes_postgres.ring.pieces import PieceRow
+from lanes_postgres.ring.pieces import PieceError, PieceRow
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots
 from lanes_postgres.ring.slots import Slots
 from lanes_postgres.subscription import piece_visitor
@@ -145,6 +147,77 @@ def reading_visitor(
     visitor._bytes_each, visitor._found, visitor._earliest = 0.0, 1.0, math.inf
     visitor._ends = [piece.end for piece in pieces]
     return visitor, asked
+
+
+@pytest.mark.anyio
+async def test_a_read_that_finds_little_widens_the_next_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most positions may have messages of other members, and then a read examines more positions."""
+    piece = piece_of(1, Slots(((0, SLOTS),)))
+    piece.end = len(KEYS) + 100_000
+    visitor, asked = reading_visitor(monkeypatch, piece)
+    visitor.room = Room(50, 1_000)
+    shares = []
+    for _ in range(3):
+        await visitor._read(cast(Any, None))
+        shares.append(visitor._found)
+    assert shares == [0.5, 0.25, 0.125]
+    for _ in range(12):
+        await visitor._read(cast(Any, None))
+    assert visitor._found == 1 / 5_000
+    assert {end - start for _, start, end in asked} == {5_000}
+
+
+# --- faults of a piece
+
+
+def test_the_pause_of_a_piece_with_a_fault_doubles(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(piece_visitor, "monotonic", lambda: 100.0)
+    visitor = PieceVisitor.__new__(PieceVisitor)
+    visitor.name, visitor._faults = "postgres orders/billing", {}
+
+    def pauses(piece: int, count: int, longest: float | None = None) -> list[float]:
+        found = []
+        for _ in range(count):
+            visitor._skip(piece, 0, SourceError("refused"), longest)
+            fault = visitor._faults[piece]
+            assert fault.until == 100.0 + fault.pause
+            found.append(fault.pause)
+        return found
+
+    assert pauses(7, 8) == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+    assert pauses(8, 4, 3.0) == [1.0, 2.0, 3.0, 3.0]
+    assert caplog.messages == [
+        f"postgres orders/billing: the messages of piece {piece} of partition 0 wait: refused; correct its row in "
+        "lanes_ring_pieces"
+        for piece in (7, 8)
+    ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("retryable", "calls"), [(True, 41), (False, 1)])
+async def test_a_release_repeats_a_hand_over_while_a_transaction_holds_a_row(
+    retryable: bool, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, made = 100.0, 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    async def hand_over() -> None:
+        nonlocal made
+        made += 1
+        raise PieceError("locked", retryable=retryable)
+
+    monkeypatch.setattr(piece_visitor, "monotonic", lambda: round(now, 6))
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    visitor = PieceVisitor.__new__(PieceVisitor)
+    visitor.name, visitor._faults = "x", {}
+    await visitor._confined(piece_of(1, Slots(((0, SLOTS),))), hand_over, 104.0)
+    assert made == calls
+    assert list(visitor._faults) == [1]
 
 
 # --- messages of a read
