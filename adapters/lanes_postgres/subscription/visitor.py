@@ -42,6 +42,9 @@ ACTIVE_POLL: Final = 0.02
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
+_WARN_EVERY: Final = 30.0
+"""Seconds between two warnings about one outage."""
+
 _COOL: Final = 1.0
 """Seconds for which a member does not acquire a partition again that the member gave up."""
 
@@ -127,6 +130,8 @@ class Visitor:
         self._others: list[Member] = []
         self._waits = False
         self._silent = False
+        # Time of the next warning about an outage; 0 = no outage has been reported.
+        self._warn_at = 0.0
         self._releasing: set[asyncio.Future[None]] = set()
         self._acquiring = False
         self._bytes_each = 0.0
@@ -176,7 +181,8 @@ class Visitor:
             owned.partition.deadline = min(owned.partition.deadline, monotonic())
             if not self._forget_assigned(owned.partition):
                 self._events.append(Lost(owned.partition, reason))
-            log.warning("%s: partition %d is lost: %s", self.name, owned.number, reason)
+            # The runtime warns about all partitions that are lost together.
+            log.debug("%s: partition %d is lost: %s", self.name, owned.number, reason)
             self._let_go(owned)
 
     def _let_go(self, owned: Owned) -> None:
@@ -253,7 +259,24 @@ class Visitor:
             self.failure = error
             return
         self.contact.unanswered(sent, str(error))
-        log.info("%s: the database does not answer (%s); connecting again", self.name, error)
+        outage, now = self.contact.outage(), monotonic()
+        if outage is None or now < self._warn_at:
+            return
+        self._warn_at = now + _WARN_EVERY
+        log.warning(
+            "%s: the database has not answered for %.0f s (%s). Until the database answers, no message arrives and no "
+            "position is stored. Start the server, or correct the network and the credentials",
+            self.name,
+            outage.seconds,
+            error,
+        )
+
+    def _answered(self) -> None:
+        """Record an answer of the database, and log the end of a reported outage."""
+        if self._warn_at > 0 and (outage := self.contact.outage()) is not None:
+            log.info("%s: the database answers again after %.0f s", self.name, outage.seconds)
+            self._warn_at = 0.0
+        self.contact.answered()
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         await connection.execute("SET default_transaction_isolation TO 'read committed'")
@@ -268,7 +291,7 @@ class Visitor:
             while True:
                 self._kicked.clear()
                 await self._step(connection)
-                self.contact.answered()
+                self._answered()
                 await self._pause(connection)
         finally:
             connection.remove_notify_handler(self._heard)
