@@ -153,10 +153,13 @@ class Partitioning:
             )
         missing = sorted(set(rule.hashed) - found)
         if missing:
+            # A key without any hashed token is another token than the user meant, such as that of the partition.
+            some = len(missing) < len(set(rule.hashed))
+            remedy = "add these tokens to the key" if some else f"use {SubjectTokens(rule.hashed)!r}"
             raise ConfigError(
                 f"key={SubjectTokens(tuple(tokens))!r}: the stream's partition() also hashes the subject token(s) "
                 f"{', '.join(map(str, missing))} ({rule.destination!r}, counted from 0), so one key may occur in two "
-                "partitions; add these tokens to the key"
+                f"partitions; {remedy}"
             )
 
 

@@ -199,12 +199,13 @@ def test_a_transform_without_a_partitioning_is_refused(config: dict[str, Any], w
     ("found", "key", "words"),
     [
         (two_tokens(), subject_token(2), ["3", "add these tokens to the key"]),
+        (two_tokens(), subject_token(1), ["2, 3", "use subject_token(2, 3)"]),
         (two_tokens(), subject_token(-2), ["count from the beginning"]),
         (two_tokens(), header("Key"), ["key=header('Key'): the server", "key_refines_partition=True"]),
         (two_tokens(), key_of_body, ["key_of_body", "key_refines_partition=True"]),
         (read_partitioning("S", transform(">", "{{partition(64)}}.>")), subject_token(1), ["whole_subject"]),
     ],
-    ids=["token_missing", "from_the_end", "header", "function", "whole"],
+    ids=["token_missing", "another_token", "from_the_end", "header", "function", "whole"],
 )
 def test_a_key_that_may_be_in_two_partitions_is_refused(found: Partitioning, key: Any, words: list[str]) -> None:
     with pytest.raises(lanes.ConfigError) as refused:
