@@ -186,8 +186,8 @@ class PartitionBudgetEngine(Engine):
         left = self.assigned[partition.budget]
         left.remove(partition)
         if not left:
-            # The fence has emptied the budget, so the budget is no longer full.
             del self.assigned[partition.budget]
+            self.full.discard(partition.budget)
         self._resume_full()
 
     def in_flight_of(self, partition: Partition) -> int:

@@ -190,7 +190,7 @@ async def test_a_closed_source_leaves_no_thread_and_no_descriptor(protocol: str,
     async def rounds(count: int) -> None:
         for _ in range(count):
             await opened(config, events.name)
-        with pytest.raises(lanes.ConfigError, match="no topic"):
+        with pytest.raises(lanes.ConfigError, match="does not exist"):
             await opened(config, f"{events.name}-not")
         with pytest.raises(lanes.ConfigError):
             await opened({**config, "fetch.min.bytes": "none"}, events.name)

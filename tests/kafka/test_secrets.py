@@ -254,7 +254,8 @@ def test_commands_show_no_secret(
     monkeypatch.setattr("sys.argv", ["lanes", *command, "--config", str(path)])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 3
+    # An unreadable file is read first, and is no malformed value of an option.
+    assert ended.value.code == (64 if "-X" in command and "broken" not in file else 3)
     printed = capfd.readouterr()
     assert printed.out + printed.err != ""
     assert leaks([*printed, *logged(caplog)], (*CANARIES, USER)) == []

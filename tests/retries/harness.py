@@ -75,7 +75,7 @@ LOOPS: Final = (
     ),
     RetryLoop(
         "commits",
-        "lanes.runtime.settle:Settler._try_to_send",
+        "lanes.runtime.settle:Settler._fail",
         "settle",
         commits=True,
         seconds_after={"loss": 0.0, "lease end": 0.0, "drain": SETTLE_WITHIN, "stop": SETTLE_WITHIN},

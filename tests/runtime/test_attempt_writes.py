@@ -91,8 +91,8 @@ async def test_a_failed_drop_is_repeated(caplog: pytest.LogCaptureFixture) -> No
     assert store.writes == [("drop", [0, 1, 2])] * 2
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         (
-            "memory/a: attempts of memory/0 position 0 and 2 more not dropped (OSError, the store is gone), next call "
-            "in 0.2 s"
+            "memory/a: attempts of memory/0 position 0 and 2 more are not dropped (OSError, the store is gone); the "
+            "next call is in 0.2 s"
         )
     ]
 

@@ -131,7 +131,8 @@ def dead_letter_box(dsn: str, name: str, schema: str) -> PostgresDeadLetters:
         Misuse: Neither the connection string nor the environment names a database.
     """
     _check(dsn, schema or SCHEMA)
-    return PostgresDeadLetters(dsn, name, schema=schema or SCHEMA)
+    with option_values("--"):
+        return PostgresDeadLetters(dsn, name, schema=schema or SCHEMA)
 
 
 def _check(dsn: str, schema: str) -> None:

@@ -133,7 +133,7 @@ async def test_a_source_recovers_from_a_server_frozen_longer_than_a_flush(fresh_
     await connection.open()
     try:
         server.pause()
-        with pytest.raises(SourceError, match="no flush") as caught:
+        with pytest.raises(SourceError, match="did not confirm a flush") as caught:
             await connection.flush(timeout=1)
         assert caught.value.retryable
         server.resume()
