@@ -104,6 +104,25 @@ def campaign(adapter: Adapter, seeds: Iterable[int], *, first_finding: bool = Fa
     return report
 
 
+def seek(adapter: Adapter, pair: Pair, seeds: Iterable[int]) -> AdapterReport:
+    """Make runs that seek a pair of faults, until a run reaches the pair. Blocks.
+
+    Args:
+        adapter: The simulated broker and client of the adapter.
+        pair: The pair.
+        seeds: The seeds, one for each run.
+
+    Returns:
+        The figures.
+    """
+    report = AdapterReport()
+    for seed in seeds:
+        report.add(run_schedule(AdapterSchedule(adapter.name, seed, seeks=pair), adapter))
+        if pair in report.pairs:
+            break
+    return report
+
+
 def reduced(made: AdapterRun, adapter: Adapter, *, attempts: int = ATTEMPTS) -> AdapterRun:
     """Search for fewer faults, a calm order of steps and fewer messages with the same first finding. Blocks.
 

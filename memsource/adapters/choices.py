@@ -1,7 +1,7 @@
 """The choices of a run: what happens to each request and to each process, between every two steps.
 
 A ``Chooser`` decides at each boundary. ``Drawn`` draws faults, and aims further faults at the steps that follow a
-fault, such as retries. ``Given`` repeats the decisions of an earlier run.
+fault, such as retries. ``Sought`` seeks one pair of faults. ``Given`` repeats the decisions of an earlier run.
 """
 
 from __future__ import annotations
@@ -103,6 +103,12 @@ _AROUND: Final = (0.9, 1.1)
 """Factors of a deadline: a fault ends shortly before the deadline, or shortly after it."""
 
 _TARGETS: Final = 8
+
+_SEEKS: Final = (0.005, 0.02, 0.1, 0.4)
+"""Probabilities of the first fault at a boundary, in a run that seeks a pair."""
+
+_SEIZES: Final = 0.5
+"""Probability of the second fault at a boundary that completes the pair."""
 
 BETWEEN: Final[frozenset[Kind]] = frozenset({"freeze", "crash", "cut_off", "restart"})
 """Faults that can also happen between two boundaries, while the member waits."""
@@ -214,6 +220,49 @@ class Given:
     @property
     def over(self) -> bool:
         return self._ends and self._passed >= self._last
+
+
+class Sought:
+    """Seeks one pair of faults: strikes with the first fault, and later with the second one at a member in a phase.
+
+    The first fault may strike several times, because only faults of the last minute form a pair.
+
+    Args:
+        seed: Seed of the draws.
+        first: The earlier fault.
+        second: The later fault.
+        phase: Activity of the member at the later fault.
+    """
+
+    def __init__(self, seed: str, first: Kind, second: Kind, phase: Phase) -> None:
+        rng = self._random = Random(seed)
+        self._first: Final = first
+        self._second: Final = second
+        self._phase: Final = phase
+        self._rate: Final = rng.choice(_SEEKS)
+        self._left = rng.randint(1, _MOST)
+        self._struck = False
+        self._found = False
+
+    @property
+    def over(self) -> bool:
+        return self._found
+
+    def choose(self, number: int, place: Place) -> Choice:
+        rng = self._random
+        if self._found:
+            return DELIVER
+        if self._struck and place.phase == self._phase and self._second in place.offers and rng.random() < _SEIZES:
+            self._found = True
+            return self._fault(self._second)
+        if self._left and self._first in place.offers and rng.random() < self._rate:
+            self._left -= 1
+            self._struck = True
+            return self._fault(self._first)
+        return DELIVER
+
+    def _fault(self, kind: Kind) -> Choice:
+        return Choice(kind, self._random.choice(AMOUNTS.get(kind, (0.0,))), self._random.randrange(_TARGETS))
 
 
 @dataclass(slots=True, eq=False)

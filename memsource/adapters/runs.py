@@ -14,8 +14,8 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import anyio
 
 from lanes import Message, Nak, Retry, Settings, Term
-from memsource.adapters.choices import Choice, Chooser, Decision, Drawn, Given, Kind, Phase
-from memsource.adapters.pairs import Impossible, Pairs
+from memsource.adapters.choices import Choice, Chooser, Decision, Drawn, Given, Kind, Phase, Sought
+from memsource.adapters.pairs import Impossible, Pair, Pairs
 from memsource.adapters.world import AdapterBroker, AdapterWorld
 from memsource.checkers import (
     CHECKERS,
@@ -64,6 +64,7 @@ class AdapterSchedule:
         limit: Maximum number of messages; None = no limit.
         calm: Whether tasks take their steps first in, first out; otherwise the seed decides.
         ends: Whether the faults are over after the last of ``decisions``. Other runs wait for faults.
+        seeks: Pair of faults to reach; None = the seed decides. The decisions of the run replay it without this value.
     """
 
     adapter: str
@@ -72,6 +73,7 @@ class AdapterSchedule:
     limit: int | None = None
     calm: bool = False
     ends: bool = True
+    seeks: Pair | None = None
 
     def token(self) -> str:
         """Return the text from which ``schedule_of`` makes the schedule again."""
@@ -238,7 +240,9 @@ def run_schedule(schedule: AdapterSchedule, adapter: Adapter, checkers: Sequence
 
     def world(plan: Plan, broker: Any, *args: Any, **options: Any) -> World:
         chooser: Chooser
-        if schedule.decisions is None:
+        if schedule.decisions is None and schedule.seeks is not None:
+            chooser = Sought(f"{seed}/{schedule.seeks}", *schedule.seeks)
+        elif schedule.decisions is None:
             # If the broker names no requests, the run concentrates on no request.
             calls, reactions = getattr(broker, "calls", ()), getattr(broker, "reactions", {})
             waits, interruptions = getattr(broker, "waits", False), getattr(broker, "interruptions", ())

@@ -12,7 +12,7 @@ import json
 from memsource.adapters.campaign import reduced
 from memsource.adapters.runs import AdapterRun, run_schedule, schedule_of
 from memsource.sim.runs.view import render
-from tests.simulated.slices import ADAPTERS, adapter_of, tally
+from tests.simulated.slices import ADAPTERS, adapter_of, sought, tally
 
 
 def main() -> int:
@@ -21,6 +21,7 @@ def main() -> int:
     parser.add_argument("--schedules", type=int, default=5_000)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seek", action="store_true", help="Seek the pairs that no run has reached.")
     parser.add_argument("--pairs", action="store_true", help="Print how many runs reached each pair.")
     parser.add_argument("--reduce", action="store_true", help="Reduce the first violation of each adapter.")
     parser.add_argument("--replay", metavar="TOKEN", help="Make one run and show it.")
@@ -32,6 +33,8 @@ def main() -> int:
     pairs = unreached = violations = 0
     for name in options.adapters:
         report = tally(name, range(options.first, options.first + options.schedules), processes=options.processes)
+        if options.seek:
+            report += sought(name, report, options.first, processes=options.processes)
         print(name, json.dumps(report.figures()))
         for line in report.violations:
             print(" ", line)

@@ -15,7 +15,7 @@ from memsource.adapters.runs import AdapterSchedule, run_schedule, schedule_of
 from tests.simulated.figures import figures_of
 from tests.simulated.jetstream.adapter import JetStreamAdapter
 from tests.simulated.jetstream.broker import LETTERS
-from tests.simulated.slices import CAMPAIGN, ENOUGH, tally
+from tests.simulated.slices import ALL_PAIRS, CAMPAIGN, ENOUGH, tally, whole
 
 SCHEDULES: Final = 4
 """Schedules of ``make test``, which are the first ones of ``make campaign``."""
@@ -39,10 +39,11 @@ def test_no_schedule_of_the_jetstream_adapter_breaks_a_promise() -> None:
 def test_no_schedule_of_the_campaign_of_the_jetstream_adapter_breaks_a_promise(
     record_property: Callable[[str, object], None],
 ) -> None:
-    report = tally("jetstream", range(CAMPAIGN))
+    report = whole("jetstream", CAMPAIGN)
     record_property("campaign", figures_of("jetstream", report))
     assert report.violations == []
-    assert report.schedules == CAMPAIGN
+    assert report.schedules >= CAMPAIGN
+    assert CAMPAIGN < ALL_PAIRS or report.unreached == []
     assert CAMPAIGN < ENOUGH or set(report.faults) == set(KINDS)
 
 

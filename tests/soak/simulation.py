@@ -204,6 +204,11 @@ def simulate_adapters(seed: int, seconds: float) -> dict[str, AdapterReport]:
             report += made
         seed += ADAPTER_SEEDS
     for name, report in total.items():
+        made = adapters.sought(name, report, seed)
+        for found in made.violations:
+            print(f"  {found}", flush=True)
+        print(f"simulated {name}: {made.schedules:,} schedules sought {len(report.unreached)} pairs", flush=True)
+        report += made
         print(f"{name}: pairs never reached: {', '.join(map(str, report.unreached)) or 'none'}", flush=True)
     return total
 
