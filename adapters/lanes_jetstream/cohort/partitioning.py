@@ -118,7 +118,7 @@ class Partitioning:
             name = getattr(key, "__name__", type(key).__name__)
             raise ConfigError(
                 f"key={name}: the server partitions by subject tokens, so this key may occur in two partitions; use "
-                "subject_token(…) with every token of partition(), or key_refines_partition=True"
+                "subject_token(…) with every token of partition(), or Cohort(…, key_refines_partition=True)"
             )
         for rule in self.rules:
             self._check_tokens(rule, tokens)
