@@ -104,6 +104,7 @@ class PieceVisitor(Visitor):
         self._locked_since: dict[int, float] = {}
         self._no_claims = ""
         self._not_raised = ""
+        self._mapped = True
 
     def _told(self, backend: int, payload: str) -> None:
         super()._told(backend, payload)
@@ -125,6 +126,7 @@ class PieceVisitor(Visitor):
         await self._count(connection)
         rows = await self.pieces.look(connection, list(self.owned))
         self._follow(rows)
+        self._note_map(rows)
         mine = {row.id for row in rows if row.slots is None or row.consumer == self.consumer}
         self._faults = {piece: fault for piece, fault in self._faults.items() if piece in mine}
         self._locked_since = {piece: since for piece, since in self._locked_since.items() if piece in mine}
@@ -136,6 +138,17 @@ class PieceVisitor(Visitor):
         holds = {unit: Hold(each.since, each.got_on()) for unit, each in keyless.items() if not each.revoked}
         for unit in given_up(holds, now, self.time_budget, self.tables.partitions, self._others):
             self.revoke(self.owned[unit])
+
+    def _note_map(self, rows: Sequence[PieceRow]) -> None:
+        """Log a warning when the map gives this consumer no slots. Its name may be misspelt."""
+        mapped, self._mapped = self._mapped, any(row.consumer == self.consumer for row in rows)
+        if mapped and not self._mapped:
+            log.warning(
+                "%s: the map gives consumer %r no slots, so it handles only messages without a key; correct the name, "
+                "or assign slots by `lanes ring assign`",
+                self.name,
+                self.consumer,
+            )
 
     async def _acquire_pieces(self, connection: AsyncConnection[Any], rows: Sequence[PieceRow]) -> None:
         self._acquiring = True

@@ -404,3 +404,17 @@ async def test_a_lost_session_of_the_locks_is_an_outage(ring: Ring, monkeypatch:
         await until(lambda: a.source.outage() is None)
         ring.append(key)
         await until(lambda: a.ended.count(key) >= 2)
+
+
+async def test_a_consumer_without_slots_is_named_once(ring: Ring, caplog: pytest.LogCaptureFixture) -> None:
+    (key,) = some(LOW, 1)
+
+    def warnings() -> list[str]:
+        return [line for line in caplog.messages if "gives consumer" in line]
+
+    async with ring.member("aa") as misspelt, ring.member("a") as a:
+        await until(warnings)
+        ring.append(key, None)
+        await until(lambda: len(a.ended) + len(misspelt.ended) == 2)
+        (warning,) = warnings()
+        assert "the map gives consumer 'aa' no slots, so it handles only messages without a key; correct" in warning
