@@ -224,7 +224,9 @@ class Settler:
         try:
             await self._source.settle(settlements)
         except SettlementError as error:
-            failed = [settlement for settlement in settlements if settlement.partition in error.partitions]
+            # An error that names no partition of this call may concern any of them.
+            named = [settlement for settlement in settlements if settlement.partition in error.partitions]
+            failed = named or settlements
             settlements = [settlement for settlement in settlements if settlement not in failed]
             self._fail(failed, error)
         except Exception as error:

@@ -208,6 +208,30 @@ async def test_a_settlement_that_fails_alone_delays_no_other_partition() -> None
     assert len(handler.ended) == 6
 
 
+class Nameless(GroupSource):
+    """A source whose error about a settlement names no partition while ``refuses`` is set."""
+
+    refuses = True
+
+    async def settle(self, settlements: Sequence[Settlement]) -> None:
+        if self.refuses:
+            raise SettlementError("its row is locked", ())
+        await super().settle(settlements)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("impatient")
+async def test_an_error_that_names_no_partition_of_the_call_concerns_all_of_them() -> None:
+    source, handler = Nameless(group_of("a"), "m-1"), Gated(free=[b"a"])
+    async with started(consumer_of(source, handler, commit_interval=0.0)) as run:
+        await until(lambda: len(handler.ended) == 1)
+        await turns()
+        assert commits(source) == []
+        source.refuses = False
+        await until(lambda: commits(source) == [1])
+        assert await run.stop() is None
+
+
 @pytest.mark.anyio
 @pytest.mark.usefixtures("impatient")
 async def test_a_drain_does_not_wait_for_the_settlement_of_another_partition() -> None:
