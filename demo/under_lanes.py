@@ -151,7 +151,7 @@ class UnderLanes:
         status = await worker.wait()
         self._progress.worker_pid = None
         # A worker that ended at its start without a server is no failure of a promise.
-        no_server = status == EXIT_FAILED and not self._heard and self._outage
+        no_server = status == EXIT_FAILED and not self._heard and (self._outage or self._pace.slow)
         if not worker.killed and not no_server:
             self.failure = (
                 f"worker {self.workers} ended unexpectedly with status {status}: {worker.last_words or 'no output'}"
@@ -209,6 +209,7 @@ class UnderLanes:
         broker, progress = self._broker, self._progress
         while not self._over:
             answering = False
+            self._pace.ask()
             if broker.connected:
                 with contextlib.suppress(NoAnswer):
                     self._left = await broker.left()
@@ -218,7 +219,8 @@ class UnderLanes:
                     progress.dead_letters = letters
                     answering = True
             progress.answering = answering
-            self._outage = self._outage or not answering
+            self._outage = self._outage or not answering or self._pace.slow
+            self._pace.answered()
             if self._left is not None:
                 progress.pending, progress.unacknowledged = self._left.pending, self._left.unacknowledged
             await asyncio.sleep(_POLL)

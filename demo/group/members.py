@@ -54,7 +54,7 @@ class Process:
         begun: Whether the member has received a message.
         frozen: Whether the member is frozen.
         leaving: Whether the member received a stop signal, was killed, or has ended.
-        met_outage: Whether the member ran during an outage of the broker.
+        met_outage: Whether the member ran during an outage or a slow answer of the broker.
         status: Latest report of the member.
     """
 
@@ -312,7 +312,7 @@ class Members:
         status = await process.child.wait()
         process.leaving = True
         # A member that ended at its start without a broker is no failure of a promise.
-        if status == EXIT_FAILED and not process.begun and process.met_outage:
+        if status == EXIT_FAILED and not process.begun and (process.met_outage or self._pace.slow):
             await process.child.end()
             joined = [one for one in self.faults if one.kind == "join" and one.member == process.name]
             self.faults = [one for one in self.faults if one not in joined]
@@ -355,6 +355,7 @@ class Members:
         """Ask the broker for the backlog, at an interval."""
         progress = self.progress
         while not self._over:
+            self._pace.ask()
             with contextlib.suppress(NoAnswer):
                 self._left = await self.broker.left()
                 letters = await self.broker.count_dead_letters()
@@ -362,9 +363,10 @@ class Members:
                     self._pace.done()
                 progress.dead_letters = letters
             progress.answering = self.broker.connected
-            if not progress.answering:
+            if not progress.answering or self._pace.slow:
                 for one in self._processes.values():
                     one.met_outage = True
+            self._pace.answered()
             progress.pending = self.left
             await asyncio.sleep(_POLL)
 

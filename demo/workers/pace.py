@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from lanes.clock import monotonic
 
 _QUIET: Final = 2.0
 """Seconds without progress after which the demo expects no further event from idle workers."""
+
+_SLOW: Final = 1.0
+"""Seconds without an answer after which a request that a worker sent in the meantime may have failed."""
 
 
 class Pace:
@@ -18,6 +22,7 @@ class Pace:
         self._begun = 0.0
         self._changed = 0.0
         self._done_at = 0.0
+        self._asked_at = inf
 
     def begin(self) -> None:
         """Record the start of the main part."""
@@ -30,6 +35,19 @@ class Pace:
     def done(self) -> None:
         """Record the end of an event at the current time."""
         self._done_at = monotonic()
+
+    def ask(self) -> None:
+        """Record the begin of a question to the broker at the current time."""
+        self._asked_at = monotonic()
+
+    def answered(self) -> None:
+        """Record the end of the question."""
+        self._asked_at = inf
+
+    @property
+    def slow(self) -> bool:
+        """Whether the broker has left a question unanswered for so long that requests of workers may have failed."""
+        return monotonic() - self._asked_at > _SLOW
 
     @property
     def elapsed(self) -> float:

@@ -183,6 +183,29 @@ async def test_the_demo_waits_for_a_server_killed_with_the_worker(fresh_nats: Ca
     assert outage.over
 
 
+_FAILS_AT_ITS_FIRST_START = """
+import os, sys, time
+try:
+    os.close(os.open(sys.argv[1], os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    os.execv(sys.executable, [sys.executable, "-m", "demo.workers.worker"])
+time.sleep(2.5)
+sys.exit(1)
+"""
+
+
+async def test_a_worker_whose_start_fails_while_the_server_is_frozen_starts_again(
+    fresh_nats: Callable[..., NatsServer], tmp_path: Path
+) -> None:
+    """The server answers each question of the demo at last, so the demo sees no outage."""
+    server = fresh_nats()
+    command = [sys.executable, "-c", _FAILS_AT_ITS_FIRST_START, str(tmp_path / "started")]
+    outage = Outage(lambda p: p.starts == 1, lambda _: server.pause(), server.resume, 2.0)
+    report = await run(config(server, worker_command=command, kill_at=(), on_progress=outage))
+    assert report.broken == []
+    assert report.workers == 2
+
+
 async def test_a_worker_that_was_frozen_breaks_no_promise(nats_server: NatsServer) -> None:
     frozen: list[int] = []
 
