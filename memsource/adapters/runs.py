@@ -139,6 +139,7 @@ class Scenario:
             member ends.
         keyless: Share of messages without a key.
         keeps_attempts: Whether the processes share a store of attempts.
+        flickers: Seconds after which a user pauses or resumes the members again until the last wave; 0 = never.
     """
 
     workers: int
@@ -157,6 +158,7 @@ class Scenario:
     deploys: Literal["", "stop", "kill"] = ""
     keyless: float = 0.0
     keeps_attempts: bool = False
+    flickers: float = 0.0
 
 
 def scenario_of(rng: Random) -> Scenario:
@@ -294,8 +296,20 @@ class _Application:
         self._attempts = MemoryAttempts() if scenario.keeps_attempts else None
 
     async def run(self) -> None:
+        world = self._world
+        world.workers(self._scenario.workers, make=self._make)
+        async with anyio.create_task_group() as tasks:
+            if self._scenario.flickers:
+                tasks.start_soon(self._flicker)
+            await self._waves()
+            tasks.cancel_scope.cancel()
+        self._resume()
+        await world.settled()
+        while self._unblock():
+            await world.settled()
+
+    async def _waves(self) -> None:
         world, scenario = self._world, self._scenario
-        world.workers(scenario.workers, make=self._make)
         for number, (pause, count) in enumerate(scenario.waves):
             if number and scenario.deploys:
                 await anyio.sleep(pause / 2)
@@ -312,10 +326,14 @@ class _Application:
             if scenario.rebalances:
                 await anyio.sleep(0.3)
                 world.broker.rebalance(world.now)
-        self._resume()
-        await world.settled()
-        while self._unblock():
-            await world.settled()
+
+    async def _flicker(self) -> None:
+        """Pause and resume all members in turn, so that each call of a source is cancelled at some step."""
+        while True:
+            await anyio.sleep(self._scenario.flickers)
+            self._pause()
+            await anyio.sleep(self._scenario.flickers)
+            self._resume()
 
     def _make(self) -> App:
         settings = next(self._settings)

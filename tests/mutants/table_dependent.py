@@ -169,7 +169,7 @@ _JETSTREAM: Final = (
         "a takeover that was cancelled after its first steps is not repeated",
         "SourceError",
         "PerKeyOrder",
-        first=23,
+        first=210,
     ),
     _jetstream(
         "js_a_leaderless_durable_is_asked_once",

@@ -53,6 +53,11 @@ _LATER: Final = ((11.0, 3),) * 4
 """Share of the runs with a durable in which the server loses deliveries before and long after the end of a connection,
 and the traffic that such a run has in addition."""
 
+_FLICKERS: Final = 0.15
+_MOMENTS: Final = (0.03, 0.1, 0.3)
+"""Share of the runs with a durable in which a user pauses and resumes the members in each moment, so that takeovers are
+cancelled; and the seconds of a moment."""
+
 
 class JetStreamAdapter:
     """The parts that ``lanes_jetstream`` supplies to a run. One object makes one run at a time."""
@@ -114,7 +119,10 @@ class JetStreamAdapter:
             settings = replace(settings, concurrency=2, max_in_flight=4, max_in_flight_per_partition=rng.choice([1, 2]))
             slow = [rng.choice((SLOW, STUCK)) if rng.random() < _OFTEN_SLOW else each for each in drawn.outcomes]
             drawn = replace(drawn, outcomes=tuple(slow), keys=12)
-        return replace(drawn, settings=settings, others=others, deploys=deploys)
+        flickers = 0.0
+        if self._use == "durable" and rng.random() < _FLICKERS:
+            self._extras, flickers = replace(self._extras, loses=True), rng.choice(_MOMENTS)
+        return replace(drawn, settings=settings, others=others, deploys=deploys, flickers=flickers)
 
     def broker(self, rng: Random) -> JetStreamBroker:
         options: Any = {"requeues": self._requeues, "wide": self._wide, "extras": self._extras}
