@@ -298,11 +298,13 @@ class _Application:
     async def run(self) -> None:
         world = self._world
         world.workers(self._scenario.workers, make=self._make)
-        async with anyio.create_task_group() as tasks:
-            if self._scenario.flickers:
+        if self._scenario.flickers:
+            async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._flicker)
+                await self._waves()
+                tasks.cancel_scope.cancel()
+        else:
             await self._waves()
-            tasks.cancel_scope.cancel()
         self._resume()
         await world.settled()
         while self._unblock():
