@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, Room
 from lanes.ownership import Held, State, StateKey
 from lanes.source import Delivered
-from lanes_postgres.log.reading import StoredMessage
+from lanes_postgres.log.reading import READER, StoredMessage
 
 
 def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str:
@@ -52,6 +53,30 @@ class Owned:
     waiting: deque[StoredMessage] = field(default_factory=deque)
     revoked: bool = False
     over: bool = False
+
+    @classmethod
+    def begin(cls, key: StateKey, held: Held, state: State, end: int) -> Self:
+        """Return the ownership of a state that the member has just claimed."""
+        partition = Partition(
+            key.partition,
+            READER,
+            key.incarnation,
+            floor=state.floor,
+            completed=[(start, end) for start, end in state.completed],
+            deadline=held.deadline,
+            fencing_token=state.epoch,
+        )
+        return cls(
+            number=key.partition.number,
+            partition=partition,
+            held=held,
+            key=key,
+            epoch=state.epoch,
+            floor=state.floor,
+            read=state.floor,
+            since=monotonic(),
+            end=max(end, state.floor),
+        )
 
     @property
     def unit(self) -> int:

@@ -14,12 +14,11 @@ from typing import Any, Final, NamedTuple
 from psycopg import AsyncConnection
 
 from lanes.clock import monotonic
-from lanes.core.types import Partition, PieceId
+from lanes.core.types import PieceId
 from lanes.errors import LanesError, SourceError
 from lanes.ownership import StateKey, StateLocked, acquire
 from lanes.source import RevokingPart
 from lanes_postgres.errors import is_about_statement
-from lanes_postgres.log.reading import READER
 from lanes_postgres.ring.finished_attempts import BEGINNING, drop_finished
 from lanes_postgres.ring.pieces import RING, PieceError, PieceRow, Pieces, RowLocked
 from lanes_postgres.ring.reading import FoundSlots, WantedSlots, fetch
@@ -386,31 +385,9 @@ class PieceVisitor(Visitor):
             return  # The map has changed meanwhile, or the former owner drains the piece.
         if acquired is None:
             return
-        held, state = acquired
-        partition = Partition(
-            key.partition,
-            READER,
-            self.incarnation,
-            floor=state.floor,
-            completed=[(start, end) for start, end in state.completed],
-            deadline=held.deadline,
-            fencing_token=state.epoch,
-        )
-        self.own(
-            OwnedPiece(
-                number=row.partition,
-                partition=partition,
-                held=held,
-                key=key,
-                epoch=state.epoch,
-                floor=state.floor,
-                read=state.floor,
-                since=monotonic(),
-                end=max(self._ends[row.partition], state.floor),
-                slots=self.pieces.claimed.pop(row.id),
-                told=state.floor,
-            )
-        )
+        piece = OwnedPiece.begin(key, *acquired, self._ends[row.partition])
+        piece.slots, piece.told = self.pieces.claimed.pop(row.id), piece.floor
+        self.own(piece)
 
     async def _end_drain(self, row: PieceRow, parent: int) -> None:
         """End the drain of a piece whose former owner has lost the lock, for example by its death."""

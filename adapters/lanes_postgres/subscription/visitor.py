@@ -23,7 +23,7 @@ from lanes.errors import ConfigError, LanesError, SourceError, is_retryable
 from lanes.ownership import Locks, StateKey, StateLocked, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
-from lanes_postgres.log.reading import READER, LogTables, StoredMessage, Wanted
+from lanes_postgres.log.reading import LogTables, StoredMessage, Wanted
 from lanes_postgres.log.sequencer import looking
 from lanes_postgres.steps import compose_names, perform_async
 from lanes_postgres.subscription.connections import Connections
@@ -478,29 +478,7 @@ class Visitor:
         self._locked.pop(number, None)
         if acquired is None:
             return False
-        held, state = acquired
-        partition = Partition(
-            PartitionId(self.log_name, number),
-            READER,
-            self.incarnation,
-            floor=state.floor,
-            completed=[(start, end) for start, end in state.completed],
-            deadline=held.deadline,
-            fencing_token=state.epoch,
-        )
-        self.own(
-            Owned(
-                number=number,
-                partition=partition,
-                held=held,
-                key=key,
-                epoch=state.epoch,
-                floor=state.floor,
-                read=state.floor,
-                since=monotonic(),
-                end=max(self._ends[number], state.floor),
-            )
-        )
+        self.own(Owned.begin(key, *acquired, self._ends[number]))
         return True
 
     def own(self, owned: Owned) -> None:
