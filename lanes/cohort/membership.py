@@ -29,6 +29,7 @@ from lanes.core.cohort.checkpoint_pace import CheckpointPace
 from lanes.core.cohort.lease_machine import LeaseMachine
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import DRAIN_PREFIX, HIGHEST, LEASE_PREFIX, MEMBER_PREFIX, PLAN_KEY, CohortConfig
+from lanes.dead_letter import members_of
 from lanes.errors import ConfigError
 
 log = logging.getLogger("lanes")
@@ -235,7 +236,7 @@ class Membership:
                         tasks.start_soon(keeper.serve, self._is_stopping)
         except BaseExceptionGroup as group:
             # Several tasks fail at once for one reason, so the first error is enough.
-            raise _first(group) from group
+            raise members_of(group)[0] from group
 
     @property
     def joined(self) -> anyio.Event:
@@ -456,10 +457,3 @@ class Membership:
                 await anyio.sleep(_PAUSE)
             else:
                 return
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

@@ -13,6 +13,7 @@ from lanes.arguments import check_whole_seconds
 from lanes.clock import Clock, monotonic
 from lanes.cohort.leases import Conflict, LeaseStore, UnknownResult
 from lanes.core.cohort.held_lease import WRITE, HeldLease
+from lanes.dead_letter import members_of
 from lanes.errors import SourceError
 from lanes.ownership.held_lock import HeldLock, check_lock_name
 from lanes.ownership.locks import Held
@@ -102,7 +103,7 @@ class LeaseLocks:
                     self._new, self._wake = [], anyio.Event()
                     await self._wake.wait()
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise members_of(group)[0] from group
 
     async def try_acquire(self, name: str, changed: Callable[[], None]) -> Held | None:
         """Acquire a lock that is free; see ``Locks.try_acquire``.
@@ -230,10 +231,3 @@ class LeaseLocks:
     def _forget(self, held: HeldLock) -> None:
         if (found := self._held.get(held.name)) is not None and found[0] is held:
             del self._held[held.name]
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

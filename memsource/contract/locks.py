@@ -13,6 +13,7 @@ from typing import Final, Literal, Protocol
 import anyio
 import anyio.lowlevel
 
+from lanes.dead_letter import members_of
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership.locks import Held, Locks
 from memsource.contract.harness import ContractBroken, checks_of, checks_within, cut_short, expect
@@ -91,7 +92,7 @@ async def _process(harness: LocksHarness) -> AsyncIterator[Locks]:
             yield locks
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _first(group) from None
+        raise members_of(group)[0] from None
     finally:
         with anyio.CancelScope(shield=True):
             await locks.aclose()
@@ -392,10 +393,3 @@ async def _until_lost(harness: LocksHarness, held: Held) -> None:
         return bool(held.lost)
 
     await _until(harness, lost, f"the loss of {held.name!r} to be noticed")
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    found: BaseException = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
