@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
+from math import inf
 from typing import Protocol, TypeVar
 
 from memsource.checkers.verdict import Findings, Verdict
 from memsource.history.reader import Segment
 from memsource.history.rows import Row
-from memsource.history.timeline import Timeline
+from memsource.history.timeline import Assignment, Timeline
 
 Handler = Callable[[Segment, Row], None]
 Method = TypeVar("Method", bound=Callable[..., None])
@@ -72,6 +73,21 @@ class PromiseChecker:
                     event, _, text = asked.partition(" ")
                     found[event] = partial(_only, text, getattr(self, name)) if text else getattr(self, name)
         return found
+
+    @cached_property
+    def _losses(self) -> Mapping[Assignment, int]:
+        """Number of the ``lost`` row of each lost assignment."""
+        return {
+            (segment, row.partition, row.assignment): row.n
+            for segment in self._timeline.segments
+            for row in segment.rows
+            if row.event == "lost"
+        }
+
+    def _unaware(self, segment: Segment, row: Row) -> bool:
+        """Return whether the broker takes this assignment in the run, and its process noticed no loss by this row."""
+        assignment = segment, row.partition, row.assignment
+        return assignment in self._taken and row.n < self._losses.get(assignment, inf)
 
     def verdict(self) -> Verdict:
         """The judgement after the last row. Changes nothing."""

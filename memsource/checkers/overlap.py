@@ -42,13 +42,6 @@ class NoOverlap(PromiseChecker):
     def __init__(self, timeline: Timeline, *, late: bool = False) -> None:
         super().__init__(timeline)
         self._running: dict[tuple[str, str | int], list[_Start]] = {}
-        # (segment, partition, assignment) -> number of the ``lost`` row
-        self._lost = {
-            (segment, row.partition, row.assignment): row.n
-            for segment in timeline.segments
-            for row in segment.rows
-            if row.event == "lost"
-        }
         self._deadlines = timeline.deadlines
         # The deadlines of the leases, as far as the process knows them at the current row.
         self._leases: dict[Assignment, float] = {}
@@ -86,7 +79,7 @@ class NoOverlap(PromiseChecker):
     def _ack(self, segment: Segment, row: Row) -> None:
         assignment = segment, row.partition, row.assignment
         deadline = self._deadlines.get(assignment)
-        if deadline is not None and (row.mono >= deadline or row.n > self._lost.get(assignment, inf)):
+        if deadline is not None and (row.mono >= deadline or row.n > self._losses.get(assignment, inf)):
             self._findings.violation(segment, row, "acknowledged when its lease had run out or was lost")
 
     def _exclusive(self, other: Segment, start: Row) -> bool:
@@ -98,13 +91,8 @@ class NoOverlap(PromiseChecker):
             return False
         if (other, start.partition, start.assignment, start.position) in self._outlived:
             return False
-        lost = self._lost.get((other, start.partition, start.assignment), 0)
+        lost = self._losses.get((other, start.partition, start.assignment), 0)
         return lost < start.n and not self._unaware(other, start)
-
-    def _unaware(self, segment: Segment, row: Row) -> bool:
-        """Return whether the broker takes this assignment in the run, and its process noticed no loss by this row."""
-        assignment = segment, row.partition, row.assignment
-        return assignment in self._taken and row.n < self._lost.get(assignment, inf)
 
     @on("revoking", "hastened")
     def _revoking(self, segment: Segment, row: Row) -> None:

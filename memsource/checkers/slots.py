@@ -51,12 +51,6 @@ class _SlotChecker(PromiseChecker):
 
     def __init__(self, timeline: Timeline) -> None:
         super().__init__(timeline)
-        self._lost = {
-            (segment, row.partition, row.assignment): row.n
-            for segment in timeline.segments
-            for row in segment.rows
-            if row.event == "lost"
-        }
         self._deadlines = timeline.deadlines
         # (position, assignment) -> the row that counts, by the slot of the message
         self._open: dict[_Unit, dict[tuple[Assignment, int], Row]] = defaultdict(dict)
@@ -77,7 +71,7 @@ class _SlotChecker(PromiseChecker):
     def _rival(self, segment: Segment, row: Row) -> tuple[Segment, Row] | None:
         """Return an open row of another assignment that must not share the slot of a message; None = no rival."""
         mine = segment, row.partition, row.assignment
-        if self._unaware(mine, row.n):
+        if self._unaware(segment, row):
             return None
         for (assignment, _), other in self._open.get(_unit(row), {}).items():
             if assignment != mine and self._counts(assignment, other, row):
@@ -85,13 +79,9 @@ class _SlotChecker(PromiseChecker):
         return None
 
     def _counts(self, assignment: Assignment, other: Row, row: Row) -> bool:
-        if assignment[1] in self._incomparable or assignment[0].gaps or self._unaware(assignment, other.n):
+        if assignment[1] in self._incomparable or assignment[0].gaps or self._unaware(assignment[0], other):
             return False
         return row.mono < self._deadlines.get(assignment, inf)
-
-    def _unaware(self, assignment: Assignment, n: int) -> bool:
-        """Return whether the broker takes this assignment in the run, and its process noticed no loss by row ``n``."""
-        return assignment in self._taken and n < self._lost.get(assignment, inf)
 
     @on("revoked", "lost")
     def _given_up(self, segment: Segment, row: Row) -> None:
