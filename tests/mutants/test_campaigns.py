@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+from dataclasses import asdict
+
 import pytest
 from _pytest.mark import ParameterSet
 
@@ -21,8 +26,23 @@ _SLOW = (
 
 
 @pytest.fixture(scope="session")
-def found(request: pytest.FixtureRequest) -> dict[str, Hunted]:
-    """The results of the search for the mutants of this session."""
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Hunted]:
+    """The results of the search for the mutants of this session.
+
+    The first process of pytest-xdist that needs the results searches, and the others wait for its results.
+    """
+    # Each process has a folder of its own in the folder of the session.
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    results = folder / "hunted.json"
+    with (folder / "hunted.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            results.write_text(json.dumps({name: asdict(one) for name, one in _searched(request).items()}))
+    return {name: Hunted(**one) for name, one in json.loads(results.read_text()).items()}
+
+
+def _searched(request: pytest.FixtureRequest) -> dict[str, Hunted]:
     calls = [
         item.callspec
         for item in request.session.items
