@@ -28,6 +28,8 @@ from lanes.observe.failures import shown, traceback_of
 from lanes.runtime.consumer_arguments import check_import
 from lanes.runtime.garbage import tuned_gc
 from lanes.source import Source
+from lanes.web.opening import port_of
+from lanes.web.settings import Web
 
 log = logging.getLogger("lanes")
 
@@ -151,7 +153,13 @@ async def run(source: Source, handler: Handler, **options: Unpack[ConsumerOption
 
 
 @_explains_wrong_calls
-async def serve(consumer: Consumer, *, grace: float = GRACE, gc: Literal["tuned", "default"] = "tuned") -> int:
+async def serve(
+    consumer: Consumer,
+    *,
+    grace: float = GRACE,
+    gc: Literal["tuned", "default"] = "tuned",
+    http: str | Web | None = None,
+) -> int:
     """Run a consumer under SIGINT and SIGTERM. Call this function on the main thread.
 
     The first signal starts a drain, or ends a start whose source is not open yet. The second signal cancels the
@@ -170,17 +178,20 @@ async def serve(consumer: Consumer, *, grace: float = GRACE, gc: Literal["tuned"
         grace: Seconds for cancelled handlers to end after the second signal, before the process ends.
         gc: ``tuned`` = Python collects garbage less often until the call ends; see ``tune_gc``. ``default`` = leave the
             garbage collector alone.
+        http: Address of the port with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a ``lanes.web.Web``;
+            None = no port. The port needs the extra ``web``, and closes at the end of the call.
 
     Returns:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
 
     Raises:
-        ConfigError: The call is not on the main thread, or an argument has a wrong type or value.
+        ConfigError: The call is not on the main thread, an argument has a wrong type or value, the address of ``http``
+            is in use, or the extra ``web`` is not installed.
     """
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
     check_seconds("grace", grace, 0.0)
-    with _collector(gc):
+    with _collector(gc), port_of(consumer, http):
         return await _serve(consumer, grace, ends_process=False)
 
 
@@ -405,6 +416,7 @@ def main(
     *,
     backend: Literal["asyncio", "auto", "trio", "uvloop"] = "asyncio",
     gc: Literal["tuned", "default"] = "tuned",
+    http: str | Web | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> NoReturn:
     """Run ``handler`` over ``source`` as the job of this process, then exit.
@@ -419,6 +431,8 @@ def main(
             installed, and asyncio elsewhere.
         gc: ``tuned`` = Python collects garbage less often; see ``tune_gc``. ``default`` = leave the garbage collector
             alone.
+        http: Address of the port with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a ``lanes.web.Web``;
+            None = no port. The port needs the extra ``web``.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:
@@ -427,7 +441,9 @@ def main(
     """
 
     async def job() -> int:
-        return await _serve(Consumer(source, handler, **options), GRACE, ends_process=True)
+        consumer = Consumer(source, handler, **options)
+        with port_of(consumer, http):
+            return await _serve(consumer, GRACE, ends_process=True)
 
     # Not within ``try``, because the command that imports the module prints this error.
     check_import()
@@ -463,7 +479,9 @@ def _check_names(caller: str, options: Mapping[str, object]) -> None:
     known = ConsumerOptions.__annotations__
     for name in options:
         if name not in known:
-            raise unknown_name(f"lanes.{caller}", name, [*known, "backend", "gc"] if caller == "main" else known)
+            raise unknown_name(
+                f"lanes.{caller}", name, [*known, "backend", "gc", "http"] if caller == "main" else known
+            )
 
 
 def _describe(error: LanesError) -> str:

@@ -132,16 +132,16 @@ class Telemetry:
             The telemetry, or None.
         """
         tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
-        if _idle(tracers) and _idle(meters):
+        if is_idle(tracers) and is_idle(meters):
             return None
         # Import here, because only telemetry needs the module, and its import takes long.
         from importlib.metadata import version
 
         installed = version("lanes-runtime")
-        tracer = None if _idle(tracers) else tracers.get_tracer("lanes", installed)
-        if tracer is not None and _idle(tracer):
+        tracer = None if is_idle(tracers) else tracers.get_tracer("lanes", installed)
+        if tracer is not None and is_idle(tracer):
             tracer = None
-        metered = not _idle(meters) and not _idle(meters.get_meter("lanes", installed))
+        metered = not is_idle(meters) and not is_idle(meters.get_meter("lanes", installed))
         if tracer is None and not metered:
             return None
         instruments = instruments_of(meters, installed) if metered else Instruments(NoOpMeter("lanes"))
@@ -430,7 +430,7 @@ class _HeaderGetter(Getter[_Headers]):
 _HEADERS: Final = _HeaderGetter()
 
 
-def _idle(part: object) -> bool:
+def is_idle(part: object) -> bool:
     """Return whether an object comes from the API package, which contains only proxies and no-ops."""
     return type(part).__module__.startswith(("opentelemetry.trace", "opentelemetry.metrics"))
 

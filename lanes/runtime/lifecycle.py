@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, Literal
 
@@ -14,6 +15,7 @@ from lanes.clock import Clock
 from lanes.config import Settings
 from lanes.dead_letter import described
 from lanes.errors import LanesError
+from lanes.loops import entry_of_loop
 from lanes.observe.health import Health, examine
 from lanes.observe.status import undisturbed
 from lanes.runtime.run import Run
@@ -46,6 +48,8 @@ class Lifecycle:
         name: Name of the source in logs and errors.
         state: State of the consumer. ``"running"`` = its source is open.
         thread: The thread that runs the consumer or waits for its start; None = unknown before the first such call.
+        enter: Function that schedules a call on the event loop of the consumer; None = no loop runs the
+            consumer.
         run: The run; None until the source is open. The run remains available for the status after its end.
         failure: The error that has ended the run; None = no error.
         opened: Event that is set when the source is open, or the consumer has stopped.
@@ -66,6 +70,7 @@ class Lifecycle:
         self.thread: threading.Thread | None = None
         self.run: Run | None = None
         self.failure: BaseException | None = None
+        self.enter: Callable[[Callable[[], None]], object] | None = None
         self.opened = anyio.Event()
         self.ended = anyio.Event()
         self._settings = settings
@@ -94,6 +99,7 @@ class Lifecycle:
         """Record that this thread runs the consumer. Raises ``LanesError`` if the consumer has run before."""
         self.check_new()
         self.thread = threading.current_thread()
+        self.enter = entry_of_loop()
         self._started_at = self._clock()
         self.state = "starting"
 
@@ -108,6 +114,7 @@ class Lifecycle:
 
     def end(self) -> None:
         """Record that all resources are closed, and let all waiting tasks continue."""
+        self.enter = None
         self.opened.set()
         self.ended.set()
         if self.run is not None:

@@ -137,7 +137,7 @@ def test_the_core_depends_on_three_packages() -> None:
 def test_the_dev_group_holds_the_extras_that_tests_use() -> None:
     asked = {who: {str(one) for one in wanted} for who, wanted in requirements().items()}
     assert asked["extra cli"] | asked["extra jetstream"] | asked["extra testing"] <= asked["group dev"]
-    for extra in ("kafka", "journal", "postgres", "spark", "uvloop"):
+    for extra in ("kafka", "journal", "postgres", "spark", "uvloop", "web"):
         assert asked[f"extra {extra}"] <= asked["group dev"]
 
 

@@ -1,0 +1,41 @@
+"""The HTTP port of a consumer: probes, status and metrics.
+
+Reading order: ``settings``, ``board`` (the snapshot that the event loop makes), ``values`` (its JSON), ``metrics``,
+``routes`` (the answers), ``port`` (the thread that serves them), ``opening`` (the check of the extra for ``metrics``,
+``routes`` and ``port``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from lanes.web.settings import Web
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from lanes.consumer import Consumer
+
+__all__ = ["Web", "app"]
+
+
+def app(consumer: Consumer, *, show_keys: bool = False) -> Starlette:
+    """Return the routes of the port as an ASGI application, to mount in an application such as FastAPI.
+
+    The call does not block. A request never waits for the event loop of the consumer for more than a moment, also if
+    another loop serves the application. ``/metrics`` needs a ``MeterProvider`` of your program with a reader for
+    Prometheus.
+
+    Args:
+        consumer: The consumer that your application runs.
+        show_keys: Whether ``/status`` shows the keys of messages. False = only the hashes of the keys.
+
+    Returns:
+        The application, with the routes ``/live``, ``/ready``, ``/status`` and ``/metrics``.
+
+    Raises:
+        ConfigError: An argument has a wrong type, or the extra ``web`` is not installed.
+    """
+    from lanes.web.opening import application
+
+    return application(consumer, show_keys=show_keys)

@@ -1,0 +1,129 @@
+"""The port of a consumer: a thread with a server of its own, which answers while the event loop is busy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+from types import TracebackType
+from typing import Final, Self
+
+import uvicorn
+
+from lanes.consumer import Consumer
+from lanes.errors import ConfigError
+from lanes.web.board import FRESH, Board
+from lanes.web.metrics import Metrics
+from lanes.web.routes import Routes
+from lanes.web.settings import Address, Web, address_of
+
+log = logging.getLogger("lanes.web")
+
+_CLOSED_WITHIN: Final = 3.0
+"""Seconds that the thread gets to end."""
+
+
+class Port:
+    """The port of one consumer, from ``open`` until ``close``.
+
+    Args:
+        consumer: The consumer.
+        web: Settings of the port.
+
+    Attributes:
+        address: Address that the port listens on.
+    """
+
+    def __init__(self, consumer: Consumer, web: Web) -> None:
+        self.address = address_of(web.address)
+        self._name = consumer._life.name
+        self._board = Board(consumer)
+        self._metrics = Metrics(self._name)
+        self._application = Routes(self._board, self._metrics, web).application()
+        self._thread: threading.Thread | None = None
+        self._server: uvicorn.Server | None = None
+
+    def __repr__(self) -> str:
+        return f"<Port {self.address}>"
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Listen, and answer requests from now on. The call does not block.
+
+        Raises:
+            ConfigError: The address is in use, is not of this machine, or needs more rights.
+        """
+        listening = listener(self.address)
+        self.address = Address(self.address.host, listening.getsockname()[1])
+        self._metrics.provide()
+        # The server must neither replace the handlers of signals nor configure the log of the program.
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._application,
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._answer, args=(self._server, listening), name="lanes-web", daemon=True
+        )
+        self._thread.start()
+        log.info("%s: serving http://%s", self._name, self.address)
+
+    def close(self) -> None:
+        """Stop answering. Blocks for at most a few seconds. Idempotent."""
+        if self._server is None or self._thread is None:
+            return
+        self._server.should_exit = True
+        self._thread.join(_CLOSED_WITHIN)
+
+    def _answer(self, server: uvicorn.Server, listening: socket.socket) -> None:
+        async def serve() -> None:
+            refreshing = asyncio.create_task(self._refresh())
+            try:
+                await server.serve(sockets=[listening])
+            finally:
+                refreshing.cancel()
+
+        try:
+            with contextlib.closing(listening):
+                asyncio.run(serve())
+        except Exception:
+            log.exception("%s: http://%s answers no more", self._name, self.address)
+
+    async def _refresh(self) -> None:
+        while True:
+            self._board.ask()
+            await asyncio.sleep(FRESH)
+
+
+def listener(address: Address) -> socket.socket:
+    """Return a socket that listens on the address. Raises ``ConfigError`` if the system refuses."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        return socket.create_server((address.host, address.port), family=family)
+    except OSError as error:
+        code = error.errno or 0
+        if isinstance(error, socket.gaierror) or code < 0:
+            raise ConfigError(f'http="{address}": the host is unknown; write a host such as "127.0.0.1:8080"') from None
+        # The text of Python repeats the address.
+        why = os.strerror(code) if code else str(error)
+        raise ConfigError(
+            f'http="{address}": cannot listen there ({why}); choose another port, or stop the process that uses it'
+        ) from None

@@ -1,0 +1,80 @@
+"""The settings of the port of a consumer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from lanes.arguments import check_flag, kind_of, shown_value
+from lanes.errors import ConfigError
+
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Address(NamedTuple):
+    """A host and a port to listen on. Port 0 lets the system choose a free port."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only programs of this machine can connect."""
+        return self.host in _LOOPBACK
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Web:
+    """The settings of the port of a consumer; see ``lanes.main``.
+
+    Attributes:
+        address: Host and port to listen on, such as ``"127.0.0.1:8080"``. Port 0 = the system chooses a free port, and
+            the log shows the port. An address other than loopback is open to the network.
+        show_keys: Whether ``/status`` shows the keys of messages. False = only the hashes of the keys.
+
+    Raises:
+        ConfigError: An argument has a wrong type or value.
+    """
+
+    address: str
+    show_keys: bool = False
+
+    def __post_init__(self) -> None:
+        address_of(self.address)
+        check_flag("show_keys", self.show_keys)
+
+
+def web_of(http: object) -> Web:
+    """Return the settings for the value of ``http=``. Raises ``ConfigError`` for a wrong type or value."""
+    if isinstance(http, Web):
+        return http
+    if not isinstance(http, str):
+        raise ConfigError(
+            f'http is {kind_of(http)}: write "127.0.0.1:8080", or lanes.web.Web(address="127.0.0.1:8080")'
+        )
+    return Web(address=http)
+
+
+def address_of(text: object) -> Address:
+    """Return the address for a text such as ``"127.0.0.1:8080"`` or ``"[::1]:8080"``.
+
+    Raises ``ConfigError`` for another text.
+    """
+    remedy = 'write a host and a port, such as "127.0.0.1:8080"'
+    if not isinstance(text, str):
+        raise ConfigError(f"address is {kind_of(text)}: {remedy}")
+    if "://" in text:
+        raise ConfigError(f"http={shown_value(text)} is a URL: {remedy}")
+    host, colon, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ConfigError(f'http={shown_value(text)}: write an IPv6 host in brackets, such as "[::1]:8080"')
+    if not colon or not host or any(character.isspace() or character in "/@" for character in host):
+        raise ConfigError(f"http={shown_value(text)}: {remedy}")
+    if not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError(f"http={shown_value(text)}: the port must be a number from 0 to 65535; {remedy}")
+    return Address(host, int(port))

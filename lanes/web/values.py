@@ -1,0 +1,103 @@
+"""The JSON of a view: counts, positions and ages, and no key, payload or text of an exception.
+
+The field ``version`` counts incompatible changes of the format. A new field does not change the version.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from lanes.dead_letter import printable
+from lanes.history.writer import key_hash
+from lanes.web.board import STILL, Board, View
+
+VERSION: Final = 1
+"""Version of the format of ``/status``."""
+
+
+def status_of(board: Board, *, show_keys: bool) -> dict[str, Any]:
+    """Return the content of ``/status``.
+
+    Args:
+        board: The board of the consumer.
+        show_keys: Whether to show keys in addition to their hashes.
+
+    Returns:
+        An object that ``json`` can write.
+    """
+    view = board.view
+    return {
+        "version": VERSION,
+        "name": view.name,
+        "age": round(board.age, 3),
+        "loop_silent": round(board.silent, 3),
+        "live": reason_not_live(board) is None,
+        "ready": board.ready,
+        "active": view.active,
+        "draining": board.draining,
+        **_health(view),
+        "status": None if view.status is None else plain(view.status, show_keys=show_keys),
+    }
+
+
+def reason_not_live(board: Board) -> str | None:
+    """Return why a restart of the process would help; None = the process is alive."""
+    if board.failure is not None:
+        return f"the consumer was stopped by {type(board.failure).__qualname__}"
+    if board.silent >= STILL:
+        return f"the event loop has not answered for {board.silent:.1f} s"
+    return None
+
+
+def written(value: Mapping[str, Any]) -> bytes:
+    """Return the JSON text of an object."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def plain(value: Any, *, show_keys: bool) -> Any:
+    """Return a status, or a part of a status, as objects that ``json`` can write.
+
+    Args:
+        value: The status or its part.
+        show_keys: Whether to show keys in addition to their hashes.
+
+    Returns:
+        The objects. The field ``key`` becomes the field ``key_hash``, and stays only with ``show_keys``.
+    """
+    if is_dataclass(value) and not isinstance(value, type):
+        made: dict[str, Any] = {}
+        for field in fields(value):
+            inner = getattr(value, field.name)
+            if field.name != "key":
+                made[field.name] = plain(inner, show_keys=show_keys)
+                continue
+            made["key_hash"] = None if inner is None else key_hash(inner)
+            if show_keys:
+                made["key"] = None if inner is None else key_text(inner)
+        return made
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {name: plain(inner, show_keys=show_keys) for name, inner in value._asdict().items()}
+    if isinstance(value, Mapping):
+        return {str(name): plain(inner, show_keys=show_keys) for name, inner in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain(inner, show_keys=show_keys) for inner in value]
+    return value
+
+
+def key_text(key: bytes) -> str:
+    """Return a key as printable text, with other bytes escaped."""
+    return printable(key.decode("utf-8", "backslashreplace"))
+
+
+def _health(view: View) -> dict[str, Any]:
+    health = view.health
+    return {
+        "healthy": health.ok,
+        "reasons": list(health.reasons),
+        "no_broker": health.no_broker,
+        "rejoining": health.rejoining,
+        "findings": list(health.findings),
+    }
