@@ -31,6 +31,7 @@ ALL = [
     "log_over_upkeep",
     "ring_pieces",
     "log_visit",
+    "ring_owners",
 ]
 
 
@@ -252,6 +253,8 @@ def test_the_users_of_older_tables_may_use_the_pieces_of_ranges(
     assert not may(service, "TRUNCATE", "lanes_ring_pieces")
     assert may("public", "SELECT", "lanes_ring_pieces") and not may("public", "UPDATE", "lanes_ring_pieces")
     assert not may("public", "USAGE", "lanes_ring_epochs", "sequence")
+    for right in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+        assert may(service, right, "lanes_ring_consumers") and not may("public", right, "lanes_ring_consumers")
 
 
 def test_the_users_of_an_older_look_may_visit(

@@ -42,6 +42,7 @@ _MEMBERS: Final[LiteralString] = (
 _DROP: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_states WHERE subscription = %(name)s AND source = %(source)s",
+    "DELETE FROM {schema}.lanes_ring_consumers WHERE log = %(log)s AND subscription = %(name)s",
     # The assignments stay: they tell who assigned what, and the next consumers begin with the same owners.
     "DELETE FROM {schema}.lanes_ring_pieces WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_subscriptions WHERE log = %(log)s AND name = %(name)s",

@@ -25,9 +25,13 @@ _OTHERS: Final[LiteralString] = (
     "AND clock_timestamp() + %(stale)s * interval '1 second'"
 )
 _MEMBERS: Final[LiteralString] = (
-    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits) "
-    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s) ON CONFLICT (log, subscription, member) "
-    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()) " + _OTHERS
+    "WITH mine AS (INSERT INTO {schema}.lanes_subscription_members (log, subscription, member, owned, waits, consumer) "
+    "VALUES (%(log)s, %(subscription)s, %(member)s, %(owned)s, %(waits)s, %(consumer)s) "
+    "ON CONFLICT (log, subscription, member) "
+    "DO UPDATE SET owned = excluded.owned, waits = excluded.waits, seen = clock_timestamp()), "
+    "named AS (INSERT INTO {schema}.lanes_ring_consumers (log, subscription, consumer) "
+    "SELECT %(log)s, %(subscription)s, %(consumer)s WHERE %(consumer)s::text IS NOT NULL ON CONFLICT DO NOTHING) "
+    + _OTHERS
 )
 _LEAVE: Final[LiteralString] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s AND member = %s "
@@ -36,17 +40,23 @@ _LEAVE: Final[LiteralString] = (
 
 
 async def exchange(
-    connection: AsyncConnection[Any], tables: LogTables, subscription: str, name: str, me: Member | None
+    connection: AsyncConnection[Any],
+    tables: LogTables,
+    subscription: str,
+    name: str,
+    me: Member | None,
+    consumer: str | None = None,
 ) -> list[Member]:
     """Write a sign of life, and return the other members with a recent sign. Raises the errors of psycopg.
 
-    With None for ``me``, the call only returns the other members.
+    With None for ``me``, the call only returns the other members. ``consumer`` is the name of a member with ranges in
+    the map.
     """
     parameters = {"log": tables.log, "subscription": subscription, "member": name, "stale": _STALE}
     if me is None:
         cursor = await connection.execute(compose(_OTHERS, tables.schema), parameters)
     else:
-        told = {"owned": Int4(me.owned), "waits": me.waits}
+        told = {"owned": Int4(me.owned), "waits": me.waits, "consumer": consumer}
         cursor = await connection.execute(compose(_MEMBERS, tables.schema), parameters | told)
     return [Member(*row) for row in await cursor.fetchall()]
 

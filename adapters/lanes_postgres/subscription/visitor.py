@@ -88,6 +88,7 @@ class Visitor:
         name: Name of the source, for errors and the log.
         kept: Watch of the bytes that the log keeps.
         wake: Non-blocking function that the visitor calls after new events or new messages.
+        consumer: Name of this member in the map of ranges; None = a member without ranges.
         owned: Owned partitions by ``Owned.unit``.
         room: Room of the last call of ``receive``.
         failure: Error with which the source must end; None = no error.
@@ -110,6 +111,7 @@ class Visitor:
     name: str
     kept: KeptWatch
     wake: Callable[[], None]
+    consumer: str | None = None
     owned: dict[int, Owned] = field(default_factory=dict)
     room: Room = field(default_factory=lambda: Room(0, 0))
     failure: LanesError | None = None
@@ -398,7 +400,7 @@ class Visitor:
     async def _exchange(self, connection: AsyncConnection[Any], owned: int) -> None:
         """Exchange signs of life with the other members."""
         me = None if self._silent else Member(owned, self._waits)
-        self._others = await exchange(connection, self.tables, self.subscription, self.member, me)
+        self._others = await exchange(connection, self.tables, self.subscription, self.member, me, self.consumer)
 
     async def _fall_silent(self, connection: AsyncConnection[Any]) -> None:
         """Withdraw the sign of life. The others would leave a share to a member that cannot acquire partitions."""

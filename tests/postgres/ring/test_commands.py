@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import anyio
+import anyio.to_thread
 import pytest
 
 from lanes.cli import app as cli
 from lanes.cli import kit
 from tests.postgres.log.logs import Logs
+from tests.postgres.log.test_subscriptions import until
+from tests.postgres.ring.ranged import HALF, HIGH, LOW, Ring, some
 
 Command = Callable[..., tuple[object, str, str]]
 
@@ -32,12 +36,12 @@ def ring(logs: Logs, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_ranges_are_assigned_split_and_shown(ring: Command) -> None:
-    assert ring("assign", "0", "0x7fff", "a") == (0, "0-32767: assigned to a\n", "")
-    assert ring("assign", "0", "32767", "a") == (0, "0-32767: unchanged, owned by a\n", "")
-    assert ring("split", "0x4000", "b") == (0, "16384-32767: assigned to b\n", "")
+    assert ring("assign", "0", "0x7fff", "a")[:2] == (0, "0-32767: assigned to a\n")
+    assert ring("assign", "0", "32767", "a")[:2] == (0, "0-32767: unchanged, owned by a\n")
+    assert ring("split", "0x4000", "b")[:2] == (0, "16384-32767: assigned to b\n")
     status, out, err = ring("status")
     assert (status, err) == (0, "")
-    assert [line.split() for line in out.splitlines()] == [
+    assert [line.split() for line in out.splitlines()[:4]] == [
         ["lo", "hi", "slots", "share", "consumer"],
         ["0", "16383", "16384", "25.00", "%", "a"],
         ["16384", "32767", "16384", "25.00", "%", "b"],
@@ -56,6 +60,7 @@ def test_status_and_history_are_printed_as_json(ring: Command) -> None:
     _, out, _ = ring("status", "--json")
     assert json.loads(out) == {
         "ranges": [{"lo": 0, "hi": 99, "consumer": "a"}, {"lo": 100, "hi": 65_535, "consumer": None}],
+        "consumers": [{"consumer": "a", "processes": 0, "slots": 100, "waiting_messages": 0}],
         "unowned_messages": 0,
     }
     (event,) = json.loads(ring("history", "--json")[1])
@@ -117,3 +122,56 @@ def test_a_hostile_name_is_shown_escaped(ring: Command) -> None:
         _, out, _ = ring(verb)
         assert "\x1b" not in out
         assert "a\\x1b[2J" in out
+
+
+def test_a_name_under_which_no_process_has_run_is_noted_with_a_similar_name(ring: Command, logs: Logs) -> None:
+    noted = (
+        "lanes: no process of the group 'billing' has run as {!r} yet{}; the messages of its slots wait until one "
+        "starts\n"
+    )
+    assert ring("assign", "0", "9", "worker-1") == (0, "0-9: assigned to worker-1\n", noted.format("worker-1", ""))
+
+    async def run() -> None:
+        async with Ring(logs).member("worker-1"):
+            with anyio.fail_after(20):
+                while not logs.execute("SELECT consumer FROM {}.lanes_ring_consumers"):
+                    await anyio.sleep(0.02)
+
+    anyio.run(run)
+    assert ring("assign", "0", "9", "worker-1") == (0, "0-9: unchanged, owned by worker-1\n", "")
+    meant = " (did you mean 'worker-1'?)"
+    assert ring("split", "5", "wroker-1") == (0, "5-9: assigned to wroker-1\n", noted.format("wroker-1", meant))
+    status, out, err = ring("assign", "10", "19", "wroker-1")
+    assert (status, out, err) == (0, "10-19: assigned to wroker-1\n", noted.format("wroker-1", meant))
+
+
+@pytest.mark.anyio
+async def test_status_shows_which_owners_run_and_how_many_messages_wait_for_each(ring: Command, logs: Logs) -> None:
+    group = Ring(logs)
+    group.assign(LOW, "worker-a")
+    group.assign(HIGH, "worker-b")
+    async with group.member("worker-a") as running, group.member("worker-b"):
+        group.append(*some(LOW, 3), *some(HIGH, 2))
+        await until(lambda: len(running.ended) == 3)
+        group.assign(HIGH, "wroker-b")
+        running.close()
+        group.append(*some(LOW, 2), *some(HIGH, 4))
+        await until(lambda: len(running.begun) == 5)
+        status, out, err = await anyio.to_thread.run_sync(ring, "status")
+        facts = json.loads((await anyio.to_thread.run_sync(ring, "status", "--json"))[1])
+    assert (status, err) == (0, "")
+    assert [line.split() for line in out.splitlines()[4:8]] == [
+        ["consumer", "processes", "slots", "waiting", "messages"],
+        ["worker-a", "1", str(HALF), "2"],
+        ["worker-b", "1", "0", "0"],
+        ["wroker-b", "0", str(HALF), "4"],
+    ]
+    meant = "(did you mean 'worker-b'?); start it, or assign its slots to another consumer"
+    assert out.splitlines()[8:] == [f"no process runs as 'wroker-b', and none ever has {meant}"]
+    assert [(each["consumer"], each["processes"], each["waiting_messages"]) for each in facts["consumers"]] == [
+        ("worker-a", 1, 2),
+        ("worker-b", 1, 0),
+        ("wroker-b", 0, 4),
+    ]
+    status, out, _ = await anyio.to_thread.run_sync(ring, "status")
+    assert "no process runs as 'worker-a'; start it" in out, "a process that has ended is not running"

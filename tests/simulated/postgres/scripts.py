@@ -286,7 +286,8 @@ async def members_see_the_living_others(stage: Stage) -> Seen:
 
         async def tell(connection: Any, member: str, owned: int, waits: bool) -> Seen:
             parameters = {
-                "log": 1, "subscription": "billing", "member": member, "owned": owned, "waits": waits, "stale": 3.0
+                "log": 1, "subscription": "billing", "member": member, "owned": owned, "waits": waits, "stale": 3.0,
+                "consumer": None,
             }  # fmt: skip
             return list(await (await connection.execute(compose(_MEMBERS, SCHEMA), parameters)).fetchall())
 

@@ -1,0 +1,74 @@
+"""The owners of a map as an operator sees them: running processes, waiting messages and known names. Needs asyncio."""
+
+from __future__ import annotations
+
+from typing import Any, Final, LiteralString, NamedTuple
+
+from psycopg import AsyncConnection
+from psycopg.rows import tuple_row
+
+from lanes_postgres.steps import compose
+
+MOST: Final = 1_000
+"""Maximum number of waiting messages of each owner that count in each partition."""
+
+_LIVE: Final = 10.0
+"""Seconds since its last heartbeat for which a process counts as running. A heartbeat follows every second."""
+
+# A message above the floor of a piece may be finished. Of each run, the start has an odd number and the end the next.
+_OWNERS: Final[LiteralString] = (
+    "WITH running AS (SELECT consumer, count(*) AS processes FROM {schema}.lanes_subscription_members "
+    "WHERE log = %(log)s AND subscription = %(group)s AND consumer IS NOT NULL "
+    "AND seen > clock_timestamp() - %(live)s * interval '1 second' GROUP BY consumer), "
+    "owning AS (SELECT piece.consumer, sum(found.count)::bigint AS waiting, bool_or(found.count = %(most)s) AS more "
+    "FROM {schema}.lanes_ring_pieces AS piece CROSS JOIN LATERAL (SELECT count(*) FROM (SELECT "
+    "FROM {schema}.lanes_log_entries AS entry JOIN {schema}.lanes_log_messages AS message USING (batch) "
+    "WHERE entry.log = piece.log AND entry.partition = piece.partition "
+    "AND entry.position >= coalesce((SELECT max(position) FROM {schema}.lanes_log_entries WHERE log = piece.log "
+    "AND partition = piece.partition AND position <= piece.floor), 0) "
+    "AND entry.position + message.index >= piece.floor AND message.slot <@ piece.slots "
+    "AND NOT EXISTS (SELECT FROM generate_series(1, cardinality(piece.completed), 2) AS n "
+    "WHERE entry.position + message.index >= piece.completed[n] "
+    "AND entry.position + message.index < piece.completed[n + 1]) LIMIT %(most)s) AS counted) AS found "
+    "WHERE piece.log = %(log)s AND piece.subscription = %(group)s AND piece.consumer IS NOT NULL "
+    "AND piece.slots IS NOT NULL GROUP BY piece.consumer) "
+    "SELECT consumer, coalesce(processes, 0), coalesce(waiting, 0), coalesce(more, false) "
+    "FROM owning FULL JOIN running USING (consumer) ORDER BY 1"
+)
+_NAMES: Final[LiteralString] = (
+    "SELECT consumer FROM {schema}.lanes_ring_consumers WHERE log = %s AND subscription = %s ORDER BY 1"
+)
+
+
+class OwnerView(NamedTuple):
+    """A consumer that owns pieces or runs.
+
+    Attributes:
+        consumer: Name of the consumer.
+        processes: Number of running processes of this name.
+        waiting: Number of messages that no process has finished. At most ``MOST`` messages of each piece count.
+        more: Whether more messages than ``waiting`` may wait.
+    """
+
+    consumer: str
+    processes: int
+    waiting: int
+    more: bool
+
+
+async def owners(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> list[OwnerView]:
+    """Return the consumers that own pieces or run, in order of their names. Raises the errors of psycopg.
+
+    The call reads every unfinished message of a group. A group that no consumer has begun has no pieces.
+    """
+    parameters = {"log": log, "group": group, "live": _LIVE, "most": MOST}
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(compose(_OWNERS, schema), parameters)
+        return [OwnerView(*row) for row in await cursor.fetchall()]
+
+
+async def used_names(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> list[str]:
+    """Return the names under which members of a group have run, in order. Raises the errors of psycopg."""
+    async with connection.cursor(row_factory=tuple_row) as cursor:
+        await cursor.execute(compose(_NAMES, schema), (log, group))
+        return [name for (name,) in await cursor.fetchall()]
