@@ -1,12 +1,13 @@
-"""The HTTP port of a consumer: probes, status and metrics.
+"""The HTTP port of a consumer: probes, status, metrics and a live page.
 
 Reading order: ``settings``, ``board`` (the snapshot that the event loop makes), ``values`` (its JSON), ``metrics``,
-``routes`` (the answers), ``port`` (the thread that serves them), ``opening`` (the check of the extra for ``metrics``,
-``routes`` and ``port``).
+``lines`` (of the log), ``commands`` (of an operator), ``routes`` (the answers), ``port`` (the thread that serves them),
+``opening`` (the check of the extra for ``metrics``, ``routes`` and ``port``). The page is in three files beside them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from lanes.web.settings import Web
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["Web", "app"]
 
 
-def app(consumer: Consumer, *, show_keys: bool = False) -> Starlette:
+def app(
+    consumer: Consumer,
+    *,
+    show_keys: bool = False,
+    hosts: Collection[str] = (),
+    operate: bool = False,
+    token: str | None = None,
+) -> Starlette:
     """Return the routes of the port as an ASGI application, to mount in an application such as FastAPI.
 
     The call does not block. A request never waits for the event loop of the consumer for more than a moment, also if
@@ -28,14 +36,17 @@ def app(consumer: Consumer, *, show_keys: bool = False) -> Starlette:
 
     Args:
         consumer: The consumer that your application runs.
-        show_keys: Whether ``/status`` shows the keys of messages. False = only the hashes of the keys.
+        show_keys: Whether the page and ``/status`` show the keys of messages. False = only the hashes of the keys.
+        hosts: Names of the hosts by which browsers may open the page, in addition to loopback; see ``Web``.
+        operate: Whether a person with the token may pause, resume, unblock and send to the dead letters.
+        token: Secret of the person, at least 16 characters.
 
     Returns:
-        The application, with the routes ``/live``, ``/ready``, ``/status`` and ``/metrics``.
+        The application, with the page at ``/`` and the routes ``/live``, ``/ready``, ``/status`` and ``/metrics``.
 
     Raises:
         ConfigError: An argument has a wrong type, or the extra ``web`` is not installed.
     """
     from lanes.web.opening import application
 
-    return application(consumer, show_keys=show_keys)
+    return application(consumer, show_keys=show_keys, hosts=hosts, operate=operate, token=token)

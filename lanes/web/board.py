@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from heapq import nsmallest
 from typing import Final
 
+from lanes.attempts import error_type
 from lanes.clock import Clock, monotonic
 from lanes.consumer import Consumer
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
 from lanes.errors import LanesError
 from lanes.observe.health import Health
-from lanes.observe.status import Status
+from lanes.observe.status import Status, undisturbed
+from lanes.runtime.run import Run
 
 log = logging.getLogger("lanes.web")
 
@@ -21,6 +25,38 @@ FRESH: Final = 1.0
 
 STILL: Final = 10.0
 """Seconds without an answer of the event loop after which the loop stands still."""
+
+
+SHOWN: Final = 50
+"""Maximum number of stopped lanes in a view."""
+
+_WAITS: Final = {HELD: "retry", BLOCKED: "blocked", DEAD_LETTERING: "parking", DEAD_LETTERING_BLOCKED: "parking"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """A lane whose head waits.
+
+    Attributes:
+        waits: ``"retry"`` = for the next attempt. ``"blocked"`` = for an operator. ``"parking"`` = for the confirmation
+            of the dead letter.
+        partition: Source and number of the partition.
+        position: Position of the head.
+        attempt: Number of the attempts so far.
+        age: Seconds since the delivery of the head.
+        left: Seconds until the next attempt; 0.0 for another wait.
+        error: Name of the type of the last exception, without its text.
+        key: Key of the head; None = no key. A key is user data, so no ``repr`` shows the key.
+    """
+
+    waits: str
+    partition: str
+    position: int
+    attempt: int
+    age: float
+    left: float
+    error: str
+    key: bytes | None = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +69,7 @@ class View:
         active: Whether the consumer owned a partition.
         health: Health of the consumer.
         status: Status of the consumer; None = the start of the source has failed.
+        stopped: The oldest lanes that wait for a retry, an operator or the confirmation of a dead letter.
     """
 
     taken: float
@@ -40,6 +77,7 @@ class View:
     active: bool
     health: Health
     status: Status | None
+    stopped: tuple[Stopped, ...] = ()
 
 
 class Board:
@@ -143,4 +181,27 @@ class Board:
             active=consumer.active,
             health=consumer.health(),
             status=status,
+            stopped=undisturbed(lambda: self._stopped(consumer._life.active_run)),
+        )
+
+    def _stopped(self, run: Run | None) -> tuple[Stopped, ...]:
+        if run is None:
+            return ()
+        now = run.clock()
+        # Blocked lanes first, because they wait for the reader of the page.
+        lanes = nsmallest(
+            SHOWN, run.engine.stopped_lanes(), key=lambda lane: (lane.head.state != BLOCKED, lane.head.received)
+        )
+        return tuple(
+            Stopped(
+                waits=_WAITS.get(lane.head.state, "retry"),
+                partition=str(lane.head.partition.id),
+                position=lane.head.position,
+                attempt=lane.head.attempt,
+                age=max(0.0, now - lane.head.received),
+                left=max(0.0, lane.until - now),
+                error=error_type(lane.failure.error),
+                key=lane.head.key,
+            )
+            for lane in lanes
         )

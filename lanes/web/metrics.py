@@ -40,6 +40,8 @@ class Metrics:
         """
         if is_idle(metrics.get_meter_provider()):
             metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))
+            # Before the first measurement the reader has no series.
+            self._found = True
         elif not self._exist():
             log.warning(
                 "%s: /metrics has no metrics, because the MeterProvider of the program has no reader for Prometheus; "

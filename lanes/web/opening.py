@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
@@ -39,18 +40,25 @@ def port_of(consumer: Consumer, http: str | Web | None) -> AbstractContextManage
     return Port(consumer, web)
 
 
-def application(consumer: Consumer, *, show_keys: bool) -> Starlette:
+def application(
+    consumer: Consumer, *, show_keys: bool, hosts: Collection[str], operate: bool, token: str | None
+) -> Starlette:
     """Return the application of ``lanes.web.app``, see there."""
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
-    web = Web(address="127.0.0.1:0", show_keys=show_keys)
+    web = Web(address="127.0.0.1:0", show_keys=show_keys, hosts=hosts, operate=operate, token=token)
     _check_extra("lanes.web.app")
     from lanes.web.board import Board
+    from lanes.web.commands import Commands
+    from lanes.web.lines import Lines
     from lanes.web.metrics import Metrics
     from lanes.web.routes import Routes
 
     board = Board(consumer)
-    return Routes(board, Metrics(board.view.name), web).application()
+    lines = Lines()
+    lines.open()
+    commands = None if token is None else Commands(consumer, token)
+    return Routes(board, Metrics(board.view.name), web, lines, commands).application()
 
 
 def _check_extra(what: str) -> None:

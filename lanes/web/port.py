@@ -16,6 +16,8 @@ import uvicorn
 from lanes.consumer import Consumer
 from lanes.errors import ConfigError
 from lanes.web.board import FRESH, Board
+from lanes.web.commands import Commands
+from lanes.web.lines import Lines
 from lanes.web.metrics import Metrics
 from lanes.web.routes import Routes
 from lanes.web.settings import Address, Web, address_of
@@ -42,7 +44,9 @@ class Port:
         self._name = consumer._life.name
         self._board = Board(consumer)
         self._metrics = Metrics(self._name)
-        self._application = Routes(self._board, self._metrics, web).application()
+        self._lines = Lines()
+        commands = None if web.token is None else Commands(consumer, web.token)
+        self._routes = Routes(self._board, self._metrics, web, self._lines, commands)
         self._thread: threading.Thread | None = None
         self._server: uvicorn.Server | None = None
 
@@ -67,10 +71,11 @@ class Port:
         listening = listener(self.address)
         self.address = Address(self.address.host, listening.getsockname()[1])
         self._metrics.provide()
+        self._lines.open()
         # The server must neither replace the handlers of signals nor configure the log of the program.
         self._server = uvicorn.Server(
             uvicorn.Config(
-                self._application,
+                self._routes.application(),
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -90,6 +95,8 @@ class Port:
         """Stop answering. Blocks for at most a few seconds. Idempotent."""
         if self._server is None or self._thread is None:
             return
+        self._lines.close()
+        self._routes.close()
         self._server.should_exit = True
         self._thread.join(_CLOSED_WITHIN)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from lanes.arguments import check_flag, kind_of, shown_value
 from lanes.errors import ConfigError
+
+TOKEN_LENGTH: Final = 16
+"""Minimum number of characters of a token."""
 
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -33,7 +37,12 @@ class Web:
     Attributes:
         address: Host and port to listen on, such as ``"127.0.0.1:8080"``. Port 0 = the system chooses a free port, and
             the log shows the port. An address other than loopback is open to the network.
-        show_keys: Whether ``/status`` shows the keys of messages. False = only the hashes of the keys.
+        show_keys: Whether the page and ``/status`` show the keys of messages. False = only the hashes of the keys.
+        hosts: Names by which browsers may open the page, in addition to the names of loopback and to the host of the
+            address, such as ``"ops.example.com"``. Another site could otherwise read the page through a name of its
+            own. The probes and ``/metrics`` answer under every name.
+        operate: Whether a person with the token may pause, resume, unblock and send to the dead letters.
+        token: Secret of the person, at least 16 characters. ``operate`` needs a token. No ``repr`` shows the token.
 
     Raises:
         ConfigError: An argument has a wrong type or value.
@@ -41,10 +50,30 @@ class Web:
 
     address: str
     show_keys: bool = False
+    hosts: Collection[str] = ()
+    operate: bool = False
+    token: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         address_of(self.address)
         check_flag("show_keys", self.show_keys)
+        check_flag("operate", self.operate)
+        if isinstance(self.hosts, str) or not all(isinstance(host, str) for host in self.hosts):
+            raise ConfigError(f'hosts is {kind_of(self.hosts)}: write the names of hosts, such as ["ops.example.com"]')
+        if self.token is not None and (not isinstance(self.token, str) or len(self.token) < TOKEN_LENGTH):
+            raise ConfigError(f"token has less than {TOKEN_LENGTH} characters: write secrets.token_urlsafe()")
+        if self.operate != (self.token is not None):
+            raise ConfigError(
+                "operate=True needs a token, so that only operators act: write token=secrets.token_urlsafe()"
+                if self.operate
+                else "token has no effect without operate=True: write both, or leave out token"
+            )
+
+
+def is_of_host(text: str, allowed: Collection[str]) -> bool:
+    """Return whether the value of a header ``Host`` names an allowed host or loopback, with any port."""
+    host = text.rpartition("]")[0][1:] if text.startswith("[") else text.partition(":")[0]
+    return host.casefold() in _LOOPBACK | {each.casefold() for each in allowed}
 
 
 def web_of(http: object) -> Web:

@@ -7,15 +7,57 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from heapq import nlargest
 from typing import Any, Final
 
 from lanes.dead_letter import printable
 from lanes.history.writer import key_hash
+from lanes.observe.status import PartitionStatus, Status
 from lanes.web.board import STILL, Board, View
 
 VERSION: Final = 1
 """Version of the format of ``/status``."""
+
+SHOWN_PARTITIONS: Final = 100
+"""Maximum number of partitions in a snapshot for the page."""
+
+
+def page_of(board: Board, *, show_keys: bool, operate: bool, lines: Sequence[str]) -> dict[str, Any]:
+    """Return a snapshot for the page.
+
+    Args:
+        board: The board of the consumer.
+        show_keys: Whether to show keys in addition to their hashes.
+        operate: Whether the port takes commands.
+        lines: The last lines of the log, the newest first.
+
+    Returns:
+        The content of ``/status`` with ``SHOWN_PARTITIONS`` partitions at most, those with the oldest messages.
+    """
+    view = board.view
+    status = view.status
+    found: dict[str, Any] = {"lag": None, "partition_count": 0}
+    if status is not None:
+        lags = [each.lag for each in status.partitions.values() if each.lag is not None]
+        found = {
+            "lag": sum(lags) if len(lags) == len(status.partitions) else None,
+            "partition_count": len(status.partitions),
+        }
+        shown = nlargest(SHOWN_PARTITIONS, status.partitions.items(), key=lambda item: _attention(item[1]))
+        status = replace(status, partitions=dict(shown), floors={})
+    return {
+        **_content(board, status, show_keys=show_keys),
+        **found,
+        "at": round(view.taken, 3),
+        "operate": operate,
+        "events": list(lines),
+    }
+
+
+def _attention(partition: PartitionStatus) -> tuple[float, int]:
+    """Return how much a partition deserves the attention of a reader, for a comparison."""
+    return -1.0 if partition.oldest is None else partition.oldest.age, partition.lag or 0
 
 
 def status_of(board: Board, *, show_keys: bool) -> dict[str, Any]:
@@ -28,6 +70,10 @@ def status_of(board: Board, *, show_keys: bool) -> dict[str, Any]:
     Returns:
         An object that ``json`` can write.
     """
+    return _content(board, board.view.status, show_keys=show_keys)
+
+
+def _content(board: Board, status: Status | None, *, show_keys: bool) -> dict[str, Any]:
     view = board.view
     return {
         "version": VERSION,
@@ -39,7 +85,8 @@ def status_of(board: Board, *, show_keys: bool) -> dict[str, Any]:
         "active": view.active,
         "draining": board.draining,
         **_health(view),
-        "status": None if view.status is None else plain(view.status, show_keys=show_keys),
+        "status": None if status is None else plain(status, show_keys=show_keys),
+        "stopped": plain(view.stopped, show_keys=show_keys),
     }
 
 
