@@ -32,6 +32,7 @@ PUBLIC: Final = (
     "lanes.cohort",
     "lanes.ownership",
     "lanes.dead_letters",
+    "lanes.web",
     "memsource",
     # For authors of a backend: the contract suites
     "memsource.contract",
