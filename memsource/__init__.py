@@ -7,8 +7,8 @@ that every source passes is in ``memsource.contract``. The Hypothesis strategies
 The package imports a public name at the first use of the name, because every test run loads the pytest plugin. The
 plugin imports this package.
 
-Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``postgres``, ``history``, ``checkers``, ``contract``,
-``sim``, ``adapters``, ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
+Reading order: the rooms ``memory``, ``kafka``, ``jetstream``, ``history``, ``checkers``, ``contract``, ``sim``,
+``adapters``, ``explorer``; and ``personality``, ``cli``, ``pytest_plugin``.
 """
 
 from __future__ import annotations

@@ -8,5 +8,5 @@ The package has two cohorts:
   so they hide such a redelivery from the consumer. A run takes about five times as long.
 
 Reading order: ``pull_consumer``, ``broker``, ``cohort``, ``takeover``, ``source``, ``queue``; ``link``,
-``lease_store``, ``epoch_consumers``, ``cohort_broker``, ``cohort_source``; and the room ``server``.
+``lease_store``, ``epoch_consumers``, ``cohort_broker``, ``cohort_source``.
 """

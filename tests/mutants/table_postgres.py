@@ -14,7 +14,7 @@ def _planted(name: str, module: str, old: str, new: str, breaks: str, *found_by:
 
 _EPOCH_IGNORED: Final = _planted(
     "epoch_ignored",
-    "memsource.postgres.states",
+    "tests.simulated.postgres.states",
     "    if before is None or before.epoch != state.epoch:\n",
     "    if before is None:\n",
     "a store does not compare the epoch",
@@ -24,7 +24,7 @@ _EPOCH_IGNORED: Final = _planted(
 POSTGRES: Final = (
     _planted(
         "late_commit_passed",
-        "memsource.postgres.log",
+        "tests.simulated.postgres.log",
         "        found = sorted(ticket for ticket in self._pending if ticket > self._highest or ticket in holes)\n",
         "        found = sorted(ticket for ticket in self._pending if ticket > self._highest)\n",
         "the sequencer never returns to a ticket that was not visible",
@@ -32,7 +32,7 @@ POSTGRES: Final = (
     ),
     _planted(
         "hole_forgotten_too_soon",
-        "memsource.postgres.log",
+        "tests.simulated.postgres.log",
         "if hole.ticket not in found and hole.running & running]\n",
         "if False]\n",
         "the sequencer forgets a ticket that was not visible at the next call",
@@ -79,7 +79,7 @@ POSTGRES: Final = (
         also=(
             _planted(
                 "floor_may_fall",
-                "memsource.postgres.states",
+                "tests.simulated.postgres.states",
                 "    if before.floor > state.floor:\n        return False\n",
                 "",
                 "a store may lower the position",
@@ -100,7 +100,7 @@ POSTGRES: Final = (
         also=(
             _planted(
                 "second_row",
-                "memsource.postgres.server",
+                "tests.simulated.postgres.server",
                 "        if self.get(key) is not None:\n            raise UniqueViolation\n",
                 "",
                 "an insert replaces the row of another session",

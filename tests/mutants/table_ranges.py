@@ -1,6 +1,6 @@
 """Mutants of ranges, which the campaign over the simulated server must find.
 
-The mutants of ``memsource.postgres.pieces`` stand for faults of the SQL, which the simulated server replaces.
+The mutants of ``tests.simulated.postgres.pieces`` stand for faults of the SQL, which the simulated server replaces.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _planted(name: str, module: str, old: str, new: str, breaks: str, *found_by:
 
 _EPOCH_ENDS_NO_DRAIN: Final = _planted(
     "epoch_ends_no_drain",
-    "memsource.postgres.pieces",
+    "tests.simulated.postgres.pieces",
     "    return former is None or row.parent_epoch is None or former.epoch <= row.parent_epoch\n",
     "    return True\n",
     "a later owner of the parent ends no drain",
@@ -27,7 +27,7 @@ _EPOCH_ENDS_NO_DRAIN: Final = _planted(
 RANGES: Final = (
     _planted(
         "fed_before_the_drain",
-        "memsource.postgres.pieces",
+        "tests.simulated.postgres.pieces",
         "    if row.parent is None:\n        return False\n",
         "    if True:\n        return False\n",
         "a claim does not look for the drain of the piece",
@@ -91,7 +91,7 @@ RANGES: Final = (
     ),
     _planted(
         "end_point_of_a_move_exclusive",
-        "memsource.postgres.pieces",
+        "tests.simulated.postgres.pieces",
         "    found = ((max(start, lo), min(end, hi + 1)) for start, end in slots or ())\n",
         "    found = ((max(start, lo), min(end, max(lo + 1, hi))) for start, end in slots or ())\n",
         "the last slot of a range does not move with the range",
@@ -100,7 +100,7 @@ RANGES: Final = (
     ),
     _planted(
         "group_ignored",
-        "memsource.postgres.pieces",
+        "tests.simulated.postgres.pieces",
         "if (row.log, row.group) == (log, group))\n",
         "if row.log == log)\n",
         "a consumer owns the ranges of the consumer of its name in another group",
@@ -129,7 +129,7 @@ RANGES: Final = (
     ),
     _planted(
         "split_forgets_what_is_finished",
-        "memsource.postgres.pieces",
+        "tests.simulated.postgres.pieces",
         "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
         "        row = row._replace(floor=0, completed=())\n"
         "        part = row._replace(slots=_common(row.slots, lo, hi), consumer=consumer, epoch=0)\n",
@@ -158,7 +158,7 @@ RANGES: Final = (
         also=(
             _planted(
                 "pieces_of_others_claimed",
-                "memsource.postgres.pieces",
+                "tests.simulated.postgres.pieces",
                 "(row.slots is not None and row.consumer != consumer)",
                 "(row.slots is not None and row.consumer is None)",
                 "a claim does not look at the consumer of the piece",

@@ -87,7 +87,7 @@ def split(
 
 
 def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
-    """Show the owner of each range, the running consumers, and the free slots.
+    """Show the owner of each range, and the running consumers.
 
     A process counts as running until 10 s after its last heartbeat. The command first gives positions to committed
     messages.

@@ -24,9 +24,6 @@ from lanes_jetstream.wire.pull_requests import PullRequests
 from memsource.adapters.choices import KINDS, OF_REQUESTS, Kind, Phase
 from memsource.adapters.pairs import Impossible
 from memsource.adapters.world import AdapterWorld
-from memsource.jetstream.server.protocol import Publish
-from memsource.jetstream.server.server import DELIVER, Fate, NatsServer, Session
-from memsource.jetstream.server.stream import StreamConsumer
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record, Topic
 from memsource.personality import PersonalityName
@@ -37,6 +34,9 @@ from tests.simulated.jetstream.member import STREAM, SimulatedMember, SimulatedW
 from tests.simulated.jetstream.network import Network
 from tests.simulated.jetstream.ownership import BUCKET, KEPT, Ownership
 from tests.simulated.jetstream.reports import unreal_gap
+from tests.simulated.jetstream.server.protocol import Publish
+from tests.simulated.jetstream.server.server import DELIVER, Fate, NatsServer, Session
+from tests.simulated.jetstream.server.stream import StreamConsumer
 
 LETTERS: Final = "letters"
 """Stream of the dead letters, and its subject."""

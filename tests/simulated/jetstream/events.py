@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal, Protocol
 
-from memsource.jetstream.server.server import NatsServer, Session
-from memsource.jetstream.server.stream import MessageStream
+from tests.simulated.jetstream.server.server import NatsServer, Session
+from tests.simulated.jetstream.server.stream import MessageStream
 
 Use = Literal["cohort", "durable", "shared", "contended"]
 """The members of a run: a cohort, processes that take turns on one durable, processes that share one durable, or

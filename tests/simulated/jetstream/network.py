@@ -17,8 +17,8 @@ from urllib.parse import ParseResult
 
 from nats.aio.transport import Transport
 
-from memsource.jetstream.server.server import NatsServer, Session
 from memsource.sim.loop.event_loop import GROUP, current
+from tests.simulated.jetstream.server.server import NatsServer, Session
 
 HOST: Final = "server.simulated"
 

@@ -9,12 +9,12 @@ from lanes.core.types import Message, Partition
 from lanes_jetstream import Cohort
 from lanes_jetstream.cohort.epoch_consumers import EpochName
 from lanes_jetstream.cohort.lease_store import bucket_name
-from memsource.jetstream.server.bucket import BucketStream
-from memsource.jetstream.server.server import NatsServer
-from memsource.jetstream.server.stream import MessageStream
 from memsource.sim.loop.event_loop import current
 from memsource.sim.world.worker import Worker
 from tests.simulated.jetstream.member import STREAM, SimulatedMember
+from tests.simulated.jetstream.server.bucket import BucketStream
+from tests.simulated.jetstream.server.server import NatsServer
+from tests.simulated.jetstream.server.stream import MessageStream
 
 COHORT: Final = Cohort("orders")
 NAMESPACE: Final = COHORT.namespace

@@ -9,7 +9,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from lanes_jetstream.wire.pull_requests import PullRequests
-from memsource.jetstream.server.stream import MessageStream
+from tests.simulated.jetstream.server.stream import MessageStream
 
 _GAP: Final = re.compile(r"delivery (\d+) missing")
 

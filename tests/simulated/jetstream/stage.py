@@ -13,13 +13,13 @@ from typing import Any, Final
 import nats
 from nats.aio.client import Client
 
-from memsource.jetstream.server.api import PREFIX, Fields
-from memsource.jetstream.server.protocol import Publish
-from memsource.jetstream.server.server import DELIVER, Fate, NatsServer, Session
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.virtual import run
 from tests.simulated.jetstream.network import HOST, Network
 from tests.simulated.jetstream.seams import seams
+from tests.simulated.jetstream.server.api import PREFIX, Fields
+from tests.simulated.jetstream.server.protocol import Publish
+from tests.simulated.jetstream.server.server import DELIVER, Fate, NatsServer, Session
 
 __all__ = ["LATENCY", "URL", "Stage", "played", "refusal"]
 

@@ -27,7 +27,7 @@ from lanes_jetstream.wire.acks import (
     keep_alive,
     send_all,
 )
-from memsource.jetstream.server.server import Fate
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import LATENCY, Stage, played
 
 ROUND_TRIP: Final = 2 * LATENCY

@@ -21,9 +21,9 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Backlog, Delivered, Destination, Generation, Lost, SourceEvent
 from lanes_jetstream import Cohort, JetStreamSource, subject_token
 from lanes_jetstream.cohort.source import CohortSource
-from memsource.jetstream.server.server import Fate
 from memsource.memory.topic import Record
 from memsource.sim.loop.virtual import until
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import LATENCY, URL, Stage, played
 
 ROOM: Final = Room(100, 1_000_000)

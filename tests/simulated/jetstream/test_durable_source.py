@@ -19,8 +19,8 @@ from lanes.core.types import Message, Partition, PartitionId, Room, Settlement
 from lanes.source import Assigned, Delivered
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_jetstream.durable.source import DurableSource
-from memsource.jetstream.server.server import Fate
 from memsource.sim.loop.virtual import until
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import LATENCY, URL, Stage, played, refusal
 
 SECOND: Final = 1_000_000_000

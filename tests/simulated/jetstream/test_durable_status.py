@@ -10,8 +10,8 @@ from lanes import SourceError
 from lanes.core.types import Room
 from lanes.source import Destination
 from lanes_jetstream.wire.connection import Connection
-from memsource.jetstream.server.server import Fate
 from memsource.sim.loop.virtual import until
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import Stage, played
 from tests.simulated.jetstream.test_durable_source import (
     ROOM,

@@ -17,7 +17,7 @@ from lanes_jetstream.cohort.epoch_consumers import EpochName, JetStreamEpochCons
 from lanes_jetstream.wire.connection import Connection
 from memsource.contract.epochs import EPOCH_CHECKS, EpochCheck
 from memsource.jetstream.epoch_consumers import EPOCH_MS, Durable, Retention
-from memsource.jetstream.server.server import Fate
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import LATENCY, Stage, played, refusal
 
 STREAM: Final = "S"

@@ -16,8 +16,8 @@ from lanes.cohort.membership import HINTED
 from lanes_jetstream.cohort.lease_store import JetStreamLeaseStore
 from lanes_jetstream.wire.connection import Connection
 from memsource.contract.leases import LEASE_CHECKS, LeaseCheck
-from memsource.jetstream.server.server import Fate
-from memsource.jetstream.server.stream import Refused
+from tests.simulated.jetstream.server.server import Fate
+from tests.simulated.jetstream.server.stream import Refused
 from tests.simulated.jetstream.stage import Stage, played, refusal
 
 BUCKET: Final = "lanes_orders_c"

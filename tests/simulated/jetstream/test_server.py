@@ -11,7 +11,6 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from memsource.jetstream.server.server import NatsServer
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.virtual import run
 from tests.components import NatsServer as RealServer
@@ -26,6 +25,7 @@ from tests.simulated.jetstream.scripts import (
     a_denied_message_has_no_effect_and_is_an_error_of_the_client,
 )
 from tests.simulated.jetstream.seams import seams
+from tests.simulated.jetstream.server.server import NatsServer
 
 
 def simulated(script: Script, *denied: str) -> Seen:

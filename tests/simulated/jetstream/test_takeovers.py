@@ -20,8 +20,8 @@ from lanes_jetstream.durable.consumer import DurableConsumer
 from lanes_jetstream.durable.pulls import DurablePulls
 from lanes_jetstream.durable.takeover import RETRY_DELAY, Takeover
 from lanes_jetstream.wire.connection import API_TIMEOUT, Connection
-from memsource.jetstream.server.server import Fate
 from memsource.sim.loop.virtual import until
+from tests.simulated.jetstream.server.server import Fate
 from tests.simulated.jetstream.stage import Stage, played, refusal
 
 SECOND: Final = 1_000_000_000

@@ -21,13 +21,13 @@ from memsource.adapters.world import AdapterWorld
 from memsource.memory.broker import KeepsDeadLetters
 from memsource.memory.topic import Record
 from memsource.personality import PersonalityName
-from memsource.postgres.log import Batch, ReferenceLog, StoredRow
-from memsource.postgres.server import PostgresServer, Session
-from memsource.postgres.states import StateRow
 from memsource.sim.world.worker import Worker
 from tests.simulated.postgres.client import Line, Network
+from tests.simulated.postgres.log import Batch, ReferenceLog, StoredRow
 from tests.simulated.postgres.member import SUBSCRIPTION, SimulatedMember, SimulatedWriter, unit_of
+from tests.simulated.postgres.server import PostgresServer, Session
 from tests.simulated.postgres.statements import INCARNATION, LOG, SCHEMA, member_key, state_key, subscription_key
+from tests.simulated.postgres.states import StateRow
 
 _LATENCIES: Final = (0.0, 0.001, 0.001, 0.02, 0.04)
 _CALM: Final = (0.0, 0.0, 0.5, 1.0, 3.0)

@@ -20,8 +20,8 @@ import psycopg
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from memsource.adapters.choices import DELIVER, Choice
-from memsource.postgres.server import Blocked, PostgresServer, RowRefused, Session, UniqueViolation
 from memsource.sim.loop.event_loop import GROUP, current
+from tests.simulated.postgres.server import Blocked, PostgresServer, RowRefused, Session, UniqueViolation
 from tests.simulated.postgres.statements import Rows, call_of, perform, text_of
 
 FIRST_DESCRIPTOR: Final = 1_000

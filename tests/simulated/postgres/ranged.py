@@ -24,12 +24,12 @@ from memsource.adapters.choices import Choice
 from memsource.adapters.world import AdapterWorld
 from memsource.checkers.slots import SlotOwner
 from memsource.memory.topic import Record
-from memsource.postgres.pieces import PieceRow
-from memsource.postgres.pieces import key_of as piece_key
-from memsource.postgres.server import Blocked, Session
 from tests.simulated.postgres.broker import PostgresBroker
 from tests.simulated.postgres.client import SimConnection
 from tests.simulated.postgres.member import SUBSCRIPTION, SimulatedMember, unit_of
+from tests.simulated.postgres.pieces import PieceRow
+from tests.simulated.postgres.pieces import key_of as piece_key
+from tests.simulated.postgres.server import Blocked, Session
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 OTHER_GROUP: Final = "audit"

@@ -21,10 +21,10 @@ from lanes_postgres.ring import reading as ring_reading
 from lanes_postgres.ring import unowned as ring_unowned
 from lanes_postgres.steps import compose, compose_names
 from lanes_postgres.subscription import kept, members, starts, visitor
-from memsource.postgres import pieces
-from memsource.postgres.log import StoredRow
-from memsource.postgres.server import Session
-from memsource.postgres.states import StateRow, claim, store
+from tests.simulated.postgres import pieces
+from tests.simulated.postgres.log import StoredRow
+from tests.simulated.postgres.server import Session
+from tests.simulated.postgres.states import StateRow, claim, store
 
 SCHEMA: Final = "lanes"
 LOG: Final = "orders"

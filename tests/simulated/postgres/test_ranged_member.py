@@ -14,13 +14,13 @@ from lanes.errors import SourceError
 from lanes.source import Assigned
 from lanes_postgres import Log, PostgresSource, RangeMap
 from memsource.adapters.choices import DELIVER, Choice
-from memsource.postgres.log import ReferenceLog
-from memsource.postgres.server import PostgresServer
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.virtual import run
 from tests.simulated.postgres.client import Network, SimConnection
+from tests.simulated.postgres.log import ReferenceLog
 from tests.simulated.postgres.member import SUBSCRIPTION, URL
 from tests.simulated.postgres.seams import seams
+from tests.simulated.postgres.server import PostgresServer
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 ROOM = Room(10, 1_000)

@@ -13,16 +13,16 @@ import pytest
 from psycopg import sql
 
 from lanes_postgres import Log, Record, migrate
-from memsource.postgres.log import Batch, ReferenceLog, StoredRow
-from memsource.postgres.server import PostgresServer as SimulatedServer
 from memsource.sim.loop.choosers import Fifo
 from memsource.sim.loop.event_loop import current
 from memsource.sim.loop.virtual import run
 from memsource.sim.world.world import EPOCH
 from tests.components import PostgresServer
 from tests.simulated.postgres.client import Network, SimConnection
+from tests.simulated.postgres.log import Batch, ReferenceLog, StoredRow
 from tests.simulated.postgres.scripts import SCRIPTS, Commit, Script, Seen
 from tests.simulated.postgres.seams import seams
+from tests.simulated.postgres.server import PostgresServer as SimulatedServer
 from tests.simulated.postgres.statements import LOG, SCHEMA
 
 PARTITIONS = 2

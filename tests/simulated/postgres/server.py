@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any
 
-from memsource.postgres.log import ReferenceLog
+from tests.simulated.postgres.log import ReferenceLog
 
 
 class Blocked(Exception):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from memsource.postgres.server import Blocked, Session
+from tests.simulated.postgres.server import Blocked, Session
 
 Runs = tuple[tuple[int, int], ...]
 """Rising half-open runs of slots or positions."""

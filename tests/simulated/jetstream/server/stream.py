@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from memsource.jetstream.pull_consumer import ConsumerSettings, PullConsumer
-from memsource.jetstream.server.protocol import matches
 from memsource.memory.broker import Delivery
 from memsource.memory.topic import Log, Record
+from tests.simulated.jetstream.server.protocol import matches
 
 _SECOND: Final = 1_000_000_000
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, Literal
 
-from memsource.jetstream.server.api import PREFIX, Api
-from memsource.jetstream.server.bucket import BucketStream
-from memsource.jetstream.server.protocol import (
+from memsource.memory.topic import Record
+from tests.simulated.jetstream.server.api import PREFIX, Api
+from tests.simulated.jetstream.server.bucket import BucketStream
+from tests.simulated.jetstream.server.protocol import (
     Other,
     Parser,
     Publish,
@@ -23,8 +24,7 @@ from memsource.jetstream.server.protocol import (
     message,
     status_block,
 )
-from memsource.jetstream.server.stream import MessageStream, Refused, Sent, Status, StreamConsumer
-from memsource.memory.topic import Record
+from tests.simulated.jetstream.server.stream import MessageStream, Refused, Sent, Status, StreamConsumer
 
 _JS: Final = "$JS."
 _ACK: Final = "$JS.ACK."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from memsource.postgres.server import Session
+from tests.simulated.postgres.server import Session
 
 
 class StateRow(NamedTuple):

@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any, Final
 
 from memsource.jetstream.epoch_consumers import EPOCH_MS
-from memsource.jetstream.server.bucket import BucketStream
-from memsource.jetstream.server.stream import MessageStream, Refused, Status, StreamConsumer, overlap
 from memsource.memory.topic import Record
+from tests.simulated.jetstream.server.bucket import BucketStream
+from tests.simulated.jetstream.server.stream import MessageStream, Refused, Status, StreamConsumer, overlap
 
 PREFIX: Final = "$JS.API."
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from lanes.cohort.leases import Conflict
 from memsource.jetstream.lease_store import Bucket
-from memsource.jetstream.server.stream import Refused
+from tests.simulated.jetstream.server.stream import Refused
 
 _TTL: Final = re.compile(r"(\d+)s")
 
