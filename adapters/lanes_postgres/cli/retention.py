@@ -8,8 +8,9 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 
+from lanes.arguments import did_you_mean
 from lanes.errors import ConfigError
-from lanes_postgres.log.appending import LogFacts
+from lanes_postgres.log.appending import LogFacts, similar_log
 from lanes_postgres.log.reading import LogTables
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
@@ -74,7 +75,8 @@ async def trim(
     cursor = AsyncCursor(connection, row_factory=tuple_row)
     found = await (await cursor.execute(compose(_FIND, schema), (log,))).fetchone()
     if found is None:
-        raise ConfigError(f"the schema {schema!a} has no log {log!a}; correct --log or --schema")
+        meant = await perform_async(connection, similar_log(schema, log), "trim")
+        raise ConfigError(f"the schema {schema!a} has no log {log!a}{meant}; correct --log or --schema")
     facts = LogFacts(*found)
     number, partitions, incarnation = facts[:3]
     query = _TRIM
@@ -102,8 +104,8 @@ async def trim(
             for name in without:
                 if name not in others:
                     raise ConfigError(
-                        f"log {log!a} has no subscription {name!a}; run `lanes postgres subscriptions list`, and "
-                        "correct --without"
+                        f"log {log!a} has no subscription {name!a}{did_you_mean(name, others)}; run `lanes postgres "
+                        "subscriptions list`, and correct --without"
                     )
             if not others.difference(without) and not force:
                 other = "other subscription" if without else "subscription"

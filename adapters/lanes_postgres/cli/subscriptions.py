@@ -8,7 +8,9 @@ from typing import Any, Final, LiteralString
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.rows import tuple_row
 
+from lanes.arguments import did_you_mean
 from lanes.errors import ConfigError
+from lanes_postgres.log.appending import similar_log
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
 
@@ -34,6 +36,10 @@ _LIST: Final[LiteralString] = (
 _FIND: Final[LiteralString] = (
     "SELECT of.log FROM {schema}.lanes_subscriptions AS of JOIN {schema}.lanes_logs AS log ON log.id = of.log "
     "WHERE log.name = %s AND of.name = %s FOR UPDATE OF of"
+)
+_NAMES: Final[LiteralString] = (
+    "SELECT of.name FROM {schema}.lanes_subscriptions AS of JOIN {schema}.lanes_logs AS log ON log.id = of.log "
+    "WHERE log.name = %s ORDER BY 1"
 )
 _MEMBERS: Final[LiteralString] = (
     "SELECT member FROM {schema}.lanes_subscription_members WHERE log = %s AND subscription = %s "
@@ -95,9 +101,12 @@ async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: 
     async with connection.transaction():
         found = await (await cursor.execute(compose(_FIND, schema), (log, name))).fetchone()
         if found is None:
+            await cursor.execute(compose(_NAMES, schema), (log,))
+            meant = did_you_mean(name, [each for (each,) in await cursor.fetchall()])
+            meant = meant or await perform_async(connection, similar_log(schema, log), _WHERE)
             raise ConfigError(
-                f"log {log!a} has no subscription {name!a} in the schema {schema!a}; run `lanes postgres subscriptions "
-                "list`, and correct the names"
+                f"log {log!a} has no subscription {name!a} in the schema {schema!a}{meant}; run `lanes postgres "
+                "subscriptions list`, and correct the names"
             )
         await cursor.execute(compose(_MEMBERS, schema), (found[0], name, _LIVE))
         members = [member for (member,) in await cursor.fetchall()]

@@ -12,7 +12,7 @@ from typing import Any, Final, LiteralString, NamedTuple, overload
 from psycopg import AsyncConnection, Connection
 from psycopg.types.numeric import Int4
 
-from lanes.arguments import kind_of, names_unknown_options, shown_value
+from lanes.arguments import did_you_mean, kind_of, names_unknown_options, shown_value
 from lanes.core.ring import partition as partition_of
 from lanes.core.ring import slot
 from lanes.core.types import PartitionKey, key_bytes
@@ -28,6 +28,7 @@ PARTITIONS: Final = 64
 _MOST_PARTITIONS: Final = 65_536
 _NAME_LIMIT: Final = 200
 
+_NAMES: Final[LiteralString] = "SELECT array_agg(name) FROM (SELECT name FROM {schema}.lanes_logs LIMIT 1000) AS named"
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
 # A name without a schema may be found on no other search_path than that of the session that made the log.
 _IS_OVER: Final[LiteralString] = (
@@ -289,14 +290,17 @@ class Log:
         if self._facts is None:
             found = yield Statement(self._find, (self.name,))
             if found is None and self._over is not None:
+                meant = yield from similar_log(self.schema, self.name)
                 raise ConfigError(
-                    f"the schema {self.schema!r} has no log {self.name!r} over the table {self._over.table}; call "
-                    "Log.over(…).create(connection), or execute the statement of Log.over(…).migration(), once"
+                    f"the schema {self.schema!r} has no log {self.name!r} over the table {self._over.table}{meant}; "
+                    "call Log.over(…).create(connection), or execute the statement of Log.over(…).migration(), once"
                 )
             if found is None:
+                meant = yield from similar_log(self.schema, self.name)
                 raise ConfigError(
-                    f"the schema {self.schema!r} has no log {self.name!r}; call Log({self.name!r}).create(connection) "
-                    "once, for example in the deployment that calls lanes_postgres.migrate"
+                    f"the schema {self.schema!r} has no log {self.name!r}{meant}; call "
+                    f"Log({self.name!r}).create(connection) once, for example in the deployment that calls "
+                    "lanes_postgres.migrate"
                 )
             facts = self._same(LogFacts(*found))
             if self._over is not None:
@@ -409,6 +413,12 @@ class Log:
         place = spread if key is None else partition_of(key, facts.partitions)
         headers = headers_text(message.headers, f"message {number}")
         return place, None if key is None else slot(key), message.time, key, subject, headers, value
+
+
+def similar_log(schema: str, name: str) -> Steps[str]:
+    """Return a "did you mean" text about a log that resembles a missing log; "" = no such log."""
+    found = yield Statement(compose(_NAMES, schema), ())
+    return did_you_mean(name, (found and found[0]) or ())
 
 
 def headers_text(headers: Sequence[tuple[str, bytes]], what: str) -> str | None:

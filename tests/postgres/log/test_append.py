@@ -84,6 +84,12 @@ def test_a_missing_log_is_named(logs: Logs) -> None:
         Log("other", schema=logs.schema).append(connection, [Record("1")])
 
 
+def test_a_missing_log_is_named_with_a_similar_log(logs: Logs) -> None:
+    said = r"has no log 'ordrs' \(did you mean 'orders'\?\); call Log\('ordrs'\)\.create"
+    with logs.connect() as connection, pytest.raises(ConfigError, match=said):
+        Log("ordrs", schema=logs.schema).append(connection, [Record("1")])
+
+
 def test_a_missing_schema_names_migrate(postgres: PostgresServer, schema: str) -> None:
     with psycopg.connect(postgres.url) as connection, pytest.raises(ConfigError, match=r"lanes_postgres\.migrate"):
         Log("orders", schema=schema).append(connection, [Record("1")])

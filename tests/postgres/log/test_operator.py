@@ -141,7 +141,11 @@ def test_a_trim_without_a_subscription_keeps_what_the_others_have_not_finished(o
     assert operate(*trim) == (0, "orders: 1 messages deleted\n", "")
     assert read(logs, 2, "mail") == ["3", "4"]
     status, _, err = operate(*trim, "--without", "mall")
-    assert status == 3 and "log 'orders' has no subscription 'mall'" in err and "correct --without" in err
+    assert (
+        status == 3
+        and "log 'orders' has no subscription 'mall' (did you mean 'mail'?); run" in err
+        and "correct --without" in err
+    )
     status, _, err = operate(*trim, "--without", "mail", "--without", "fast")
     assert status == 3 and "has no other subscription" in err and "add --force" in err
 
@@ -157,7 +161,7 @@ def test_a_log_without_a_subscription_is_not_trimmed(operate: Operate, logs: Log
     status, _, err = operate("trim", "--older-than", "0", "--log", "orders")
     assert status == 3 and "'orders' has no subscription" in err and "add --force" in err
     status, _, err = operate("trim", "--older-than", "0", "--log", "order")
-    assert status == 3 and "has no log 'order'; correct --log or --schema" in err
+    assert status == 3 and "has no log 'order' (did you mean 'orders'?); correct --log or --schema" in err
     assert logs.values() == ["1", "2"]
 
 
@@ -170,6 +174,9 @@ def test_a_dropped_subscription_begins_again(operate: Operate, logs: Logs) -> No
     assert read(logs, 2, "billing") == ["1", "2"]
     status, _, err = operate("subscriptions", "drop", "bill", "--log", "orders")
     assert status == 3 and "log 'orders' has no subscription 'bill'" in err
+    said = operate("subscriptions", "drop", "biling", "--log", "orders")[2]
+    assert "has no subscription 'biling' in the schema" in said and " (did you mean 'billing'?); run" in said
+    assert " (did you mean 'orders'?); run" in operate("subscriptions", "drop", "billing", "--log", "ordrs")[2]
 
 
 def test_a_subscription_with_running_members_is_not_dropped(operate: Operate, logs: Logs) -> None:

@@ -114,6 +114,8 @@ async def test_a_table_without_the_trigger_is_refused_with_the_remedy(outbox: Ou
     with pytest.raises(ConfigError, match=r"has no log 'outbox' over the table .*; call Log\.over\(…\)\.create"):
         await Consumer(outbox.source(), ignore).run()
     outbox.execute(outbox.log.migration())
+    with pytest.raises(ConfigError, match=r"'outbx' over the table \S+ \(did you mean 'outbox'\?\); call"):
+        await Consumer(PostgresSource(outbox.url, outbox.over(name="outbx"), subscription="billing"), ignore).run()
     outbox.commit("ann", 1)
     seen = Seen()
     async with consuming(outbox.source(), seen):

@@ -548,6 +548,8 @@ async def test_a_missing_schema_or_log_is_refused_at_the_start(postgres: Postgre
         await Consumer(PostgresSource(postgres.url, Log("orders", schema="absent"), subscription="b"), Seen()).run()
     with pytest.raises(ConfigError, match="has no log 'absent'"):
         await Consumer(PostgresSource(postgres.url, Log("absent", schema=logs.schema), subscription="b"), Seen()).run()
+    with pytest.raises(ConfigError, match=r"has no log 'ordrs' \(did you mean 'orders'\?\); call Log"):
+        await Consumer(PostgresSource(postgres.url, Log("ordrs", schema=logs.schema), subscription="b"), Seen()).run()
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,8 @@ def test_a_group_without_assignments_is_named(ring: Command, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["status", "history"])
 def test_a_wrong_place_is_one_line_with_the_remedy(ring: Command, verb: str) -> None:
-    assert "has no log 'none'" in ring(verb, log="none")[2]
+    assert "has no log 'none'; call" in ring(verb, log="none")[2]
+    assert "has no log 'ordrs' (did you mean 'orders'?); call" in ring(verb, log="ordrs")[2]
     assert "--group='': must be a str of 1 to 200 characters" in ring(verb, group="")[2]
     assert "--log='': must be a str of 1 to 200 characters" in ring(verb, log="")[2]
     assert (
