@@ -128,7 +128,7 @@ def _wrong_call(name: str, values: tuple[object, ...]) -> ConfigError:
     """Return the error for a call whose values do not fit the parameters."""
     if name == "serve":
         remedy = "write lanes.serve(lanes.Consumer(source, handler, …))"
-        return ConfigError(f"lanes.serve takes one consumer, and grace=… and gc=… by their names: {remedy}")
+        return ConfigError(f"lanes.serve takes one consumer, and other arguments by their names: {remedy}")
     remedy = f"write lanes.{name}(source, handler, settings=…)"
     if values and isinstance(values[0], Consumer):
         remedy = f"{remedy}, or await {'consumer.run()' if name == 'run' else 'lanes.serve(consumer)'}"

@@ -83,7 +83,8 @@ class SourceTraits:
             engine then does not track settled positions. True only with ``"individual"``.
         revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
-        revoke_limit_from: The broker's or client's setting that makes ``revoke_limit``, for errors. Empty = unnamed.
+        revoke_limit_from: Setting of the broker or client that determines ``revoke_limit``; errors name the setting.
+            Empty = unnamed.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
         plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first of these
             events when the source knows its assignment.

@@ -204,7 +204,7 @@ class PostgresDeadLetters:
                     await log.append(connection, [record])
         except ConfigError as error:
             raise SourceError(
-                f"dead letter {letter.id}: it cannot go to its origin {letter.source[:80]!a}: {error}"
+                f"dead letter {letter.id} cannot be published to its log {letter.source[:80]!a}: {error}"
             ) from error
         return f"at the end of log {letter.source}"
 

@@ -79,7 +79,7 @@ def crossing() -> Iterator[None]:
 
 @contextmanager
 def mapped_errors(topic: str) -> Iterator[None]:
-    """Convert an error of Spark that the block raises to the task's error, or to a ``SourceError`` with ``topic``."""
+    """Replace an error of Spark in the block by the error of its task, or by a ``SourceError`` that names ``topic``."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

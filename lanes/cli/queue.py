@@ -147,11 +147,11 @@ def grow(
 ) -> None:
     """Print the runbook of a larger number of partitions.
 
-    Exit status: 0 = no fault was found, 3 = a fault was found. Each step shows whether the broker has seen it. With
-    --stream, the queue is in a JetStream stream, otherwise on Kafka. Without --group, all groups that read the queue
-    count. With --apply, the command creates the missing topics with the partitions, replicas and settings of the first
-    topic, or adds the missing subjects to the stream. The command also removes the stored number of partitions of a
-    cohort without live members.
+    Exit status: 0 = no fault was found, 3 = a fault was found. Each step is done, due or unknown, by the state of the
+    broker. With --stream, the queue is in a JetStream stream, otherwise on Kafka. Without --group, all groups that read
+    the queue count. With --apply, the command creates the missing topics with the partitions, replicas and settings of
+    the first topic, or adds the missing subjects to the stream. The command also removes the stored number of
+    partitions of a cohort without live members.
     """
     old, new = _queues(name, before, after, names)
     if new.partitions <= old.partitions:

@@ -357,7 +357,7 @@ class LeaseKeeper:
         if self._unanswered == SLOW:
             log.warning(
                 "%s: partition %d makes no progress, because %d requests in a row about its durables had no answer "
-                "within %g s. If the server is far away, set a longer Cohort(lease=…). A member waits for a sixth of "
+                "within %g s. If the server is far away, set a longer Cohort(lease=…): a request waits for a sixth of "
                 "the lease, at least 0.5 s and at most 2 s",
                 self._named(),
                 self._partition,

@@ -84,7 +84,7 @@ class RingMap:
 
     @classmethod
     def replay(cls, history: Iterable[Assignment]) -> RingMap:
-        """Return the map after the assignments of a history. Raises the errors of ``assign``."""
+        """Return the map after the assignments of a history. Raises ``ConfigError`` like ``assign``."""
         ring = cls()
         for assignment in history:
             ring = ring.assign(assignment)

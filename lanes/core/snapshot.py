@@ -206,7 +206,7 @@ def message_id(message: Message) -> MessageId:
 def snapshot(engine: Engine) -> EngineState:
     """Take a snapshot of an engine, which stays unchanged. The call is O(messages of the engine).
 
-    The call raises ``ValueError`` while unperformed effects exist, because a snapshot has no effects.
+    The call raises ``ValueError`` while unperformed effects exist, because a snapshot cannot contain effects.
     """
     if engine.effects:
         raise ValueError(

@@ -4,7 +4,7 @@ Each run of a consumer writes one *segment*, a file of JSON lines. The segment b
 ends with an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
 
 Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds of
-the engine's clock. The field ``wall`` has seconds since the epoch, sampled once a millisecond. A row of a message adds
+the engine's clock. The field ``wall`` has seconds since 1970, sampled once a millisecond. A row of a message adds
 ``partition``, ``assignment`` (1, 2, 3 … of this segment), ``position``, ``key`` (16 hex digits of blake3, null without
 a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
 events and status also show. The history never contains payloads or keys.

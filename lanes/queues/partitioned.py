@@ -177,7 +177,7 @@ class PartitionedQueue:
 
 
 def is_partition_name(queue: str, name: str) -> bool:
-    """Whether a physical queue has a default name of a partition above 0 of the queue, such as ``orders__p1``.
+    """Whether ``name`` is the default name of a partition of ``queue`` above partition 0, such as ``orders__p1``.
 
     A queue of the user may also have such a name. The answer therefore affects only texts for the operator.
     """

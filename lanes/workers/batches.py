@@ -156,7 +156,7 @@ class BatchWorkers:
         return [] if self._threads is None or self._processes is not None else self._threads.pool.stuck(now, timeout)
 
     def on_the_loop(self) -> list[Message]:
-        """Return the messages of the calls on the event loop. O(workers)."""
+        """Return the messages of the handler calls that run on the event loop. O(workers)."""
         return [] if self._threads is not None else [m for worker in self._workers for m in worker.batch]
 
     def message_in(self, frame: FrameType) -> Message | None:

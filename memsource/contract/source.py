@@ -154,7 +154,10 @@ async def check_messages_can_be_read(harness: Harness) -> None:
             for header in published.headers:
                 expect(header in message.headers, f"header {header!r} is missing in {message.headers!r}")
             expect(isinstance(message.subject, str) and message.subject != "", "the message has no subject")
-            expect(message.size >= len(published.value), f"size {message.size} is below the payload")
+            expect(
+                message.size >= len(published.value),
+                f"message.size is {message.size}, below the {len(published.value)} bytes of the payload",
+            )
 
 
 @_check()

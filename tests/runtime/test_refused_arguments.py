@@ -101,7 +101,7 @@ async def test_an_unknown_option_is_named_with_a_known_one() -> None:
 
 CONSUMER = Consumer(MemorySource(MemoryBroker()), acknowledge)
 WANTS = "takes a source and a handler, and other arguments by their names: write"
-SERVE_WANTS = "lanes.serve takes one consumer, and grace=… and gc=… by their names: write"
+SERVE_WANTS = "lanes.serve takes one consumer, and other arguments by their names: write"
 
 
 @pytest.mark.anyio

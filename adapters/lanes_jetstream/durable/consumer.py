@@ -293,7 +293,8 @@ class DurableConsumer:
             )
         if config.get("max_deliver", -1) != -1:
             wrong.append(
-                f"max_deliver is {config['max_deliver']}, so the server would drop messages from their key's order; "
+                f"max_deliver is {config['max_deliver']}, so the server would stop to redeliver a message, and "
+                "later messages of its key would overtake it; "
                 "set it to -1, because lanes bounds the attempts itself"
             )
         if config.get("backoff") and not self._modify:
