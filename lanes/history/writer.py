@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import math
@@ -16,6 +15,13 @@ import time
 from collections.abc import Callable, MutableSequence, Sequence
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple
+
+try:
+    import fcntl
+except ImportError:
+    _IS_POSIX = False
+else:
+    _IS_POSIX = True
 
 from blake3 import blake3
 
@@ -34,6 +40,9 @@ BUFFER_ROWS: Final = 4_096
 
 BUFFER_BYTES: Final = 1 << 20
 """Maximum number of buffered bytes, plus 64 rows. The row that reaches this number flushes the buffer."""
+
+_BINARY: Final[int] = getattr(os, "O_BINARY", 0)
+"""Flag without which Windows writes two bytes for the end of a line."""
 
 _PIECE: Final = 64
 """Maximum number of rows that one call adds."""
@@ -84,7 +93,7 @@ class SegmentFile:
 
     def __init__(self, path: Path, head: str) -> None:
         # Only the owner may read the file, because the hash of a guessable key can be matched against guesses.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | _BINARY, 0o600)
         self.path = path
         self._torn = head
         self._flag_at = len(head) - len(HEAD_END)
@@ -164,19 +173,29 @@ class SegmentFile:
             self._torn = self._torn[: -len(HEAD_END)] + digit + HEAD_END[1:]
             return
         try:
-            # Linux appends even a pwrite while O_APPEND is set. No other code uses this descriptor meanwhile.
-            flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)
-            try:
-                os.pwrite(self._fd, digit.encode(), self._flag_at)
-            finally:
-                fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
+            self._overwrite(digit.encode())
         except OSError as error:
             _log.warning(
                 "history %s: cannot be marked as incomplete (%s); `lanes check` may not notice the missing rows",
                 self.path,
                 error.strerror,
             )
+
+    def _overwrite(self, digit: bytes) -> None:
+        """Write the digit over the flag in the file. Raises ``OSError``."""
+        if not _IS_POSIX:
+            with self.path.open("r+b", buffering=0) as file:
+                file.seek(self._flag_at)
+                file.write(digit)
+            return
+        # This descriptor works even when the process has no free descriptor. Linux appends even a pwrite while O_APPEND
+        # is set. No other code uses this descriptor meanwhile.
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~os.O_APPEND)
+        try:
+            os.pwrite(self._fd, digit, self._flag_at)
+        finally:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags)
 
 
 class RowWriter:

@@ -148,7 +148,12 @@ def test_a_begin_row_is_never_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         assert rows[0]["incomplete"] == 0
 
 
-def test_a_process_that_dies_with_a_full_disk_leaves_an_incomplete_history(tmp_path: Path, plan: Plan) -> None:
+@pytest.mark.parametrize("windows", [False, True])
+def test_a_process_that_dies_with_a_full_disk_leaves_an_incomplete_history(
+    tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch, windows: bool
+) -> None:
+    if windows:
+        monkeypatch.setattr("lanes.history.writer._IS_POSIX", False)
     history = opened(tmp_path)
     history.started(message(1), NOW)
     history.flush()

@@ -39,7 +39,8 @@ def watching(loop: SimLoop, limit: float) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGALRM) is not None:
+    timer = hasattr(signal, "SIGALRM") and signal.getsignal(signal.SIGALRM) is not None
+    if timer and threading.current_thread() is threading.main_thread():
         with _by_signal(loop, limit):
             yield
     else:
