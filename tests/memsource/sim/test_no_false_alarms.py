@@ -15,6 +15,7 @@ from memsource.sim.plans.plan import FAULT_KINDS
 from memsource.sim.runs.simulate import simulate
 from memsource.sim.world.worker import App
 from memsource.sim.world.world import World
+from tests.effort import runs
 
 ALL = faults(**{kind: 2 if kind in ("crash", "rebalance", "redeliver", "io_fails") else 1 for kind in FAULT_KINDS})
 
@@ -95,6 +96,7 @@ def slow(world: World, table: Table) -> Callable[[Message], Awaitable[None]]:
 
 
 @pytest.mark.long
+@pytest.mark.sliced
 @pytest.mark.parametrize(
     ("make", "settings"),
     [
@@ -131,7 +133,9 @@ def test_a_right_handler_is_not_convicted(make: Make, settings: dict[str, Any]) 
     whole = Settings(**{"retry": retry, **settings})
     letters = settings.get("poison") in ("skip", "block_and_dlq") or "timeout" in settings
 
-    @simulate(runs=12, faults=ALL, threads="inline", seed=900, partitions=1 if whole.order == "serial" else 4)
+    @simulate(
+        runs=runs(12, least=4), faults=ALL, threads="inline", seed=900, partitions=1 if whole.order == "serial" else 4
+    )
     async def test(world: World) -> None:
         table: Table = {}
         world.produce("orders", n=40, keys=7, keyless=0.2, gaps=0.1)
