@@ -1,4 +1,4 @@
-"""``lanes cohort …``: shows a JetStream cohort, and drains or undrains a member."""
+"""The commands of JetStream: ``lanes cohort`` shows and drains members, ``lanes doctor jetstream`` checks a server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import anyio
 import typer
 from rich.table import Table
 
-from lanes.cli.kit import command_group, one_line_errors, option_values, print_table, waiting_line
+from lanes.cli.doctor import conclude
+from lanes.cli.kit import Misuse, command_group, one_line_errors, option_values, print_table, waiting_line
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
+from lanes_jetstream.dead_letters.writer import dead_letter_subject
+from lanes_jetstream.doctor import examine
 from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.stream import read_stream, similar_stream
 
@@ -34,6 +37,34 @@ Namespace = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 Work = Callable[[CohortView], Awaitable[None]]
+
+
+def doctor(
+    server: Server,
+    stream: Annotated[str, typer.Option(help="Check this stream.", metavar="NAME", show_default=False)] = "",
+    durable: Annotated[
+        str, typer.Option(help="Check this durable of the stream.", metavar="NAME", show_default=False)
+    ] = "",
+    dead_letters: Annotated[
+        str, typer.Option(help="Check this subject for dead letters.", metavar="SUBJECT", show_default=False)
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a NATS server, a stream and a durable.
+
+    Exit status: 0 = usable, 3 = a check failed. The command changes nothing at the server. Other users can see the
+    arguments of a process, so put a password into a credentials file of your program.
+    """
+    if durable and not stream:
+        raise Misuse("has --durable and no --stream; name the stream of the durable")
+    with option_values("--"):
+        Connection(server)
+    with option_values("--dead-letters: "):
+        if dead_letters:
+            dead_letter_subject(dead_letters)
+    with waiting_line("the NATS server", server):
+        checks = anyio.run(examine, server, stream, durable, dead_letters, backend="asyncio")
+    conclude(checks, as_json=as_json, facts={"stream": stream or None, "durable": durable or None})
 
 
 cohort = command_group("Show a JetStream cohort, and drain or undrain a member.")
