@@ -17,11 +17,12 @@ from lanes.cli.kit import Misuse, command_group, one_line_errors, option_values,
 from lanes.cli.views import moment
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError
+from lanes_jetstream.cohort.settings import Cohort
 from lanes_jetstream.cohort.view import CohortStatus, CohortView, MemberView, read_namespaces
 from lanes_jetstream.dead_letters.writer import dead_letter_subject
 from lanes_jetstream.doctor import examine
 from lanes_jetstream.wire.connection import Connection
-from lanes_jetstream.wire.stream import read_stream, similar_stream
+from lanes_jetstream.wire.stream import check_name, read_stream, similar_stream
 
 _WIDE: Final = 200
 """Width of the output in characters, if the output is no terminal."""
@@ -115,6 +116,9 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 
     async def job() -> None:
         with option_values("--"):
+            check_name("stream", stream)
+            if namespace:
+                Cohort(namespace=namespace)
             connection = Connection(server)
         with waiting_line("the NATS server", server):
             await connection.open()

@@ -23,7 +23,7 @@ from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.intake import Intake
 from lanes_jetstream.wire.queue_subjects import check_apart, check_queue, subjects_of
 from lanes_jetstream.wire.queue_watch import consumer_facts, count_messages, queue_names, reads_only, stores
-from lanes_jetstream.wire.stream import similar_stream
+from lanes_jetstream.wire.stream import check_name, similar_stream
 from lanes_jetstream.wire.subjects import overlap
 
 T = TypeVar("T")
@@ -75,6 +75,7 @@ class StreamQueues:
 
     def __init__(self, server: str, stream: str, queue: PartitionedQueue) -> None:
         check_queue(queue)
+        check_name("stream", stream)
         self._connection = Connection(server)
         self._stream = stream
         self._queue = queue.name

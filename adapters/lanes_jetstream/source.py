@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from typing import Final, get_args
 
@@ -33,14 +32,13 @@ from lanes_jetstream.wire.acks import AckMode
 from lanes_jetstream.wire.connection import Connection, Server
 from lanes_jetstream.wire.keys import MISSING_KEY, KeyFunction, check_key, check_varies
 from lanes_jetstream.wire.queue_subjects import check_queue, check_stream, subjects_of
-from lanes_jetstream.wire.stream import OutOfRange, Start, start_fields
+from lanes_jetstream.wire.stream import OutOfRange, Start, check_name, start_fields
 from lanes_jetstream.wire.subjects import is_subject
 
 DEFAULT_ACK_WAIT: Final = 30.0
 DEFAULT_MAX_ACK_PENDING: Final = 10_000
 DEFAULT_START_TIMEOUT: Final = 30.0
 
-_NAME: Final = re.compile(r"[^\s.*>/\\]+")
 
 _NAMED: Final = 8
 """Maximum number of physical queues that an error names."""
@@ -140,7 +138,7 @@ class JetStreamSource:
         shared: bool = False,
         start_timeout: float = DEFAULT_START_TIMEOUT,
     ) -> None:
-        _check_name("stream", stream)
+        check_name("stream", stream)
         if (durable is None) == (cohort is None):
             fault = (
                 "neither durable=… nor cohort=… is given"
@@ -195,7 +193,7 @@ class JetStreamSource:
             )
             return
         assert durable is not None, "durable or cohort is given"
-        _check_name("durable", durable)
+        check_name("durable", durable)
         if filter_subject is not None and not shared:
             check_varies(key, [filter_subject], f"filter_subject={filter_subject!r}")
 
@@ -401,11 +399,6 @@ class JetStreamSource:
             stream that transforms subjects.
         """
         return destination.system == "nats" and self._source.reads(destination)
-
-
-def _check_name(setting: str, name: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(f"{setting}={shown_value(name)}: must be a name without blanks, dots, slashes and wildcards")
 
 
 def _check_beside_queue(

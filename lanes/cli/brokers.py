@@ -13,6 +13,16 @@ from lanes.cli.kit import option_values, require, stop
 
 _NATS_URL: Final = re.compile(r"(?:nats|tls|wss?)://", re.IGNORECASE)
 
+_OPTIONS: Final = {
+    "server:": "--server:",
+    "dead-letter topic ": "--topic ",
+    "dead-letter subject ": "--subject ",
+    "stream=": "--stream=",
+    "queue=": "QUEUE ",
+    "physical queue ": "QUEUE has the physical queue ",
+}
+"""The beginnings of a client's errors about an option, and the name of the option for each."""
+
 Config = Annotated[Path | None, typer.Option(help="Kafka settings: name=value lines, .json or .toml.", metavar="FILE")]
 Settings = Annotated[
     list[str],
@@ -39,5 +49,5 @@ def make_client(group: str, broker: str, command: str, *arguments: object) -> An
     (point,) = points
     require(f"`{command}`", *point.extras)
     make = point.load()
-    with option_values():
+    with option_values(options=_OPTIONS):
         return make(*arguments)

@@ -60,8 +60,20 @@ class Where(NamedTuple):
 
         Raises ``ConfigError`` or ``Misuse``, or ends the process if an extra is missing.
         """
-        if [bool(self.topic), bool(self.subject), bool(self.name)].count(True) != 1:
+        given = [option for option in ("topic", "subject", "name") if getattr(self, option)]
+        if not given:
             raise Misuse("needs one of --topic NAME (Kafka), --subject NAME (JetStream) and --name NAME (PostgreSQL)")
+        if len(given) > 1:
+            raise Misuse(
+                f"has {' and '.join(f'--{option}' for option in given)}, but dead letters are in one place; keep "
+                "--topic for Kafka, --subject for JetStream or --name for PostgreSQL"
+            )
+        for option in ("topic", "subject"):
+            if "://" in getattr(self, option):
+                # The value is not shown, because an address may have a password.
+                raise Misuse(
+                    f"has the address of a server as --{option}; pass the address by --server and a name by --{option}"
+                )
         if self.name:
             if any(sign in self.name for sign in ("://", "host=", "password=")):
                 # The name is not shown, because an address may have a password.

@@ -342,19 +342,17 @@ async def _replay(
         if origins.others:
             _note(origins.left_out())
         return 0
-    warned = False
     stay = replayed = 0
 
     async def one(box: DeadLetterBox, stored: StoredDeadLetter) -> _Result:
-        nonlocal warned, stay, replayed
-        if not warned:
-            warned = True
-            _note(_ORDER)
+        nonlocal stay, replayed
         try:
             result = await _replay_one(box, stored, act)
         except _Stays:
             stay += 1
             raise
+        if not replayed:
+            _note(_ORDER)
         replayed += 1
         return result
 
@@ -450,7 +448,7 @@ def checked(ids: Sequence[str]) -> list[str]:
     """Return the ids, each once. A malformed id ends the process."""
     for id_ in ids:
         if not id_.isascii() or _ID.fullmatch(id_) is None:
-            stop(f"ID {id_!a}: must be 32 hex digits, as `lanes dead-letters list` shows them")
+            stop(f"ID {id_!a}: must be 32 hex digits, as `lanes dead-letters list` shows them", EXIT_USAGE)
     return list(dict.fromkeys(ids))
 
 

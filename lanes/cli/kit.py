@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, NoReturn, get_args
@@ -215,19 +215,23 @@ def one_line_errors(interrupted: str = "interrupted") -> Iterator[None]:
 
 
 @contextmanager
-def option_values(prefix: str = "") -> Iterator[None]:
+def option_values(prefix: str = "", options: Mapping[str, str] | None = None) -> Iterator[None]:
     """End the process with ``EXIT_USAGE`` and one line on stderr after a ``ConfigError`` that names an option.
 
     The block makes an object from options and files, and asks no server. Every other ``ConfigError`` passes.
 
     Args:
         prefix: Text before the text of each error.
+        options: Beginnings of errors about an option, and the texts with the option's name that replace them.
     """
     try:
         yield
     except ConfigError as error:
         text = f"{prefix}{error}"
-        if not text.startswith(("--", "-X")):
+        named = [beginning for beginning in options or () if text.startswith(beginning)]
+        if options and named:
+            text = f"{options[named[0]]}{text.removeprefix(named[0])}"
+        elif not text.startswith(("--", "-X")):
             raise
         stop(printable(text), EXIT_USAGE)
 

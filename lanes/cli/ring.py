@@ -32,7 +32,6 @@ def ring(
     try:
         partition(b"", partitions), lane(b"", lanes)
     except ValueError as error:
-        # The options are refused as by the parser; an invalid key is an invalid input.
         stop(f"--{error}", EXIT_USAGE)
     table = Table()
     table.add_column("key", overflow="fold")
@@ -43,7 +42,7 @@ def ring(
             key = read_key(text, as_int=as_int)
             places = slot(key), partition(key, partitions), lane(key, lanes)
         except ValueError as error:
-            stop(str(error))
+            stop(str(error), EXIT_USAGE)
         # A key is untrusted text. An escaped key can neither steer the terminal nor reorder a row.
         table.add_row(ascii(key if as_int else text), *(str(place) for place in places))
     print_table(table)
@@ -54,5 +53,5 @@ def read_key(text: str, *, as_int: bool) -> int | bytes:
     if not as_int:
         return text.encode("utf-8", "surrogateescape")
     if _DECIMAL.fullmatch(text) is None:
-        stop(f"KEY {text!a}: must be a decimal number of up to {_DECIMAL_DIGITS} digits with --int")
+        stop(f"KEY {text!a}: must be a decimal number of up to {_DECIMAL_DIGITS} digits with --int", EXIT_USAGE)
     return int(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 from rich.table import Table
 
-from lanes.cli.kit import print_table, stop
+from lanes.cli.kit import EXIT_USAGE, print_table, stop
 from lanes.cli.queue_names import PhysicalNames, queue_of
 from lanes.cli.ring import read_key
 
@@ -37,7 +37,7 @@ def route(
             key = read_key(text, as_int=as_int)
             found = routed.route_by_key(key)
         except ValueError as error:
-            stop(str(error))
+            stop(str(error), EXIT_USAGE)
         # Names and keys are untrusted text. Escaped text can neither steer the terminal nor reorder a row.
         table.add_row(ascii(key if as_int else text), ascii(found.name)[1:-1], str(found.partition))
     print_table(table)

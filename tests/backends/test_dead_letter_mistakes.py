@@ -30,8 +30,17 @@ ID = "0" * 32
             64,
             "needs one of --topic NAME (Kafka), --subject NAME (JetStream) and --name NAME (PostgreSQL)",
         ),
-        (["list", "--topic", "a", "--subject", "b"], 64, "needs one of --topic"),
-        (["list", "--topic", "a", "--name", "b"], 64, "needs one of --topic"),
+        (
+            ["list", "--topic", "a", "--subject", "b"],
+            64,
+            "has --topic and --subject, but dead letters are in one place; keep --topic for Kafka, --subject for",
+        ),
+        (["list", "--topic", "a", "--name", "b"], 64, "has --topic and --name, but dead letters are in one place"),
+        (["list", "--subject", "b", "--server", "http://x:4222"], 64, "lanes: --server: the scheme http:// is not"),
+        (["list", "--subject", "b", "--server", "nats://u:canary@"], 64, "lanes: --server: the URL has no host"),
+        (["list", "--subject", "de ad", "--server", "x"], 64, "lanes: --subject 'de ad' is empty, or has blanks"),
+        (["list", "--subject", "nats://x", "--server", "x"], 64, "has the address of a server as --subject; pass"),
+        (["list", "--topic", "nats://x", "--server", "x"], 64, "has the address of a server as --topic; pass"),
         (["list", "--name", "b", "--server", "x"], 64, "has --name with --server, --config or -X"),
         (["list", "--topic", "a", "--server", "x", "--dsn", "y"], 64, "add --name NAME"),
         (["list", "--subject", "a", "--server", "x", "--schema", "y"], 64, "add --name NAME"),
@@ -58,11 +67,11 @@ ID = "0" * 32
         (["replay", "--nonsense"], 64, "run `lanes dead-letters replay --help`"),
         (["drop", "--subject", "b"], 64, "needs ID; run `lanes dead-letters drop --help`"),
         (["list", "--topic", "dead"], 64, "`lanes dead-letters list` needs --server HOST:PORT of a Kafka broker"),
-        (["list", "--topic", "de ad", "--server", "x"], 3, "dead-letter topic 'de ad'"),
+        (["list", "--topic", "de ad", "--server", "x"], 64, "lanes: --topic 'de ad': must be 1 to 249 letters"),
         (["list", *KAFKA, "--limit", "0"], 64, "--limit"),
         (["list", *KAFKA, "--config", "/no/such/file"], 3, "/no/such/file"),
         (["list", *KAFKA, "-X", "nonsense"], 64, "-X number"),
-        (["show", "xyz", *KAFKA], 3, "ID 'xyz': must be 32 hex digits"),
+        (["show", "xyz", *KAFKA], 64, "ID 'xyz': must be 32 hex digits"),
         (["drop", *KAFKA], 64, "ID"),
         (["replay", *KAFKA, "--to-origin"], 64, "needs either IDs or --all"),
         (["replay", ID, "--all", *KAFKA, "--to-origin"], 64, "needs either IDs or --all"),
@@ -195,6 +204,7 @@ def test_a_handler_of_batches_ends_the_replay_of_dead_letters(command: Command, 
     said = command("replay", sent.id, *place.options, "--handler", f"{HERE}:remember_each")
     assert said.status == 64
     assert f"but {HERE}:remember_each takes a list of messages; name a function that passes [message] to" in said.err
+    assert "the order within a key" not in said.err, "nothing was replayed"
     assert ids(command, place) == [sent.id]
 
 

@@ -196,6 +196,26 @@ async def test_a_missing_option_is_named_alike_in_every_command(command: Command
         )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--stream", "a b", "--server", "nats://127.0.0.1:1"), "--stream='a b': must be a name without blanks, dots"),
+        (("--stream", "", "--server", "nats://127.0.0.1:1"), "--stream='': must be a name without blanks"),
+        (("--stream", "S", "--server", "http://127.0.0.1:1"), "--server: the scheme http:// is not a scheme of NATS"),
+        (
+            ("--stream", "S", "--namespace", "x y", "--server", "nats://127.0.0.1:1"),
+            "--namespace='x y': must be 1 to 64 letters, digits, - and _",
+        ),
+    ],
+)
+async def test_a_malformed_option_is_refused_before_the_command_connects(
+    command: Command, arguments: tuple[str, ...], words: str
+) -> None:
+    said = await command("status", *arguments)
+    assert (said.status, said.out) == (64, "")
+    assert said.err.startswith(f"lanes: {words}") and said.err.count("\n") == 1
+
+
 async def test_the_cohort_command_prints_one_line_about_a_malformed_record(
     cohort_stream: CohortStream, command: Command
 ) -> None:

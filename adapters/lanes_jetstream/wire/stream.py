@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ message.
 OutOfRange = Literal["fail", "earliest"]
 """The policy for messages that the stream dropped before their delivery."""
 
+
+_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+"""The valid names of streams and durables."""
 
 START_PATIENCE: Final = 15.0
 """Seconds at a start during which the source requests a stream without a leader again. Another process may be creating
@@ -60,6 +64,12 @@ class StreamState:
     loses_last_acks: bool
     intake: Intake
     limits: Limits = NO_LIMITS
+
+
+def check_name(setting: str, name: object) -> None:
+    """Raise ``ConfigError`` for an invalid name of a stream or a durable."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(f"{setting}={shown_value(name)}: must be a name without blanks, dots, slashes and wildcards")
 
 
 async def read_stream(connection: Connection, stream: str, *, option: str = "stream=…") -> StreamState:

@@ -16,7 +16,6 @@ from rich.table import Table
 from lanes.cli.doctor import conclude
 from lanes.cli.kit import EXIT_USAGE, Misuse, command_group, option_values, print_table, stop, waiting_line
 from lanes.core.types import key_bytes
-from lanes.errors import ConfigError
 from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.cli.doctor import examine
 from lanes_kafka.config import ClientConfig, client_config
@@ -139,20 +138,20 @@ def _text_key(text: str) -> bytes:
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:
-        raise ConfigError(f"KEY {text!a}: {error.reason}; give its bytes with --hex") from None
+        stop(f"KEY {text!a}: {error.reason}; give its bytes with --hex", EXIT_USAGE)
 
 
 def _int_key(text: str) -> bytes:
     if _DIGITS.fullmatch(text) is None:
-        raise ConfigError(f"KEY {text!a}: must be a decimal number of up to 39 digits with --int")
+        stop(f"KEY {text!a}: must be a decimal number of up to 39 digits with --int", EXIT_USAGE)
     try:
         return key_bytes(int(text))
     except ValueError as error:
-        raise ConfigError(f"KEY {text}: {error}") from None
+        stop(f"KEY {text}: {error}", EXIT_USAGE)
 
 
 def _hex_key(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise ConfigError(f"KEY {text!a}: must be bytes in hex with --hex, two digits each") from None
+        stop(f"KEY {text!a}: must be bytes in hex with --hex, two digits each", EXIT_USAGE)
