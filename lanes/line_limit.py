@@ -1,7 +1,7 @@
 """The limit on repeated log lines: the log shows the first line of a kind at once, and counts further lines.
 
 ``LineLimit`` decides for any lines, such as the lines about failed attempts. ``FoldedLog`` writes the lines of a
-broker's client to a logger.
+broker's client to a logger. ``OutageLog`` writes the lines about an outage, alike for all sources.
 """
 
 from __future__ import annotations
@@ -11,11 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Generic, Literal, TypeVar
 
+from lanes.dead_letter import printable
+from lanes.source import Outage
+
 FOLDED_FOR: Final = 10.0
 """Seconds after a line in which the object counts further lines of the same kind."""
 
 _KINDS_LIMIT: Final = 50
 """Maximum number of kinds with separate counts."""
+
+_OUTAGE_AFTER: Final = 3.0
+"""Seconds without an answer before the first line about an outage."""
+
+_OUTAGE_EVERY: Final = 60.0
+"""Seconds between two lines about one outage."""
 
 T = TypeVar("T")
 
@@ -157,3 +166,57 @@ class FoldedLog:
         for each in counted:
             level, text = each.latest
             log.log(level, "%s: %d more line(s) in %.1f s, the last: %s", self._name, each.count, each.seconds, text)
+
+
+class OutageLog:
+    """Writes a warning when an outage begins and once a minute, and a line when a server answers again.
+
+    Only one thread at a time may call the method.
+
+    Args:
+        log: The logger.
+        name: Name of the source, which begins each line.
+        server: Words for a server, such as ``broker``.
+        waits: Words for the work that waits, besides the messages, such as ``no commit is confirmed``.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, log: logging.Logger, name: str, server: str, waits: str, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._name = name
+        self._server = server
+        self._waits = waits
+        self._clock = clock
+        self._since: float | None = None
+        self._due = 0.0
+
+    def look(self, outage: Outage | None) -> None:
+        """Log what is due.
+
+        Args:
+            outage: The present outage; None = a server answers.
+        """
+        now = self._clock()
+        if outage is None:
+            if self._since is not None:
+                self._log.info("%s: a %s answers again after %.0f s", self._name, self._server, now - self._since)
+            self._since = None
+            return
+        if outage.seconds < _OUTAGE_AFTER or (self._since is not None and now < self._due):
+            return
+        if self._since is None:
+            self._since = now - outage.seconds
+        self._due = now + _OUTAGE_EVERY
+        # An error of lanes ends with its own remedy.
+        remedy = (
+            "" if "; " in outage.error else f". Start the {self._server}, or correct the network and the credentials"
+        )
+        self._log.warning(
+            "%s: no %s has answered for %.0f s (%s). Until one answers, no message arrives and %s%s",
+            self._name,
+            self._server,
+            outage.seconds,
+            printable(outage.error) or "the client reports no error",
+            self._waits,
+            remedy,
+        )

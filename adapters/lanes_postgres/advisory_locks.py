@@ -340,7 +340,7 @@ class AdvisoryLocks:
     # --- the session
 
     async def _connect_again(self) -> None:
-        pause, logged = _PAUSE, -math.inf
+        pause, logged, begun = _PAUSE, -math.inf, monotonic()
         while not self._is_closed():
             sent = monotonic()
             try:
@@ -350,7 +350,8 @@ class AdvisoryLocks:
                 self._contact.unanswered(sent, self._why)
                 if monotonic() >= logged + _QUIET:
                     logged = monotonic()
-                    log.warning("%s; retrying", error)
+                    # The line of the source has the remedy.
+                    log.warning("%s; retrying", self._why.partition("; ")[0])
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
                 continue
@@ -359,7 +360,7 @@ class AdvisoryLocks:
                 break
             self._session = session
             self._contact.answered()
-            log.warning("%s: connected again", WHERE)
+            log.info("%s: connected again after %.0f s", WHERE, monotonic() - begun)
             return
         await asyncio.Event().wait()
 

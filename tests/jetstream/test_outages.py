@@ -43,11 +43,17 @@ async def _survives(source: JetStreamSource, end: Callable[[], None], begin: Cal
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 async def test_an_idle_durable_notices_a_lost_server(
-    fresh_stream: Callable[..., tuple[NatsServer, Stream]],
+    fresh_stream: Callable[..., tuple[NatsServer, Stream]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "lanes.jetstream")
     server, stream = await fresh_stream()  # type: ignore[misc]
     reason = await _survives(stream.source(), server.kill, server.start)
     assert reason.startswith("no broker answers for ") and "ConnectionRefusedError" in reason
+    name = f"jetstream {stream.name}/"
+    warnings = [one for one in caplog.records if ": no NATS server has answered for " in one.getMessage()]
+    (end,) = [one for one in caplog.records if ": a NATS server answers again after " in one.getMessage()]
+    assert {(one.name, one.levelname) for one in warnings} == {("lanes.jetstream", "WARNING")}
+    assert all(one.getMessage().startswith(name) for one in (*warnings, end)) and end.levelname == "INFO"
 
 
 @pytest.mark.slow

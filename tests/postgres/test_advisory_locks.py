@@ -427,13 +427,21 @@ async def test_many_acquisitions_do_not_delay_the_heartbeat(
 async def test_a_connection_that_fails_again_and_again_is_logged_once_a_minute(
     fresh_postgres: Callable[..., PostgresServer], caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "lanes.postgres")
     server = fresh_postgres()
     async with running(server.url) as locks:
         server.kill()
         await anyio.sleep(1.5)
         assert locks._session is None
+        server.start()
+        with anyio.fail_after(30):
+            while locks._session is None:
+                await anyio.sleep(0.02)
     said = [each.getMessage() for each in caplog.records if each.getMessage().endswith("; retrying")]
     assert len(said) == 1 and "Connection refused" in said[0]
+    assert said[0].count("; ") == 1, "the line of the source has the remedy"
+    (end,) = [each for each in caplog.records if ": connected again after " in each.getMessage()]
+    assert end.levelname == "INFO" and end.getMessage().endswith(" s")
 
 
 async def test_a_refused_login_is_not_retryable(postgres: PostgresServer) -> None:

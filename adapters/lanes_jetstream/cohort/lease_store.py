@@ -269,7 +269,7 @@ class JetStreamLeaseStore:
             if denied is not None:
                 raise SourceError(f"bucket {self._bucket!r}, {what}: {denied}, then start again") from None
             why = f"bucket {self._bucket!r}: {what} has no answer ({type(error).__name__})"
-            self._connection.contact.unanswered(sent_at, why)
+            self._connection.unanswered(sent_at, why)
             raise UnknownResult(why) from None
         self._connection.answered()
         return fields_of(answer, f"bucket {self._bucket!r}: {what}")

@@ -115,6 +115,7 @@ class DurableSource:
             self._opened.push_async_callback(self._presence.close)
         client = self.connection.client
         self._pulls = DurablePulls(client, self.durable.next_subject, self._name, self.wake)
+        self.connection.watch_outages(self.outage)
         self._acks = Acks(client, self.acks, self._name)
         self._takeover = Takeover(
             connection=self.connection,

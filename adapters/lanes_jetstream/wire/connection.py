@@ -20,7 +20,7 @@ from nats.js import JetStreamContext
 from lanes.clock import monotonic
 from lanes.dead_letter import printable
 from lanes.errors import ConfigError, SourceError
-from lanes.line_limit import FoldedLog
+from lanes.line_limit import FoldedLog, OutageLog
 from lanes.source import BrokerContact, Outage
 from lanes_jetstream.wire import codes
 from lanes_jetstream.wire.answers import ApiError, fields_of
@@ -153,6 +153,9 @@ class Connection:
         self._owner = ""
         self._shown = f"NATS client at {self.servers}"
         self._log = FoldedLog(log, self._shown, monotonic)
+        self._outage_log = _outage_log(self.servers)
+        # The outages of the sources that use the connection.
+        self._outages: list[Callable[[], Outage | None]] = []
         # The last error that the client reported, and its time. A caller's client reports errors to the caller.
         self._last_error: tuple[str, float] | None = None
         self._client = server if isinstance(server, Client) else None
@@ -189,6 +192,7 @@ class Connection:
         self._owner = f"{name}: "
         self._shown = f"{self._owner}NATS client at {self.servers}"
         self._log = FoldedLog(log, self._shown, monotonic)
+        self._outage_log = _outage_log(f"{self._owner}{self.servers}")
 
     async def open(self) -> None:
         """Connect to the URL, or check that the caller's client is connected. Idempotent.
@@ -322,10 +326,25 @@ class Connection:
 
     def answered(self) -> None:
         """Record that a server has answered, and log the end of an outage."""
-        outage = self.contact.outage()
         self.contact.answered()
-        if outage is not None:
-            log.info("%s: JetStream answers again after %.0f s", self._shown, outage.seconds)
+        self._outage_log.look(None)
+
+    def unanswered(self, sent_at: float, error: str) -> None:
+        """Record that no server has answered a request in time, and log an outage.
+
+        Args:
+            sent_at: Time at which the client sent the request.
+            error: Text of the failure, without secrets.
+        """
+        self.contact.unanswered(sent_at, error)
+        if (outage := self.outage()) is not None:
+            # A busy server may answer no requests for a moment, and still deliver.
+            found = [each() or Outage(0.0) for each in self._outages]
+            self._outage_log.look(outage._replace(seconds=min([outage.seconds, *(each.seconds for each in found)])))
+
+    def watch_outages(self, outage: Callable[[], Outage | None]) -> None:
+        """Log an outage only if this function of a source reports it too."""
+        self._outages.append(outage)
 
     @property
     def server_version(self) -> tuple[int, int]:
@@ -433,7 +452,7 @@ class Connection:
             answer = await self.request(self.api_subject(subject), body)
         except nats.errors.NoRespondersError:
             off = f"{self.servers}: JetStream does not answer; enable it on the server (-js) and for this account"
-            self.contact.unanswered(sent_at, off)
+            self.unanswered(sent_at, off)
             raise NoJetStream(off) from None
         except nats.errors.ConnectionClosedError:
             raise SourceError(f"{self.servers}: {CLOSED}") from None
@@ -442,7 +461,7 @@ class Connection:
                 f"{self.servers}: no answer to {subject} ({type(error).__name__}); check that the server is up, that "
                 f"the stream has a leader, and that this client may publish to {self.api_subject(subject)}"
             )
-            self.contact.unanswered(sent_at, why)
+            self.unanswered(sent_at, why)
             raise NoAnswer(why) from None
         self.answered()
         return fields_of(answer, f"{self.servers}: {subject}")
@@ -511,6 +530,11 @@ class Connection:
     def next_subject(self, stream: str, durable: str) -> str:
         """Return the subject of pull requests to a consumer."""
         return self.api_subject(f"CONSUMER.MSG.NEXT.{stream}.{durable}")
+
+
+def _outage_log(name: str) -> OutageLog:
+    waits = "no acknowledgement is confirmed"
+    return OutageLog(logging.getLogger("lanes.jetstream"), name, "NATS server", waits, monotonic)
 
 
 def _check_url(url: str) -> None:

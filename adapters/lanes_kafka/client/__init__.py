@@ -2,6 +2,6 @@
 
 Reading order: ``thread``, ``mailbox``, ``prefetch`` (on the event loop), ``rebuilds``, ``group``, ``offsets``,
 ``topics``, ``intake``, ``read_rest``, ``records``, ``commits`` (a commit waits for its topic ids), ``membership``,
-``join_watch``, ``outage_watch``, ``lag``, ``retention``, ``key_watch``, ``queue_watch``, ``growth``,
+``join_watch``, ``lag``, ``retention``, ``key_watch``, ``queue_watch``, ``growth``,
 ``last_callbacks``.
 """

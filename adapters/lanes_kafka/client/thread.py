@@ -23,6 +23,7 @@ from lanes.clock import Clock
 from lanes.core.offset_map import LIMIT
 from lanes.core.types import Settlement
 from lanes.errors import SourceError
+from lanes.line_limit import OutageLog
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.source import Assigned, Delivered, Outage, SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
@@ -35,7 +36,6 @@ from lanes_kafka.client.lag import EndOffsets, isolation_of
 from lanes_kafka.client.last_callbacks import serve_last_callbacks
 from lanes_kafka.client.mailbox import Close, Command, Confirm, Demand, Expire, Mailbox, Release
 from lanes_kafka.client.membership import Membership, Session, SessionWatch, session_of
-from lanes_kafka.client.outage_watch import OutageWatch
 from lanes_kafka.client.prefetch import Credit
 from lanes_kafka.client.queue_watch import QueueWatch
 from lanes_kafka.client.read_rest import ReadRest
@@ -144,7 +144,7 @@ class ClientThread:
             self.queues, group, self._admin, make, lambda: self._client, self.send, clock, self.name
         )
         self._keys = KeyWatch(self.name)
-        self._outage_watch = OutageWatch(self.name, clock)
+        self._outage_log = OutageLog(log, self.name, "broker", "no commit is confirmed", clock)
         self.errors = ErrorLog(self.name, clock, settings.get("error_cb"), settings)
         self.client_log = ClientLog(self.name, clock, settings)
         self._demand = Demand(0, 0, Credit(0, 0), 0, frozenset(), {})
@@ -533,7 +533,7 @@ class ClientThread:
             self.retention.refresh(owned, ask=ask)
             self._session.refresh()
             outage = self.outage()
-            self._outage_watch.look(outage)
+            self._outage_log.look(outage)
             self._group.report_return()
             self._group.join_watch.look(self.session.timeout, outage=outage is not None)
             self._keys.report(self._topics.known)

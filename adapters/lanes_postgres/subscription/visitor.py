@@ -20,6 +20,7 @@ from psycopg import AsyncConnection, Notify
 from lanes.clock import monotonic
 from lanes.core.types import Partition, PartitionId, Room
 from lanes.errors import ConfigError, LanesError, SourceError, is_retryable
+from lanes.line_limit import OutageLog
 from lanes.ownership import Locks, StateKey, StateLocked, StateStore, acquire
 from lanes.source import Assigned, BrokerContact, Lost, Progressed, Revoking, SourceEvent
 from lanes_postgres.errors import lanes_error
@@ -42,8 +43,6 @@ ACTIVE_POLL: Final = 0.02
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
-_WARN_EVERY: Final = 30.0
-"""Seconds between two warnings about one outage."""
 
 _COOL: Final = 1.0
 """Seconds for which a member does not acquire a partition again that the member gave up."""
@@ -132,8 +131,7 @@ class Visitor:
         self._others: list[Member] = []
         self._waits = False
         self._silent = False
-        # Time of the next warning about an outage; 0 = no outage has been reported.
-        self._warn_at = 0.0
+        self._outage_log = OutageLog(log, self.name, "PostgreSQL server", "no position is stored", monotonic)
         self._releasing: set[asyncio.Future[None]] = set()
         self._acquiring = False
         self._bytes_each = 0.0
@@ -261,24 +259,13 @@ class Visitor:
             self.failure = error
             return
         self.contact.unanswered(sent, str(error))
-        outage, now = self.contact.outage(), monotonic()
-        if outage is None or now < self._warn_at:
-            return
-        self._warn_at = now + _WARN_EVERY
-        log.warning(
-            "%s: the database has not answered for %.0f s (%s). Until the database answers, no message arrives and no "
-            "position is stored. Start the server, or correct the network and the credentials",
-            self.name,
-            outage.seconds,
-            error,
-        )
+        if (outage := self.contact.outage()) is not None:
+            self._outage_log.look(outage)
 
     def _answered(self) -> None:
         """Record an answer of the database, and log the end of a reported outage."""
-        if self._warn_at > 0 and (outage := self.contact.outage()) is not None:
-            log.info("%s: the database answers again after %.0f s", self.name, outage.seconds)
-            self._warn_at = 0.0
         self.contact.answered()
+        self._outage_log.look(None)
 
     async def _serve(self, connection: AsyncConnection[Any]) -> None:
         await connection.execute("SET default_transaction_isolation TO 'read committed'")
