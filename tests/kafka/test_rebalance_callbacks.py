@@ -202,6 +202,46 @@ def test_a_member_that_gave_all_partitions_back_says_that_its_group_waits(caplog
     assert len(caplog.messages) == 1, "a member that ends waits for nothing"
 
 
+@pytest.mark.parametrize("outage", [False, True])
+@pytest.mark.parametrize("kind", [ClassicMember, Member])
+def test_a_member_that_lost_all_partitions_says_that_its_group_waits(
+    kind: type[Member], outage: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    member = kind(T="id-A")
+    client: Any = member
+    member.assign("T", 0)
+    member.assign("T", 1)
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.now += 6.0
+    member.group.join_watch.look(45.0, outage=False)
+    assert caplog.messages == [], "the member has a partition"
+    if outage:
+        begin_outage(member)
+    member.group.on_lost(client, [TopicPartition("T", 1)])
+    member.group.report_return()
+    member.now += 20.0
+    if outage:
+        member.group.join_watch.look(45.0, outage=True)
+        member.topics.contact.answered()
+        member.group.report_return()
+        member.now += 5.0
+    caplog.clear()
+    member.group.join_watch.look(45.0, outage=False)
+    (said,) = caplog.messages
+    assert said.startswith(f"kafka g: the group has assigned no partition for {5 if outage else 20} s")
+    member.group.on_assign(client, [])
+    member.now += 100.0
+    member.group.join_watch.look(45.0, outage=False)
+    assert len(caplog.messages) == 1, "the group has answered"
+    member.assign("T", 0)
+    member.group.closing = True
+    member.group.on_lost(client, [TopicPartition("T", 0)])
+    member.now += 10.0
+    member.group.join_watch.look(45.0, outage=False)
+    assert len(caplog.messages) == 1, "a member that ends waits for nothing"
+
+
 def test_a_broker_that_returns_before_the_assignment_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "lanes.kafka")
     member = Member(T="id-A")

@@ -224,6 +224,8 @@ class Group:
         if outage is not None:
             reason = f"no broker has answered for {outage.seconds:.0f} s, so this member's session may have ended"
         self._lose(self._leaving(partitions), reason)
+        if partitions and not self.owned and not self.closing:
+            self.join_watch.rejoins()
 
     # --- between callbacks
 
@@ -234,6 +236,7 @@ class Group:
         self._lost_in_outage = self._lost and (self._lost_in_outage or outage is not None)
         returned = self._lost_in_outage and outage is None
         if returned and not self.rejoining:
+            self.join_watch.rejoins()
             log.info(
                 "%s: waiting for the group to assign partitions again, perhaps until the broker has ended this "
                 "member's former session",

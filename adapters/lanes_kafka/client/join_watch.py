@@ -1,7 +1,7 @@
 """The watch of a member's wait for the group's answer, which may last for the session of a dead member.
 
 A new member waits for the first answer of the broker. A member whose partitions were all revoked waits again, until the
-end of the rebalance.
+end of the rebalance. A member that lost its partitions, as after an outage, waits until the group takes it in again.
 
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
 Therefore the wait also ends after one session, when the group has removed every dead member.
@@ -67,6 +67,13 @@ class JoinWatch:
             self._since = self._clock()
             self._due = self._since + WARN_AFTER
 
+    def rejoins(self) -> None:
+        """Record that the member has lost all its partitions, and waits from now on for the group's answer."""
+        if not self.waits:
+            self._rebalances = True
+            self._since = self._clock()
+            self._due = self._since + WARN_AFTER
+
     def look(self, session: float, *, outage: bool) -> None:
         """Report the wait when a log line is due.
 
@@ -78,7 +85,7 @@ class JoinWatch:
         if not (self.waits or self._rebalances) or self._since == NEVER:
             return
         if self._tells_nothing and now - self._since > session + _MARGIN:
-            self.waits = False
+            self.waits = self._rebalances = False
             return
         if now < self._due or outage:
             return
