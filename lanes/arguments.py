@@ -80,7 +80,7 @@ def names_unknown_options(
                 try:
                     initialize(self, *values, **options)
                 except LanesError as error:
-                    refusal_of_call = _without_own_frames(error)
+                    refusal_of_call = without_own_frames(error)
                 else:
                     return
             else:
@@ -93,7 +93,7 @@ def names_unknown_options(
     return decorate
 
 
-def _without_own_frames(error: LanesError) -> LanesError:
+def without_own_frames(error: LanesError) -> LanesError:
     """Return an error that a check of ``lanes`` raised, without the frames of the checks.
 
     The error of a function of the user keeps its frames.
@@ -192,7 +192,10 @@ def check_positive(name: str, value: object) -> None:
 def check_whole(name: str, value: object, least: int) -> None:
     """Raise ``ConfigError`` unless the value is a whole number of ``least`` or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={shown_value(value)}: must be a whole number, {least} or more{but_not(value)}")
+        wanted = "; pass an int" if isinstance(value, str | bytes) else ""
+        raise ConfigError(
+            f"{name}={shown_value(value)}: must be a whole number, {least} or more{but_not(value)}{wanted}"
+        )
 
 
 def check_flag(name: str, value: object) -> None:

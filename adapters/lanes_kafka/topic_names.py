@@ -41,7 +41,7 @@ def read_topics(
     """
     given: object = (topics,) if isinstance(topics, str | PartitionedQueue) else topics
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
+        raise ConfigError(f"topics={shown_value(topics)}: must be the name of a topic, a str, or a list of names")
     names: list[str] = []
     queues: list[PartitionedQueue] = []
     shown: list[str] = []
@@ -57,7 +57,7 @@ def read_topics(
         raise ConfigError("topics=[]: name at least one topic")
     for name in names:
         if not isinstance(name, str) or not name:
-            raise ConfigError(f"topics={shown_value(topics)}: must be a name, or a list of names")
+            raise ConfigError(f"topics={shown_value(topics)}: must be the name of a topic, a str, or a list of names")
         if name.startswith("^"):
             raise ConfigError(
                 f"topics={shown_value(name)}: patterns are not supported, because the source checks all topics at the "

@@ -11,6 +11,7 @@ import psycopg
 from psycopg import AsyncConnection, Connection
 from psycopg.pq import PipelineStatus, TransactionStatus
 
+from lanes.arguments import without_own_frames
 from lanes.errors import ConfigError
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.steps import Result, Steps, perform, perform_async
@@ -41,16 +42,24 @@ def inside(
     """
     if isinstance(connection, AsyncConnection):
         return _named(_inside_async(connection, steps, where, call, otherwise), call)
-    blocking = _blocking(connection)
-    _check_open(blocking, where, call, otherwise)
-    return perform(blocking, steps, where)
+    try:
+        blocking = _blocking(connection)
+        _check_open(blocking, where, call, otherwise)
+        return perform(blocking, steps, where)
+    except ConfigError as error:
+        refusal = without_own_frames(error)
+    raise refusal
 
 
 async def _inside_async(
     connection: AsyncConnection[Any], steps: Steps[Result], where: str, call: str, otherwise: str
 ) -> Result:
-    _check_open(connection, where, call, otherwise)
-    return await perform_async(connection, steps, where)
+    try:
+        _check_open(connection, where, call, otherwise)
+        return await perform_async(connection, steps, where)
+    except ConfigError as error:
+        refusal = without_own_frames(error)
+    raise refusal
 
 
 def _named(coroutine: Coroutine[Any, Any, Result], call: str) -> Coroutine[Any, Any, Result]:

@@ -123,7 +123,7 @@ async def test_the_listed_permissions_suffice_for_a_durable(start: Start, caplog
         await running.crash(crashing)
         running.join(lanes.Consumer(source(), again.handler("a"), settings=FAST))
         await again.handled(ORDERS)
-    assert "start barrier is RESET" in caplog.text
+    assert "early redelivery is by RESET" in caplog.text
     assert again.violations == []
     assert await unacknowledged(admin) == 0
 

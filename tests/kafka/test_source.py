@@ -541,12 +541,13 @@ async def test_the_next_look_is_when_prefetched_messages_must_be_dropped(stand: 
 @pytest.mark.parametrize(
     ("topics", "text"),
     [
-        (7, "topics=7: must be a name, or a list of names"),
-        ({"t": 1}, "topics=a dict: must be a name, or a list of names"),
+        (7, "topics=7: must be the name of a topic, a str, or a list of names"),
+        (b"orders", "topics=a bytes: must be the name of a topic, a str, or a list of names"),
+        ({"t": 1}, "topics=a dict: must be the name of a topic, a str, or a list of names"),
         ([], "topics=[]: name at least one topic"),
-        (["t", 7], "must be a name, or a list of names"),
-        (["t", ""], "must be a name, or a list of names"),
-        ("", "must be a name, or a list of names"),
+        (["t", 7], "must be the name of a topic, a str, or a list of names"),
+        (["t", ""], "must be the name of a topic, a str, or a list of names"),
+        ("", "must be the name of a topic, a str, or a list of names"),
         (["t", "^t.*"], "patterns are not supported, because the source checks"),
         ("kafka://t", "a URL is not the name of a topic; pass the names of topics"),
         ("t,u", "a name has no comma; write several topics as a list of names"),

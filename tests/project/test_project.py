@@ -109,6 +109,11 @@ def test_make_broker_prints_the_address_of_the_broker(spawn: Spawn) -> None:
     broker.terminate()
     assert broker.wait(timeout=20) == 128 + signal.SIGTERM
     assert is_free(port)
+    broker = spawn(*recipe[2:])
+    port = int(first_line(broker).strip().rpartition(":")[2])
+    broker.send_signal(signal.SIGINT)
+    assert broker.wait(timeout=20) == 0, "Ctrl+C is the usual end, and make would print an error"
+    assert is_free(port)
 
 
 def test_the_version_is_that_of_the_installed_package() -> None:

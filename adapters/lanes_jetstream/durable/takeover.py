@@ -191,14 +191,14 @@ class Takeover:
         if self._ran_before:
             # These messages may be in flight in this process.
             log.info(
-                "%s: the server answers; the start barrier is %s; %d unacknowledged message(s)",
+                "%s: the server answers; the early redelivery is %s; %d unacknowledged message(s)",
                 self.name,
                 barrier,
                 count,
             )
         else:
             log.info(
-                "%s: the start barrier is %s; %d unacknowledged message(s) of an earlier process",
+                "%s: the early redelivery is %s; %d unacknowledged message(s) of an earlier process",
                 self.name,
                 barrier,
                 count,
@@ -224,7 +224,7 @@ class Takeover:
                 raise
             log.info("%s: the consumer cannot be reset (%s)", self.name, error)
             return False
-        self._log_barrier("RESET", state.unacknowledged)
+        self._log_barrier("by RESET", state.unacknowledged)
         return True
 
     def _is_lost_again(self) -> bool:
@@ -386,7 +386,7 @@ class Takeover:
             log.warning("%s: %s; holding back instead", self.name, error)
             return False
         self._unanswered = 0
-        self._log_barrier("ack_wait shrink", count)
+        self._log_barrier("by a short ack_wait", count)
         return True
 
     async def _hold_back(self) -> None:
@@ -394,7 +394,8 @@ class Takeover:
         _, longest = self.durable.ack_waits
         wait = longest + _HOLD_BACK_MARGIN
         log.warning(
-            "%s: the start barrier is hold-back; requesting nothing for %.1f s, until unacknowledged messages return",
+            "%s: the early redelivery is by hold-back; requesting nothing for %.1f s, until unacknowledged messages "
+            "return",
             self.name,
             wait,
         )

@@ -234,9 +234,10 @@ class Connection:
             # The client reports each failed attempt here. Without a callback the client prints a traceback each time.
             seen[isinstance(error, nats.errors.Error)] = error
             if give_up is not None and isinstance(error, NoTls):
+                sent = "user and password" if "@" in url else "the messages"
                 raise ConfigError(
-                    f"server: {self.servers} offers no TLS, so user and password would be sent in clear text; turn on "
-                    "TLS at the server, or write nats:// in place of tls://"
+                    f"server: {self.servers} offers no TLS, so {sent} would be sent in clear text; turn on TLS at the "
+                    "server, or write nats:// in place of tls://"
                 )
             if give_up is not None and _REFUSED in str(error) and "," not in url:
                 why = printable(self._hidden(str(error)))

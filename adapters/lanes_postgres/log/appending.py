@@ -394,7 +394,7 @@ class Log:
         try:
             key = None if message.key is None else key_bytes(message.key)
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"message {number}: {error}") from error
+            raise ConfigError(f"message {number}: {error}") from None
         value = message.value.encode() if isinstance(message.value, str) else message.value
         if not isinstance(value, bytes):
             raise ConfigError(f"message {number}: the value is a {type(value).__name__}; pass bytes or str")

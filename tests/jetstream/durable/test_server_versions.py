@@ -50,7 +50,7 @@ async def test_a_restart_and_a_killed_server_keep_order(
         await anyio.to_thread.run_sync(server.start)
         await all_done(stream, recorder)
     resets = tuple(map(int, version.split("."))) >= RESET_SINCE and retention == "workqueue"
-    assert ("start barrier is RESET" in caplog.text) == resets
+    assert ("early redelivery is by RESET" in caplog.text) == resets
 
 
 @pytest.mark.parametrize("version", SUPPORTED)

@@ -29,7 +29,9 @@ async def config_of(stream: Stream) -> dict[str, Any]:
 def barriers(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The start barriers in the log."""
     lines = [record.getMessage() for record in caplog.records]
-    return [line.partition("start barrier is ")[2].partition(";")[0] for line in lines if "start barrier is " in line]
+    return [
+        line.partition("early redelivery is ")[2].partition(";")[0] for line in lines if "early redelivery is " in line
+    ]
 
 
 async def test_a_backoff_survives_a_killed_takeover(stream: Stream, spawn: Spawn) -> None:
@@ -76,7 +78,7 @@ async def test_a_consumer_is_reset_if_that_repeats_nothing(stream: Stream, caplo
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await all_done(stream, recorder)
-    assert barriers(caplog) == ["RESET"]
+    assert barriers(caplog) == ["by RESET"]
     assert recorder.repeats == 0
 
 
@@ -93,7 +95,7 @@ async def test_a_consumer_is_not_reset_if_that_repeats_a_finished_message(
         with anyio.fail_after(20):
             await recorder.reached(25)
             await stream.acknowledged()
-    assert barriers(caplog) == ["ack_wait shrink"]
+    assert barriers(caplog) == ["by a short ack_wait"]
     assert recorder.done.isdisjoint(range(6, 11))
     assert recorder.violations == []
 
@@ -107,7 +109,7 @@ async def test_a_foreign_consumer_is_not_changed(stream: Stream, caplog: pytest.
     recorder = Recorder()
     async with running(lanes.Consumer(stream.source(), recorder, settings=FAST)):
         await all_done(stream, recorder)
-    assert barriers(caplog)[0] == "hold-back"
+    assert barriers(caplog)[0] == "by hold-back"
     assert await config_of(stream) == before
 
 

@@ -126,6 +126,6 @@ async def test_only_the_first_takeover_speaks_of_an_earlier_process(
     stage = Stage(monkeypatch)
     for _ in range(2):
         await stage.takeover.run(Room(10, 10), 0)
-    first, second = [line for line in caplog.messages if "start barrier" in line]
-    assert first == "test: the start barrier is not needed; 0 unacknowledged message(s) of an earlier process"
-    assert second == "test: the server answers; the start barrier is not needed; 0 unacknowledged message(s)"
+    first, second = [line for line in caplog.messages if "early redelivery" in line]
+    assert first == "test: the early redelivery is not needed; 0 unacknowledged message(s) of an earlier process"
+    assert second == "test: the server answers; the early redelivery is not needed; 0 unacknowledged message(s)"

@@ -112,6 +112,12 @@ async def test_a_tls_url_of_a_server_without_tls_is_refused_before_the_password_
     )
 
 
+async def test_a_tls_url_without_a_password_names_the_messages(fresh_nats: Callable[..., NatsServer]) -> None:
+    url = fresh_nats().url.replace("nats://", "tls://")
+    with anyio.fail_after(5), pytest.raises(lanes.ConfigError, match="offers no TLS, so the messages would be sent in"):
+        await lanes.run(JetStreamSource(url, stream="S", durable="d", key=None), never_called)
+
+
 async def test_a_tls_url_uses_tls_if_the_server_only_offers_it(
     fresh_nats: Callable[..., NatsServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

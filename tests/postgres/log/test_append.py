@@ -189,3 +189,16 @@ def test_a_schema_with_quotes_works(postgres: PostgresServer, schema: str) -> No
     with logs.connect() as connection:
         logs.log.notify(connection)
     assert logs.values() == ["1", "2"]
+
+
+@pytest.mark.anyio
+async def test_the_traceback_of_a_refused_message_ends_at_the_call(logs: Logs) -> None:
+    for message in (Record("1", 1.5), Record(1, "k"), "text"):  # type: ignore[arg-type]
+        with logs.connect() as connection, pytest.raises(ConfigError, match="message 0") as refused:
+            logs.log.append(connection, [message])  # type: ignore[list-item]
+        assert [each.name for each in refused.traceback[1:]] in (["append", "inside"], ["append", "_checked"])
+        assert refused.value.__cause__ is None
+        async with await psycopg.AsyncConnection.connect(logs.url) as opened:
+            with pytest.raises(ConfigError, match="message 0") as refused:
+                await logs.log.append(opened, [message])  # type: ignore[list-item]
+        assert len(refused.traceback) <= 3 and refused.value.__cause__ is None
