@@ -18,9 +18,9 @@ LEVEL := $(if $(filter-out jetstream,$(BROKER)),-$(BROKER))
 SOAK := tests.soak.$(if $(filter-out file,$(origin BROKER)),$(BROKER),simulation)
 # Its makers' word on their next version, three times a build, is not about this site.
 MKDOCS := NO_MKDOCS_2_WARNING=1 .venv/bin/python -m mkdocs
-SERVE_jetstream := run nats -- sh -c 'echo "export NATS_URL={nats}"; trap "exit 0" INT; tail -f /dev/null & wait'
-SERVE_postgres := run postgres -- sh -c 'echo "export POSTGRES_URL={postgres}"; trap "exit 0" INT; tail -f /dev/null & wait'
-SERVE_kafka := run kafka -- sh -c 'echo "export KAFKA_URL={kafka}"; trap "exit 0" INT; tail -f /dev/null & wait'
+SERVE_jetstream := run nats -- sh -c 'trap "exit 0" INT; echo "export NATS_URL={nats}"; tail -f /dev/null & wait'
+SERVE_postgres := run postgres -- sh -c 'trap "exit 0" INT; echo "export POSTGRES_URL={postgres}"; tail -f /dev/null & wait'
+SERVE_kafka := run kafka -- sh -c 'trap "exit 0" INT; echo "export KAFKA_URL={kafka}"; tail -f /dev/null & wait'
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream, kafka or postgres))
 
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
