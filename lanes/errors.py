@@ -115,7 +115,7 @@ class Nak(Exception):
         delay: Seconds until the next attempt, finite and 0 or more. ``None`` = the backoff of ``Retry``.
 
     Raises:
-        TypeError: The reason is no text, or the delay has no name.
+        TypeError: The reason is not a str, or the delay has no name.
         ValueError: The delay is out of its range.
     """
 
@@ -137,7 +137,7 @@ class Term(Exception):
         reason: Text of the error, for the log and the dead letter. Empty = no reason.
 
     Raises:
-        TypeError: The reason is no text.
+        TypeError: The reason is not a str.
     """
 
     def __init__(self, reason: str = "") -> None:

@@ -343,7 +343,7 @@ class Lagging(Protocol):
     def lag(self, partition: Partition) -> int | None:
         """Return the lag of a partition.
 
-        Any thread may call the method, which sends nothing, raises nothing and does not block.
+        Any thread may call the method. The call returns at once, without I/O or an exception.
 
         Args:
             partition: An assignment of this source.
@@ -417,7 +417,7 @@ class Connected(Protocol):
     def outage(self) -> Outage | None:
         """Return the present outage.
 
-        Any thread may call the method, which sends nothing, raises nothing and does not block.
+        Any thread may call the method. The call returns at once, without I/O or an exception.
 
         The source sends its broker a request at least every 10 s. Neither a single request without an answer nor the
         end of an idle connection is an outage.
@@ -437,7 +437,7 @@ class Rejoining(Protocol):
     def rejoining(self) -> bool:
         """Return whether the source waits for its group's first answer after the start, or after an outage.
 
-        Any thread may call the method, which sends nothing, raises nothing and does not block.
+        Any thread may call the method. The call returns at once, without I/O or an exception.
 
         Returns:
             Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
@@ -501,7 +501,7 @@ class Keeping(Protocol):
     def kept_log(self) -> KeptLog | None:
         """Return the messages that the log keeps for its slowest subscription, this source's or another.
 
-        Any thread may call the method, which sends nothing, raises nothing and does not block.
+        Any thread may call the method. The call returns at once, without I/O or an exception.
 
         Returns:
             The result of the last check, which is at most 15 s old while the broker answers. ``None`` = unknown.
@@ -517,7 +517,7 @@ class Ranged(Protocol):
 
         No process handles a message whose key has no owner.
 
-        Any thread may call the method, which sends nothing, raises nothing and does not block.
+        Any thread may call the method. The call returns at once, without I/O or an exception.
 
         Returns:
             The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =

@@ -429,6 +429,6 @@ def _check_beside_queue(
             )
     elif cohort is None and queue.partitions > MOST_PARTITIONS:
         raise ConfigError(
-            f"queue={queue.name!r} has {queue.partitions} partitions, and more than {MOST_PARTITIONS} durables slow "
-            "the server down; use fewer partitions"
+            f"queue={queue.name!r} needs {queue.partitions} durables, one for each partition; more than "
+            f"{MOST_PARTITIONS} durables slow the server down; use fewer partitions"
         )

@@ -367,7 +367,7 @@ class LeaseKeeper:
         outlasting = self.machine.outlasting
         if outlasting and outlasting != self._waits:
             log.warning(
-                "%s: partition %d waits for %g s, because its bucket was lost and the metadata of a durable "
+                "%s: partition %d waits for %g s, because the cohort's bucket was lost and a durable's metadata "
                 "names a lease of that length. If the metadata is wrong, correct it and restart this member",
                 self._named(),
                 self._partition,

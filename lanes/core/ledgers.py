@@ -4,8 +4,8 @@
 the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted
 runs, so a long sequence of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the
 lowest runs. If the ledger has forgotten a position, the engine handles a redelivery of the position again, and loses no
-message. For a source that never redelivers a settled position, the ledger keeps no settled positions: on a sparse
-partition each position would be a separate run.
+message. If a source never redelivers settled positions, the ledger drops them. On a sparse partition each of them would
+be a separate run.
 
 ``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
 *ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave

@@ -47,8 +47,9 @@ class KeylessWatch:
             return False
         named = sorted(self._sources)
         log.warning(
-            "%s: the first %d messages of %s have no key, so they run in no order. Set a key at the producer or by "
-            'key=… of the source; or choose keyless="one_lane" for the order of each partition, or order="none"',
+            "%s: the first %d messages of %s have no key, so lanes handles them in any order. Set a key at the "
+            'producer, or with key=… of the source; or choose keyless="one_lane" for the order of each partition, or '
+            'order="none"',
             self._name,
             self._count,
             ", ".join(named[:_NAMED]) + (", …" if len(named) > _NAMED else ""),

@@ -384,7 +384,7 @@ class AttemptKeeper:
         return True
 
     def _repeats(self, error: Exception, what: str, pause: float) -> bool:
-        """Log a failed call that the caller repeats. If no repetition can succeed, stop the run and return False."""
+        """Log a failed call that the caller repeats. If the error is not retryable, stop the run and return False."""
         if not is_retryable(error, unknown=True):
             self._context.stop_because(error)
             return False

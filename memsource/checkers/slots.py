@@ -207,7 +207,10 @@ class DrainBeforeFeed(_SlotChecker):
 
     @on("retry", "blocked", "dlq_sent")
     def _waits(self, segment: Segment, row: Row) -> None:
-        """Forget the attempt of a failed message. A move returns the message immediately."""
+        """Forget the attempt of a failed message.
+
+        When a slot moves, its owner gives a failed message back at once.
+        """
         self._remove(segment, row)
 
     @on("commit_sent")

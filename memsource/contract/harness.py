@@ -42,9 +42,9 @@ class Sample(NamedTuple):
     """A message to publish.
 
     Attributes:
-        key: The key.
-        value: The payload.
-        headers: The headers, in order.
+        key: Key that the source must report.
+        value: Payload that the source must deliver.
+        headers: Names and values, in the order of publication.
     """
 
     key: bytes

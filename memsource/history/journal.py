@@ -124,7 +124,7 @@ class _Opened:
         """Return the id of the run. Raises ``JournalError`` unless the file is a journal of this schema."""
         version = self.metadata.get(VERSION)
         if version is None or RUN not in self.metadata or not version.isdigit():
-            raise JournalError(f"{self._path}: not a journal of lanes; pass unchanged files of lanes")
+            raise JournalError(f"{self._path}: not a journal of lanes; pass a journal file exactly as lanes wrote it")
         if int(version) > SCHEMA_VERSION:
             raise JournalError(
                 f"{self._path}: its schema is {int(version)}, but this version of lanes reads schemas up to "
@@ -140,7 +140,7 @@ class _Opened:
             if at < 0 or self.schema.field(at).type != field.type:
                 raise JournalError(
                     f"{self._path}: not a journal, because the file has no column {field.name} of type {field.type}; "
-                    "pass unchanged files of lanes"
+                    "pass a journal file exactly as lanes wrote it"
                 )
         return self.metadata[RUN].decode(errors="replace")
 

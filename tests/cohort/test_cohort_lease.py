@@ -67,7 +67,7 @@ def test_after_a_lost_bucket_a_shorter_lease_waits_for_longer_ones(
 
     virtual(test)
     # The log has one line for each partition, because such a long wait needs a reason.
-    said = [line for line in caplog.messages if "waits for 30 s, because its bucket was lost" in line]
+    said = [line for line in caplog.messages if "waits for 30 s, because the cohort's bucket was lost" in line]
     assert len(said) == 2
     assert any("partition 0 waits" in line for line in said)
 

@@ -507,7 +507,7 @@ def test_an_awaited_lease_and_a_foreign_durable_are_logged_once_each(caplog: pyt
         await post.until_idle()
 
     virtual(test)
-    waits = "cohort c, member a: partition 3 waits for 30 s, because its bucket was lost"
+    waits = "cohort c, member a: partition 3 waits for 30 s, because the cohort's bucket was lost"
     blocked = "cohort c, member a: partition 3 cannot have a durable yet, because a foreign durable is in the way ("
     begins = [waits, waits, f"{blocked})", f"{blocked}consumer S/other)"]
     assert [line.startswith(begin) for line, begin in zip(warnings(caplog), begins, strict=True)] == [True] * 4

@@ -49,7 +49,10 @@ def source_of(**arguments: Any) -> JetStreamSource:
             r"filter_subject='updates' exclude each other, .* physical queues 'updates', 'updates__p1'; omit filter_",
         ),
         ({"shared": True}, r"queue='updates' and shared=True exclude each other; omit shared=True, and pass cohort=…"),
-        ({"queue": PartitionedQueue("up", 257)}, "has 257 partitions, and more than 256 durables slow the server down"),
+        (
+            {"queue": PartitionedQueue("up", 257)},
+            "needs 257 durables, one for each partition; more than 256 durables slow",
+        ),
         (
             {"durable": None, "cohort": Cohort(partitions=4)},
             r"queue='updates' has 2 partitions, but Cohort\(partitions=4\) has another number",

@@ -47,7 +47,9 @@ def test_metadata_room_excludes_the_nul_of_the_client(
     assert metadata_room(nobody, "kafka g") == room
     assert can_carry(room) == (room > 0)
     # A limit below one completed offset counts as none, with a warning.
-    warning = f"kafka g: offset.metadata.max.bytes={allowed} of the broker is too small to hand completed messages over"
+    warning = (
+        f"kafka g: the broker's offset.metadata.max.bytes={allowed} is too small for the list of completed messages"
+    )
     nothing = [] if room else [warning]
     assert [record.getMessage()[: len(nothing[0])] for record in caplog.records] == nothing
 

@@ -133,8 +133,8 @@ def test_the_error_for_a_value_without_a_name_hides_the_value() -> None:
         ({"FAILONDATALOSS": " False"}, "without an error; remove FAILONDATALOSS"),
         ({"minPartitions": "9"}, "minPartitions=9: several tasks would read one partition"),
         ({"maxRecordsPerPartition": "9"}, "aligned=False for a shuffle"),
-        ({"startingOffsets": "latest"}, "startingOffsets, which follows from"),
-        ({"kafka.bootstrap.servers": "h:2"}, "kafka.bootstrap.servers, which follows from"),
+        ({"startingOffsets": "latest"}, "startingOffsets, but the arguments of the replay determine"),
+        ({"kafka.bootstrap.servers": "h:2"}, "kafka.bootstrap.servers, but the arguments of the replay determine"),
         ({"kafka.client.id": 5}, "is a int: write the value as a string"),
     ],
 )

@@ -88,8 +88,8 @@ def metadata_room(admin: AdminClient, name: str) -> int:
     if can_carry(room):
         return room
     log.warning(
-        "%s: offset.metadata.max.bytes=%d of the broker is too small to hand completed messages over, so drains take "
-        "longer; raise it to 4096",
+        "%s: the broker's offset.metadata.max.bytes=%d is too small for the list of completed messages, so drains "
+        "take longer; raise it to 4096",
         name,
         allowed,
     )

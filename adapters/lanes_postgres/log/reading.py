@@ -151,9 +151,9 @@ class LogTables:
 
     Attributes:
         schema: Schema of the tables.
-        log: Number of the log.
+        log: Id of the log.
         partitions: Number of partitions.
-        messages: Name of the table or view of the messages, in the schema.
+        messages: Table or view in ``schema`` that contains the messages.
     """
 
     schema: str

@@ -164,8 +164,10 @@ class PieceVisitor(Visitor):
             await self._fall_silent(connection)
             # Without a connection for a claim, the member reads the pieces that it owns.
             if not self._no_claims:
-                log.warning("%s: no piece is acquired for now: %s", self.name, error)
-            self._no_claims = f"no piece is acquired for now: {error}"
+                log.warning(
+                    "%s: cannot acquire pieces (%s); the member keeps its pieces and tries again", self.name, error
+                )
+            self._no_claims = f"cannot acquire pieces ({error}); the member keeps its pieces and tries again"
         finally:
             self._acquiring = False
             self.wake()

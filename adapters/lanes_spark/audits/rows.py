@@ -46,9 +46,9 @@ class Known:
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
         segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is the number of
-            seconds that makes the clock of a process comparable with other clocks. ``slack`` is an upper bound of
-            the backward steps of a process's clock, in seconds. ``gap`` describes missing or unreadable rows, or is
-            null.
+            seconds that makes the clock of a process comparable with other clocks. ``slack`` is the
+            largest distance, in seconds, by which the clock of a process may have gone back. ``gap`` describes missing
+            or unreadable rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that the audit cannot judge across processes, with ``why`` and ``recreated``.

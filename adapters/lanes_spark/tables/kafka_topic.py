@@ -100,7 +100,9 @@ class KafkaTopic:
         if not isinstance(value, str):
             raise ConfigError(f"options[{name!r}] is a {type(value).__name__}: write the value as a string")
         if lower in _OURS:
-            raise ConfigError(f"options has {name}, which follows from servers, topic and the selection: remove {name}")
+            raise ConfigError(
+                f"options has {name}, but the arguments of the replay determine this option; remove {name}"
+            )
         if lower == "failondataloss" and value.strip().lower() != "true":
             raise ConfigError(
                 f"failOnDataLoss={value}: Spark would skip messages that the topic has lost, without an error; "

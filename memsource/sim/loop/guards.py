@@ -183,8 +183,8 @@ def _numbered_scope(kind: type[Refuser], base: type[backend.CancelScope]) -> typ
     """Make a class of anyio's cancel scopes, with a hash that is the same in every run.
 
     anyio keeps the scopes within a scope in a set, and cancels them in the order of the set. Without the hash, the
-    order of the set depends on memory addresses. All runs share one class, because the interpreter specializes code
-    for a class.
+    order of the set depends on memory addresses. All runs share one class. With a new class for each
+    run, the interpreter would have to specialize the code again.
     """
 
     def number_of(scope: Any) -> int:
