@@ -95,3 +95,11 @@ def test_a_member_that_ends_during_its_acquisitions_waits_for_the_release_of_the
     )
     made = run_schedule(schedule_of(f'["ranges",784,[{faults}],null,false,false]'), adapter)
     assert made.run.findings == {}
+
+
+def test_a_member_that_asks_between_two_freezes_may_keep_its_locks_for_a_lease_from_then(
+    adapter: RangesAdapter,
+) -> None:
+    faults = '[63,"freeze",0.5,0],[66,"freeze",9.0,3],[68,"freeze",9.0,0],[69,"freeze",5.0,0],[72,"freeze",2.0,1]'
+    made = run_schedule(schedule_of(f'["ranges",795856591,[{faults}],null,false,false]'), adapter)
+    assert made.run.findings == {}

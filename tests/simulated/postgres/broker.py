@@ -371,6 +371,9 @@ class PostgresBroker(KeepsDeadLetters):
         if line is None:
             return
         at = self.now + self._lease + _EXPIRES
+        if until <= at:
+            # The member may ask at the end of this freeze, and freeze again at once.
+            return
 
         def judge() -> None:
             worker = self.worker(member)
