@@ -32,6 +32,7 @@ class Metrics:
     def __init__(self, name: str) -> None:
         self._name = name
         self._found = False
+        self._told = False
 
     def provide(self) -> None:
         """Set a global ``MeterProvider`` with a reader for Prometheus, unless the program has set a provider.
@@ -42,13 +43,6 @@ class Metrics:
             metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))
             # Before the first measurement the reader has no series.
             self._found = True
-        elif not self._exist():
-            log.warning(
-                "%s: /metrics has no metrics, because the MeterProvider of the program has no reader for Prometheus; "
-                "write %s",
-                self._name,
-                SNIPPET,
-            )
 
     def exposition(self, accept: str) -> tuple[bytes, str] | None:
         """Return the metrics in the format of Prometheus.
@@ -57,9 +51,18 @@ class Metrics:
             accept: The header ``Accept`` of the request.
 
         Returns:
-            The text and its content type; None = no reader for Prometheus exists.
+            The text and its content type; None = no reader for Prometheus has a series. The first such answer is a
+            warning in the log.
         """
         if not self._exist():
+            if not self._told:
+                self._told = True
+                log.warning(
+                    "%s: /metrics has no metrics, because the MeterProvider of the program has no reader for "
+                    "Prometheus; write %s",
+                    self._name,
+                    SNIPPET,
+                )
             return None
         encode, content_type = choose_encoder(accept)
         return encode(REGISTRY), content_type
