@@ -1,6 +1,6 @@
-"""Runs ``lanes`` on NATS JetStream: a source, dead letters, and the commands ``lanes cohort`` and ``lanes queue``.
+"""Runs ``lanes`` on NATS JetStream: a source, dead letters, and the commands for cohorts, queues and servers.
 
-Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``, ``queue_survey``.
+Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``, ``queue_survey``, ``doctor``.
 """
 
 from __future__ import annotations

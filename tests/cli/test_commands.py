@@ -76,9 +76,9 @@ def test_a_group_without_a_command_prints_its_help(lanes: Command, group: str) -
     [
         (["nonsense"], 64, "'nonsense'"),
         (
-            ["doctor", "jetstream"],
+            ["doctor", "rabbitmq"],
             64,
-            "No such command 'jetstream'; `lanes doctor` has kafka, postgres, spark; run `lanes doctor",
+            "No such command 'rabbitmq'; `lanes doctor` has jetstream, kafka, postgres, spark; run `lanes doctor",
         ),
         (
             ["dead-letters", "drop", "--all"],

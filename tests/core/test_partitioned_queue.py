@@ -92,7 +92,7 @@ def test_the_repr_of_a_queue_is_the_call_that_makes_it_unless_it_is_too_long() -
         (("q", 0), "partitions=0: must be a whole number, 1 or more"),
         (("q", -3), "partitions=-3: must be a whole number, 1 or more"),
         (("q", True), "partitions=True: must be a whole number, 1 or more, not a bool"),
-        (("q", "4"), "partitions='4': must be a whole number, 1 or more, not a str"),
+        (("q", "4"), "partitions='4': must be a whole number, 1 or more, not a str; pass an int"),
         (("q", 32_768), "partitions=32768: queue 'q' can have at most 32767 partitions; try 2 before 4"),
     ],
 )

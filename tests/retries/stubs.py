@@ -275,8 +275,8 @@ class StoreReconnection(Reconnection):
 
     async def loop(self) -> None:
         self.is_closed, self.last_error = False, None
-        contact = stub(answered=lambda: None, unanswered=lambda *_: None)
-        connection = stub(client=self, servers="test", contact=contact)
+        contact = stub(answered=lambda: None)
+        connection = stub(client=self, servers="test", contact=contact, unanswered=lambda *_: None)
         # The time ends during the pause after pass ``at``.
         timeout = (self.at - 0.5) * 0.05 if self.event == "timeout" else _LONG
         store: Any = stub(_connection=connection, _timeout=timeout, _bucket="b")

@@ -27,6 +27,8 @@ OTHERS: Final = {
     "lanes.runtime.settle:Settler.keep_alive": _PERIODIC,
     "lanes.runtime.settle:Settler.settle_finished": "each pass ends with a drain or a loss; runtime/test_parts.py",
     "lanes.runtime.survivors:survivors": "waits for the end of cancelled handlers, within its limit",
+    "lanes.web.port:Port._refresh": _PERIODIC,
+    "lanes.web.routes:Routes._snapshots": _PERIODIC,
     "lanes.workers.batches:BatchWorkers._watch": _PERIODIC,
     "lanes.workers.loop_watch:LoopWatch._waits": _PERIODIC,
     "lanes.workers.pool:Pool.watch": _PERIODIC,

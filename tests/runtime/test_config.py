@@ -16,7 +16,7 @@ import lanes
 from lanes import ConfigError, Retry, Settings
 
 NO_WHOLE_NUMBERS: list[Any] = ["5", 5.0, None, True, [5], math.nan]
-KINDS = {"'5'": ", not a str", "None": ", not None", "True": ", not a bool", "[5]": ", not a list"}
+KINDS = {"'5'": ", not a str; pass an int", "None": ", not None", "True": ", not a bool", "[5]": ", not a list"}
 """Ends of the errors about values that are no numbers, by their text."""
 
 NO_SECONDS: list[Any] = ["5", None, True, [5], math.nan, math.inf, -math.inf, -0.001]

@@ -125,7 +125,7 @@ def all_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def barrier(what: str, count: int) -> str:
-    return f"{NAME}: the start barrier is {what}; {count} unacknowledged message(s) of an earlier process"
+    return f"{NAME}: the early redelivery is {what}; {count} unacknowledged message(s) of an earlier process"
 
 
 # --- the barrier
@@ -167,7 +167,7 @@ def test_an_older_server_requeues_the_messages_by_a_shrink_of_ack_wait(
         assert await made.take(2) == [4, 5]
 
     played(scene, version=version)
-    assert lines(caplog) == [barrier("ack_wait shrink", 3)]
+    assert lines(caplog) == [barrier("by a short ack_wait", 3)]
 
 
 def test_a_newer_server_resets_the_consumer_at_a_start_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -184,9 +184,9 @@ def test_a_newer_server_resets_the_consumer_at_a_start_alone(caplog: pytest.LogC
 
     played(scene, version="2.14.0")
     assert lines(caplog) == [
-        barrier("RESET", 2),
+        barrier("by RESET", 2),
         f"{NAME}: requesting the messages again, unacknowledged ones first (409 Leadership Change)",
-        f"{NAME}: the server answers; the start barrier is ack_wait shrink; 3 unacknowledged message(s)",
+        f"{NAME}: the server answers; the early redelivery is by a short ack_wait; 3 unacknowledged message(s)",
     ]
 
 
@@ -224,7 +224,7 @@ def test_a_reset_that_is_not_permitted_is_replaced_by_a_shrink(fault: str, caplo
     first, second = lines(caplog)
     assert first.startswith(f"{NAME}: the consumer cannot be reset (")
     assert said in first
-    assert second == barrier("ack_wait shrink", 2)
+    assert second == barrier("by a short ack_wait", 2)
 
 
 def test_a_reset_without_a_leader_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
@@ -240,7 +240,7 @@ def test_a_reset_without_a_leader_is_tried_again(caplog: pytest.LogCaptureFixtur
     played(scene, version="2.14.0")
     assert lines(caplog) == [
         f"{NAME}: takeover not finished (no leader (10008)); retrying every 0.5 s",
-        barrier("RESET", 2),
+        barrier("by RESET", 2),
     ]
 
 
@@ -263,7 +263,7 @@ def test_a_takeover_without_a_shrink_waits_until_the_server_redelivers_the_messa
 
     played(scene, version=version)
     said = (
-        f"{NAME}: the start barrier is hold-back; requesting nothing for 31.0 s, until unacknowledged messages return"
+        f"{NAME}: the early redelivery is by hold-back; requesting nothing for 31.0 s, until unacknowledged messages return"
     )
     assert lines(caplog) == [said]
 
@@ -475,7 +475,7 @@ def test_a_message_whose_delivery_is_lost_is_requeued_with_the_others(caplog: py
         assert await made.run() == [1, 2, 3]
 
     played(scene)
-    assert lines(caplog) == [barrier("ack_wait shrink", 3)] * 2
+    assert lines(caplog) == [barrier("by a short ack_wait", 3)] * 2
 
 
 def test_a_new_message_ends_the_collection() -> None:
