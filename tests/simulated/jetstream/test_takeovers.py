@@ -263,7 +263,8 @@ def test_a_takeover_without_a_shrink_waits_until_the_server_redelivers_the_messa
 
     played(scene, version=version)
     said = (
-        f"{NAME}: the early redelivery is by hold-back; requesting nothing for 31.0 s, until unacknowledged messages return"
+        f"{NAME}: the early redelivery is by hold-back; requesting nothing for 31.0 s, until unacknowledged messages "
+        "return"
     )
     assert lines(caplog) == [said]
 
