@@ -139,7 +139,7 @@ class Scenario:
             member ends.
         keyless: Share of messages without a key.
         keeps_attempts: Whether the processes share a store of attempts.
-        flickers: Seconds after which a user pauses or resumes the members again until the last wave; 0 = never.
+        flickers: Seconds after which a user pauses or resumes the first member again until the last wave; 0 = never.
     """
 
     workers: int
@@ -330,7 +330,7 @@ class _Application:
                 world.broker.rebalance(world.now)
 
     async def _flicker(self) -> None:
-        """Pause and resume all members in turn, so that each call of a source is cancelled at some step."""
+        """Pause and resume the first ready member, so that each call of its source is cancelled at some step."""
         while True:
             await anyio.sleep(self._scenario.flickers)
             self._pause()

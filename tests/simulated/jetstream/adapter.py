@@ -55,7 +55,7 @@ and the traffic that such a run has in addition."""
 
 _FLICKERS: Final = 0.15
 _MOMENTS: Final = (0.03, 0.1, 0.3)
-"""Share of the runs with a durable in which a user pauses and resumes the members in each moment, so that takeovers are
+"""Share of the runs with a durable in which a user pauses and resumes a member in each moment, so that takeovers are
 cancelled; and the seconds of a moment."""
 
 
