@@ -345,6 +345,7 @@ def test_commands_print_no_line_of_a_client() -> None:
     assert ran.stderr == "a line of lanes.kafka\n"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["ring", "a", "b"]])
 def test_a_closed_pipe_ends_a_command_without_a_line(arguments: list[str]) -> None:
     reading, writing = os.pipe()

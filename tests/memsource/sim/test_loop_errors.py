@@ -274,6 +274,7 @@ print("traced")
 """
 
 
+@pytest.mark.process
 def test_a_debugger_works_after_a_simulation_in_a_thread() -> None:
     """On Python 3.11 an interrupt that was cancelled hangs every later function under ``sys.settrace``."""
     done = subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, text=True, timeout=60, check=False)
