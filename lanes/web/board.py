@@ -84,8 +84,7 @@ class Board:
     """The latest view of one consumer. Any thread may call every method, and no method blocks.
 
     The event loop of the consumer makes the view, so a loop that stands still makes no view, and ``silent`` grows.
-    While
-    no loop runs the consumer, the caller of ``ask`` makes the view.
+    While no loop runs the consumer, the caller of ``ask`` makes the view.
 
     Args:
         consumer: The consumer.

@@ -293,7 +293,7 @@ class DurableConsumer:
             )
         if config.get("max_deliver", -1) != -1:
             wrong.append(
-                f"max_deliver is {config['max_deliver']}, so the server would stop to redeliver a message, and "
+                f"max_deliver is {config['max_deliver']}, so the server would stop redelivering a message, and "
                 "later messages of its key would overtake it; "
                 "set it to -1, because lanes bounds the attempts itself"
             )

@@ -173,7 +173,7 @@ def test_a_consumer_whose_state_cannot_be_read_is_not_created() -> None:
     ("config", "said"),
     [
         ({"deliver_subject": "x"}, "it is a push consumer; use a pull consumer, on another durable"),
-        ({"max_deliver": 5}, "max_deliver is 5, so the server would stop to redeliver"),
+        ({"max_deliver": 5}, "max_deliver is 5, so the server would stop redelivering"),
         ({"backoff": [5 * SECOND, 9 * SECOND]}, "backoff is set, although lanes retries inside the lane"),
         ({"priority_groups": ["g"]}, "priority_groups are set"),
         ({"ack_wait": SECOND // 2}, "ack_wait is 0.5 s; set it to 1 s or more"),
