@@ -414,24 +414,31 @@ def test_an_idle_loop_is_not_woken_and_a_hold_after_it_is_found(
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(loop_watch, "_LATE_AFTER", 3_600.0)
     monkeypatch.setattr(loop_watch, "INTERVAL", 0.01)
-    questions = 0
-    answer = LoopWatch._answer
+    questions = looks = 0
+    answer, loop_waits = LoopWatch._answer, LoopWatch._loop_waits
 
     def counted(watch: LoopWatch) -> None:
         nonlocal questions
         questions += 1
         answer(watch)
 
+    def looked(watch: LoopWatch) -> bool:
+        nonlocal looks
+        looks += 1
+        return loop_waits(watch)
+
     monkeypatch.setattr(LoopWatch, "_answer", counted)
+    monkeypatch.setattr(LoopWatch, "_loop_waits", looked)
 
     async def run_idle() -> None:
         broker = MemoryBroker()
         async with started(consumer_of(MemorySource(broker), charge)) as run:
             await until(lambda: run.consumer.ready)
             before = questions
-            # The watch looks a hundred times, and finds the loop between two waits at the most a few times.
             await anyio.sleep(1.0)
+            # The watch finds the loop between two waits at the most a few times, and looks more rarely at an idle loop.
             assert questions - before < 20
+            assert looks < 50
             broker.publish("a")
             await until(lambda: broker.unfinished == 0)
             await until(lambda: ends(caplog))
