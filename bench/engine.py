@@ -8,6 +8,9 @@ consumer does at least this work.
 The cases ``engine … ×`` divide the cost of a message among many messages by the cost among few. The ratio of a constant
 cost is 1. Beyond ten thousand messages the processor's caches also affect the cost. The baseline beyond ten thousand
 messages is therefore the growth of the bare loop over the same objects.
+
+Cases that no default of `lanes` and no source reaches are information without a goal: deliveries of a single message,
+and 10⁵ or more messages in flight.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from lanes.core.types import ACK, Message
 
 GOAL: Final = 0.6
 FLAT_GOAL: Final = 1.2
-GROWTH_GOAL: Final = 1.3
 CONCURRENCY: Final = 100
 FEW, MANY = 100, 10_000
 
@@ -45,6 +47,7 @@ class Case:
         settle_every: Number of deliveries between two settlements.
         stuck: Number of finished messages above the first message, whose handler never ends; None = every handler ends.
         in_flight: Number of delivered messages before the first call of ``take``.
+        goal: Highest allowed cost in microseconds; None = the case is information.
     """
 
     keys: int = MANY
@@ -55,6 +58,7 @@ class Case:
     settle_every: int = 1
     stuck: int | None = None
     in_flight: int = 0
+    goal: float | None = GOAL
 
 
 CASES: Final = {
@@ -63,8 +67,8 @@ CASES: Final = {
     "engine hot key": Case(keys=1),
     "engine stuck": Case(stuck=MANY),
     "engine batch 50": Case(batch=50),
-    "engine batch 1": Case(batch=1, count=50_000, settle_every=50),
-    "engine batch 1, settled alone": Case(batch=1, count=50_000),
+    "engine batch 1": Case(batch=1, count=50_000, settle_every=50, goal=None),
+    "engine batch 1, settled alone": Case(batch=1, count=50_000, goal=None),
     "engine commits, uniform": Case(commits=True),
     "engine commits, zipf": Case(commits=True, traffic="zipf"),
     "engine commits, hot key": Case(commits=True, keys=1),
@@ -88,8 +92,8 @@ def figures(effort: Effort) -> list[Figure]:
         runs += [partial(in_dict_and_queue, case, effort), partial(in_engine, case, effort)]
     medians = interleaved(runs, effort.repeats)
     costs = [
-        cost(name, "µs CPU/message", figure, baseline, GOAL)
-        for name, baseline, figure in zip(CASES, medians[::2], medians[1::2], strict=True)
+        cost(name, "µs CPU/message", figure, baseline, case.goal)
+        for (name, case), baseline, figure in zip(CASES.items(), medians[::2], medians[1::2], strict=True)
     ]
     return costs + _flat(effort) + _growth(effort)
 
@@ -109,8 +113,7 @@ def _growth(effort: Effort) -> list[Figure]:
         case = Case(keys=size, in_flight=size, count=size)
         engine = [in_engine(case, effort) / in_engine(small, effort) for _ in range(effort.repeats)]
         bare = [in_dict_and_queue(case, effort) / in_dict_and_queue(small, effort) for _ in range(effort.repeats)]
-        figure = cost(name, "times the cost among 10⁴", median(engine), median(bare))
-        figures.append(figure.within(GROWTH_GOAL))
+        figures.append(cost(name, "times the cost among 10⁴", median(engine), median(bare)))
     return figures
 
 
