@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
+
+from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
 from lanes.dead_letter import printable
 from lanes.line_limit import FoldedLog
 from lanes_kafka.config import redacted
+from lanes_kafka.errors import closed_at_first_request
 
 log = logging.getLogger("lanes.kafka.client")
 
@@ -40,12 +44,16 @@ class ClientLog:
         name: Name of the owner, which begins each line.
         clock: Monotonic clock, in seconds.
         settings: Configuration of the clients, whose secrets no error or log line shows.
+
+    Attributes:
+        reported: Errors that only log lines report. The owner may replace the list before it makes a client.
     """
 
     def __init__(self, name: str, clock: Clock, settings: Mapping[str, Any]) -> None:
         self._settings = settings
         self._clock = clock
         self._folded = FoldedLog(log, name, clock)
+        self.reported: deque[KafkaError] = deque(maxlen=1)
         # The last warning, and its time.
         self._last: tuple[str, tuple[object, ...], float] | None = None
 
@@ -61,6 +69,8 @@ class ClientLog:
             template: Format of the line.
             *values: Facility, name of the client, and text.
         """
+        if values and (error := closed_at_first_request(str(values[-1]))) is not None:
+            self.reported.append(error)
         level = min(level, logging.WARNING)
         if level == logging.WARNING:
             self._last = template, values, self._clock()

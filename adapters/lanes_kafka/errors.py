@@ -61,6 +61,9 @@ _PERMANENT: Final = (
 _HANDSHAKE: Final = "handshake failed"
 """Words in the client's error after the broker has refused the login before the exchange of credentials."""
 
+_FIRST_REQUEST: Final = "in state APIVERSION_QUERY"
+"""Words in the client's line about a connection that ended before the answer to the first request."""
+
 _OTHER_GROUP: Final = (
     "the group has members of another protocol, or is a share group, which has no order; use another group.id, or "
     "the protocol and strategy of its members"
@@ -76,6 +79,9 @@ _NO_848: Final = (
 )
 
 
+_THREAD: Final = re.compile(r"^\[thrd:[^]]*\]: ")
+"""Name of the client's thread, which begins a line of the client's log."""
+
 _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]+)"')
 
 
@@ -87,6 +93,17 @@ def is_permanent(error: KafkaError) -> bool:
 def is_login_refused(error: KafkaError) -> bool:
     """Return whether the broker refused the login."""
     return error.code() in _LOGIN_REFUSED
+
+
+def closed_at_first_request(line: str) -> KafkaError | None:
+    """Return the error for a line of the client's log about a connection that ended at its first request, else None.
+
+    The client logs such an end at INFO, and reports only the timeout of the request. A listener with TLS ends the
+    connection of a client without TLS in this way.
+    """
+    if _FIRST_REQUEST not in line:
+        return None
+    return KafkaError(KafkaError._TRANSPORT, f"{_THREAD.sub('', line)}: connecting to a listener with TLS?")
 
 
 def login_remedy(error: KafkaError) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import socketserver
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import anyio
@@ -12,7 +16,9 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 import lanes
 from lanes.core.types import Message
 from lanes_kafka import KafkaSource
+from lanes_kafka.cli.doctor import examine
 from lanes_kafka.client import thread
+from lanes_kafka.config import client_config
 from tests.components import KafkaServer
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.members import Story, Work, group
@@ -68,6 +74,39 @@ async def test_a_wrong_address_is_named(impatient: None) -> None:
     assert isinstance(failure, lanes.SourceError) and failure.retryable
     assert f"no Kafka broker answers at {NOWHERE} within 2 s" in str(failure)
     assert "bootstrap.servers" in str(failure)
+
+
+async def test_a_listener_with_tls_is_recognised(impatient: None) -> None:
+    with tls_listener() as url:
+        config = {"bootstrap.servers": url, "group.id": "g"}
+        # The client writes its line about the end of a connection at this level.
+        failure = await refused(config | {"log_level": 6}, "T")
+        (check,) = examine(client_config(config), ["T"], timeout=2.0)
+    assert isinstance(failure, lanes.SourceError) and failure.retryable
+    assert f"no Kafka broker answers at {url} within 2 s ({url}/bootstrap: " in str(failure)
+    assert str(failure).endswith(
+        ": connecting to a listener with TLS?); start one, or correct bootstrap.servers and security.protocol"
+    )
+    assert check.ok is False and check.detail.endswith(": connecting to a listener with TLS?")
+    assert check.remedy == "correct security.protocol and the ssl settings"
+
+
+@contextmanager
+def tls_listener() -> Iterator[str]:
+    """A server that ends each connection whose first bytes are no TLS, so it needs no certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with pytest.raises(ssl.SSLError):
+                context.wrap_socket(self.request, server_side=True)
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield f"127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        serving.join()
 
 
 async def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer, impatient: None) -> None:

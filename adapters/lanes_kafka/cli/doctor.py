@@ -30,7 +30,7 @@ from lanes_kafka.broker import (
 )
 from lanes_kafka.client.commits import can_carry, room_within
 from lanes_kafka.config import ClientConfig, address_name, addresses, redacted
-from lanes_kafka.errors import NOT_ALLOWED, client_text, is_login_refused, setting_meant
+from lanes_kafka.errors import NOT_ALLOWED, client_text, closed_at_first_request, is_login_refused, setting_meant
 
 _PROTOCOLS: Final = "group.coordinator.rebalance.protocols"
 _RETENTION: Final = ("cleanup.policy", "retention.ms", "retention.bytes")
@@ -55,7 +55,7 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
         # A client without a subscription checks every setting, and connects to no broker.
         Consumer({**_QUIET, **config.client}).close()
         errors: list[KafkaError] = []
-        connecting: dict[str, Any] = {**_QUIET, **config.admin, "error_cb": errors.append}
+        connecting: dict[str, Any] = {"logger": _Unlogged(errors), **config.admin, "error_cb": errors.append}
         admin = AdminClient(connecting)
     except (KafkaException, TypeError, ValueError) as failure:
         error, secrets = failure.args[0], config.client
@@ -70,6 +70,17 @@ def examine(config: ClientConfig, topics: Sequence[str], *, timeout: float = QUE
     checks.append(doctor.group())
     checks += doctor.broker()
     return checks
+
+
+class _Unlogged:
+    """The ``logger`` of a client, which writes no line, and reports errors that only a line reports."""
+
+    def __init__(self, errors: list[KafkaError]) -> None:
+        self._errors = errors
+
+    def log(self, level: int, template: str, *values: object) -> None:
+        if values and (error := closed_at_first_request(str(values[-1]))) is not None:
+            self._errors.append(error)
 
 
 @dataclass(eq=False, repr=False)
@@ -293,6 +304,6 @@ def _allowed(found: Any, operation: AclOperation) -> bool:
 def _remedy_of_reaching(error: KafkaError, address: str) -> str:
     if is_login_refused(error):
         return "correct sasl.mechanism, sasl.username, sasl.password and security.protocol"
-    if error.code() == KafkaError._SSL or "SSL" in error.str():
+    if error.code() == KafkaError._SSL or "SSL" in error.str() or "TLS" in error.str():
         return "correct security.protocol and the ssl settings"
     return f"correct {address}, security.protocol, the firewall, or the advertised listener"

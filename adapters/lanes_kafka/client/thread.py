@@ -235,6 +235,7 @@ class ClientThread:
     def _open(self) -> None:
         config = self.config
         reported: deque[KafkaError] = deque(maxlen=_ERRORS_KEPT)
+        self.client_log.reported = reported
         connecting = self.client_log.added_to(config.admin) | {"error_cb": reported.append}
         try:
             # Topics holds the only reference to this client: its threads and sockets end with the last reference.
