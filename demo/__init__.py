@@ -4,8 +4,8 @@ A parent process owns all parts that must survive a crash: the ledger, the appro
 processes run the handler under ``lanes``, and the parent kills a worker with -9 on purpose.
 
 Reading order: ``run``, ``config``, ``under_lanes``, ``events``, ``ledger``, ``faults``, ``report``, ``history``,
-``membership``, ``progress``, ``places``, ``child``, ``supervise``, ``view``, ``terminal``, ``options``, ``errors``; and
-the rooms ``workers``, ``brokers``, ``group``, ``spark``.
+``membership``, ``lateness``, ``progress``, ``places``, ``child``, ``supervise``, ``view``, ``terminal``, ``options``,
+``errors``; and the rooms ``workers``, ``brokers``, ``group``, ``spark``.
 """
 
 from __future__ import annotations

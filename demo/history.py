@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from demo.group.findings import Fault, GroupFindings, Knowledge, findings
+from demo.lateness import Delay
 from demo.membership import Snapshot
 from lanes.errors import LanesError
 
@@ -32,10 +33,14 @@ class Seen(NamedTuple):
     Attributes:
         snapshots: States of the group in the reports of its broker.
         faults: Faults of the scenario.
+        late: Spans in which each member was late, by name.
+        renewal: Seconds that a member has for a renewal or a heartbeat; 0.0 = unknown.
     """
 
     snapshots: Sequence[Snapshot]
     faults: Sequence[Fault]
+    late: Mapping[str, Sequence[Delay]] = {}
+    renewal: float = 0.0
 
 
 class Findings(NamedTuple):
@@ -66,7 +71,7 @@ def examine(directory: Path, seen: Seen | None = None) -> Findings:
     except LanesError as error:
         # A missing history proves nothing.
         return Findings([Verdict("history", "unproven", str(error))], {}, 0)
-    knowledge = Knowledge(segments, seen.snapshots, seen.faults) if seen is not None else None
+    knowledge = Knowledge(segments, *seen) if seen is not None else None
     # A frozen process is late by the length of the freeze, and its history does not record the freeze.
     frozen = knowledge.frozen if knowledge is not None else 0.0
     checkers = (*checkers_within(MARGIN + frozen), NothingStranded)

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 import anyio
 
-from demo.brokers.backends import broker_of
+from demo.brokers.backends import broker_of, renewal_time
 from demo.brokers.broker import Broker, GroupBroker
 from demo.config import DemoConfig
 from demo.errors import DemoError, NoAnswer
@@ -132,7 +132,7 @@ async def _report(
     steps: list[Step] = [(event.case, event.step) for event in events]
     poison = {step for step in steps if config.faults.failures(*step) == POISON}
     audit = ledger.audit(steps, letters)
-    seen = None if isinstance(part, UnderLanes) else Seen(part.snapshots, part.faults)
+    seen = None if isinstance(part, UnderLanes) else Seen(part.snapshots, part.faults, part.late, renewal_time(config))
     findings = await asyncio.to_thread(examine, where.history, seen)
     return Report(
         events=len(events),

@@ -100,6 +100,17 @@ def _subscription(config: WorkerConfig) -> lanes.Source:
     )
 
 
+def renewal_time(config: DemoConfig) -> float:
+    """Return the seconds that a member has for a renewal of its lease or a heartbeat of its session.
+
+    The time begins when the renewal is due, and ends when the member has lost its partitions.
+    """
+    if config.broker == "kafka":
+        return SESSION - HEARTBEAT
+    # A member renews after a third of the lease, and gives the lease up a sixth of the lease before its end.
+    return config.lease / 2
+
+
 def dead_letters_of(config: WorkerConfig) -> lanes.DeadLetters:
     """Return the dead letter store of a worker."""
     if config.broker == "kafka":

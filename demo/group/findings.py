@@ -13,6 +13,7 @@ from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from demo.lateness import Delay, covered
 from demo.membership import (
     Assignment,
     Moves,
@@ -42,7 +43,10 @@ _COMES_BACK: Final = 5.0
 
 _WITNESSES: Final = 3
 
-EXCUSED: Final = ("kill", "freeze", "cut", "broker")
+_LATE_SHARE: Final = 0.5
+"""Part of the time for a renewal in which a member was late, above which lateness explains the loss of a lease."""
+
+EXCUSED: Final = ("kill", "freeze", "cut", "broker", "late")
 """Causes that excuse a repeated run of a message."""
 
 
@@ -63,8 +67,8 @@ class GroupFindings:
     """The figures of a run.
 
     Attributes:
-        duplicates: Repeated runs of a message by cause: kill, freeze, cut or broker; ``clean`` counts the repeats
-            without a fault as their cause.
+        duplicates: Repeated runs of a message by cause: kill, freeze, cut, broker or late. A ``late`` member lost its
+            lease or session because it was late. ``clean`` counts the repeats without a cause.
         rebalances: Number of times that the broker moved partitions between members.
         recovery: Fault kind → longest recovery in seconds, see the function ``recovery``; infinite for a partition
             without a later start.
@@ -88,11 +92,29 @@ class GroupFindings:
 
 
 class Knowledge:
-    """The assignments of a run, derived from the histories, the snapshots of the broker and the faults."""
+    """The assignments of a run, derived from the histories, the snapshots of the broker, the faults and the lateness.
 
-    def __init__(self, segments: Sequence[Segment], snapshots: Sequence[Snapshot], faults: Sequence[Fault]) -> None:
+    Args:
+        segments: Histories of the members.
+        snapshots: States of the group in the reports of its broker.
+        faults: Faults of the scenario.
+        late: Spans in which each member was late, by name.
+        renewal: Seconds from the time at which a renewal or heartbeat is due to the loss; 0.0 = unknown, so lateness
+            explains no loss.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        snapshots: Sequence[Snapshot],
+        faults: Sequence[Fault],
+        late: Mapping[str, Sequence[Delay]] | None = None,
+        renewal: float = 0.0,
+    ) -> None:
         self.segments = segments
         self.faults = faults
+        self._late = late or {}
+        self._renewal = renewal
         self.spans: dict[Assignment, Span] = spans(segments)
         self.deadlines: dict[Assignment, float] = deadlines(segments)
         # The leases of a cohort outlast the processes, so the deadlines alone give the end of each assignment.
@@ -126,7 +148,7 @@ class Knowledge:
         return max((one.ended - one.begun for one in self.faults), default=0.0)
 
     def cause(self, assignment: Assignment) -> str:
-        """Return the cause of an assignment's end: kill, freeze, cut or broker; ``clean`` if no fault explains it."""
+        """Return the cause of an assignment's end: kill, freeze, cut, broker or late; ``clean`` without a cause."""
         span = self.spans[assignment]
         if span.ending == "crashed":
             return "kill"
@@ -137,7 +159,22 @@ class Knowledge:
         for kinds, cause in _CAUSES:
             if any(one.kind in kinds and one.member == assignment[0] and one.begun <= at for one in self.faults):
                 return cause
-        return "broker" if self._in_outage(at, _AFTERMATH) else "clean"
+        if self._in_outage(at, _AFTERMATH):
+            return "broker"
+        return "late" if self._was_late(assignment, at) else "clean"
+
+    def _was_late(self, assignment: Assignment, at: float) -> bool:
+        """Return whether the member was late for most of the time that it had for its last renewal.
+
+        Only a lease that ended at its deadline, and a session that the broker ended, lacked a renewal.
+        """
+        deadline = self.deadlines.get(assignment, inf)
+        if assignment not in self.removals:
+            if self.spans[assignment].end < deadline < inf:
+                return False
+            at = min(at, deadline)
+        late = covered(self._late.get(assignment[0], ()), at - self._renewal, at)
+        return self._renewal > 0 and late >= self._renewal * _LATE_SHARE
 
     def _in_outage(self, at: float, after: float) -> bool:
         return any(one.kind == "broker" and one.begun <= at <= one.ended + after for one in self.faults)

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import secrets
 import signal
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import anyio
@@ -16,6 +17,7 @@ from demo.config import HOOK_EVERY, DemoConfig, Script
 from demo.errors import NoAnswer
 from demo.group.feed import Feed
 from demo.group.findings import Fault, FaultKind
+from demo.lateness import Delay, Lateness
 from demo.ledger import Ledger
 from demo.membership import NONE, Snapshot
 from demo.places import Places
@@ -122,6 +124,8 @@ class Members:
         self.snapshot: Snapshot = NONE
         self.snapshots: list[Snapshot] = []
         self.faults: list[Fault] = []
+        self._lateness = Lateness(starved=False)
+        self._late: dict[str, list[Delay]] = defaultdict(list)
         self.kills = 0
         self.workers = 0
         self.peak_in_flight = 0
@@ -147,6 +151,15 @@ class Members:
         """Number of published, unsettled events, by the broker's latest report; 0 before a report."""
         return self._left.pending + self._left.unacknowledged if self._left is not None else 0
 
+    @property
+    def late(self) -> Mapping[str, Sequence[Delay]]:
+        """Spans in which each member was late, by name.
+
+        If the members reach the broker through this process, the spans of this process count for each member.
+        """
+        own = self._lateness.spans if self._config.route is not None else []
+        return {name: [*self._late[name], *own] for name in self._processes}
+
     # --- the run
 
     async def run(self) -> None:
@@ -157,7 +170,7 @@ class Members:
         await self._service.start(self._places.sockets)
         self._pace.begin()
         self.progress.phase = "starting the members"
-        lookers = [asyncio.create_task(self._poll()), asyncio.create_task(self._look())]
+        lookers = [asyncio.create_task(each) for each in (self._poll(), self._look(), self._lateness.measure())]
         script: asyncio.Task[None] | None = None
         try:
             for _ in range(self._config.processes):
@@ -333,6 +346,7 @@ class Members:
         # A member with an open source may still fail without a broker, before its first message.
         process.begun = process.begun or bool(status["in_flight"] or status["settled"])
         process.status = status
+        self._late[process.name] += [Delay(begun, ended) for begun, ended in status["late"]]
         self.peak_in_flight = max(self.peak_in_flight, status["peak_in_flight"])
         self.rss_mb = max(self.rss_mb, status["rss_mb"])
         all_of_them = [one.status for one in self._processes.values() if one.status and not one.leaving]

@@ -18,6 +18,7 @@ import lanes
 from demo.brokers.backends import dead_letters_of, source_of
 from demo.child import end_with_parent, peak_rss_mb
 from demo.config import WorkerConfig, settings
+from demo.lateness import Lateness
 from demo.workers.client import Client
 from demo.workers.handler import Approve
 from lanes.process import EXIT_FAILED
@@ -47,26 +48,29 @@ async def _work(config: WorkerConfig) -> int:
         dead_letters=dead_letters_of(config),
         history=lanes.History(config.history, member=config.member),
     )
-    reporter = asyncio.create_task(_report(consumer, client, config.member))
+    lateness = Lateness(starved=True)
+    measurement = asyncio.create_task(lateness.measure())
+    reporter = asyncio.create_task(_report(consumer, client, config.member, lateness))
     try:
         return await lanes.serve(consumer)
     finally:
+        measurement.cancel()
         reporter.cancel()
         # The last report has the peaks of the whole run.
-        _say(consumer, client, config.member)
+        _say(consumer, client, config.member, lateness)
         await client.close()
 
 
-async def _report(consumer: lanes.Consumer, client: Client, member: str) -> None:
+async def _report(consumer: lanes.Consumer, client: Client, member: str, lateness: Lateness) -> None:
     while True:
-        _say(consumer, client, member)
+        _say(consumer, client, member, lateness)
         await asyncio.sleep(REPORT_EVERY)
 
 
-def _say(consumer: lanes.Consumer, client: Client, member: str) -> None:
+def _say(consumer: lanes.Consumer, client: Client, member: str, lateness: Lateness) -> None:
     # Before the source is open, the consumer has no status.
     with contextlib.suppress(lanes.LanesError, AttributeError):
-        client.say({"member": member, **numbers(consumer.status())})
+        client.say({"member": member, **numbers(consumer.status()), "late": lateness.take()})
 
 
 def numbers(status: lanes.Status) -> dict[str, Any]:

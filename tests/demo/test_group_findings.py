@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from demo.group.findings import Fault, FaultKind, Knowledge, findings
+from demo.lateness import Delay
 from demo.membership import Snapshot
 from tests.demo.test_membership import look
 from tests.memsource.checkers.rows import (
@@ -157,6 +158,25 @@ def test_each_repeated_message_has_one_cause(case: Repeat) -> None:
     found = findings(known(case.first, AGAIN, case.looks, case.faults, crashed=case.crashed))
     expected = {"kill": 0, "freeze": 0, "clean": 0} | ({} if case.cause is None else {case.cause: 1})
     assert found.duplicates == expected
+
+
+@pytest.mark.parametrize(
+    ("late", "last", "looks", "cause"),
+    [
+        # The broker removed m-1 before 101.6 s, and m-1 had 0.4 s for its last heartbeat.
+        ([Delay(101.3, 101.5)], LOST, BEFORE, "late"),
+        ([Delay(101.3, 101.45)], LOST, BEFORE, "clean"),
+        ([Delay(101.6, 103.0)], LOST, BEFORE, "clean"),
+        ([Delay(101.3, 103.0)], at(103.0, owned("revoked")), NEVER_REMOVED, "clean"),
+    ],
+    ids=["late", "late for a moment", "late after its removal", "handed over"],
+)
+def test_a_late_member_has_a_cause_for_the_end_of_its_session(
+    late: Sequence[Delay], last: Rows, looks: Sequence[Snapshot], cause: str
+) -> None:
+    segments = [segment(RAN + last), segment(AGAIN, member="m-2", pid=2, start=100.5)]
+    found = findings(Knowledge(parsed(*segments), looks, [], {"m-1": late}, 0.4))
+    assert {name: count for name, count in found.duplicates.items() if count} == {cause: 1}
 
 
 def test_a_removed_member_repeats_messages_of_its_next_owner() -> None:

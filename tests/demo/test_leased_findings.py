@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from demo.group.findings import Fault, FaultKind, Knowledge, findings
 from demo.history import Seen, examine
+from demo.lateness import Delay
 from demo.membership import Member, Moves, Snapshot, deadlines, handovers, least_moves, moves
 from tests.demo.test_report import report
 from tests.memsource.checkers.rows import (
@@ -144,6 +145,59 @@ def test_each_repeated_message_of_a_cohort_has_one_cause(
     done = [Fault(kind, "m-1", 103.0, 106.0) for kind in faults]
     found = findings(known(first, again, done, crashed=crashed))
     assert {name: count for name, count in found.duplicates.items() if count} == {cause: 1}
+
+
+GAVE_BACK = at(106.0, owned("drained"), owned("revoked"))
+
+
+class Loss(NamedTuple):
+    late: Sequence[Delay]
+    cause: str
+    last: Rows = LOST
+    member: str = "m-1"
+    renewal: float = 2.0
+
+
+# The lease of m-1 ends at 105 s, so its renewal had the time from 103 s on.
+LOSSES = {
+    "late for half of the time": Loss([Delay(103.2, 104.2)], "late"),
+    "late several times": Loss([Delay(103.1, 103.5), Delay(103.8, 104.1), Delay(104.5, 105.5)], "late"),
+    "late before the renewal was due too": Loss([Delay(100.0, 104.0)], "late"),
+    "in time": Loss([], "clean"),
+    "late for less than half of the time": Loss([Delay(103.2, 104.1)], "clean"),
+    "two measurements of one delay": Loss([Delay(103.2, 103.8), Delay(103.2, 103.8)], "clean"),
+    "late before the renewal was due": Loss([Delay(101.0, 103.5)], "clean"),
+    "late only after the deadline": Loss([Delay(104.5, 107.0)], "clean"),
+    "another member was late": Loss([Delay(103.0, 105.0)], "clean", member="m-2"),
+    "late, and handed over": Loss([Delay(103.0, 105.0)], "clean", GAVE_BACK),
+    "late, and lost before the deadline": Loss(
+        [Delay(102.0, 104.0)], "clean", at(104.5, owned("lost", deadline=105.0))
+    ),
+    "late for an unknown time of a renewal": Loss([Delay(103.0, 105.0)], "clean", renewal=0.0),
+}
+
+
+@pytest.mark.parametrize("case", LOSSES.values(), ids=LOSSES)
+def test_only_a_late_member_has_a_cause_for_the_loss_of_its_lease(case: Loss) -> None:
+    first = segment(flat(RUNS, at(102.0, ended(0)), case.last))
+    again = segment(at(110.0, assigned(None), leased(120.0), delivered(0), *ran(0)), member="m-2", pid=2, start=100.5)
+    knowledge = Knowledge(parsed(first, again), [], [], {case.member: case.late}, case.renewal)
+    assert {name: count for name, count in findings(knowledge).duplicates.items() if count} == {case.cause: 1}
+
+
+def test_a_late_member_repeats_no_more_messages_than_a_crash(tmp_path: Path) -> None:
+    """With 100 messages in flight, the loss of a lease repeats at most 200 finished messages of a partition."""
+    seen = Seen([], [], {"m-1": [Delay(103.0, 105.0)]}, 2.0)
+    for count, status in ((200, "passed"), (201, "violated")):
+        finished = range(1, count + 1)
+        before = flat(RUNS, *(at(102.0, *ran(position)) for position in finished), LOST)
+        again = flat(at(110.0, assigned(None), leased(120.0)), *(at(111.0, *ran(position)) for position in finished))
+        segments = [segment(before), segment(again, member="m-2", pid=2, start=100.5)]
+        (tmp_path / "history.jsonl").write_bytes(encoded(*segments))
+        found = examine(tmp_path, seen)
+        assert found.group is not None and found.group.duplicates == {"kill": 0, "freeze": 0, "clean": 0, "late": count}
+        (verdict,) = [one for one in found.verdicts if one.name == "BoundedRepeats"]
+        assert verdict.status == status
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ async def play(config: DemoConfig, storm: Storm, keep: Path) -> Report:
     """Run the group once with faults, and write the observed faults and snapshots into the folder `keep`."""
     report = await run_demo(config)
     if storm.group is not None:
-        seen = {"faults": storm.group.faults, "snapshots": storm.group.snapshots}
+        seen = {"faults": storm.group.faults, "snapshots": storm.group.snapshots, "late": storm.group.late}
         (keep / "seen.json").write_text(json.dumps(seen, default=sorted))
     return report
 
