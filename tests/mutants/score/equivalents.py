@@ -1,6 +1,8 @@
 """Mutations that change no behaviour, each with the reason.
 
 ``make mutants`` fails for an entry that names no mutation, and for one that a test kills.
+
+This file is longer than most, because each mutation has a reason of its own.
 """
 
 # ruff: noqa: E501 - a change is quoted in one line
@@ -382,6 +384,48 @@ EQUIVALENTS: Final = (
         "Takeover.__post_init__",
         'self._reason: Interruption | None = None → self._reason: Interruption | None = ""',
         "A first takeover without an interruption has no missing delivery.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "LockSession.ask",
+        "cursor = AsyncCursor(self.connection, row_factory=tuple_row) → cursor = AsyncCursor(self.connection, row_factory=None)",
+        "The connection itself makes tuples.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "LockSession.ask",
+        "cursor = AsyncCursor(self.connection, row_factory=tuple_row) → cursor = AsyncCursor(self.connection, )",
+        "The connection itself makes tuples.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "SessionMaker._prepare",
+        "cursor = AsyncCursor(connection, row_factory=tuple_row) → cursor = AsyncCursor(connection, row_factory=None)",
+        "The connection itself makes tuples.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "SessionMaker._prepare",
+        "cursor = AsyncCursor(connection, row_factory=tuple_row) → cursor = AsyncCursor(connection, )",
+        "The connection itself makes tuples.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "SessionMaker.__init__",
+        'timeout = str(given.get("connect_timeout", "")) → timeout = str(given.get("connect_timeout", None))',
+        "An absent value and a value that is no number mean the same time.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "SessionMaker.__init__",
+        'timeout = str(given.get("connect_timeout", "")) → timeout = str(given.get("connect_timeout", ))',
+        "An absent value and a value that is no number mean the same time.",
+    ),
+    Equivalent(
+        "adapters/lanes_postgres/lock_session.py",
+        "SessionMaker.__init__",
+        'timeout = str(given.get("connect_timeout", "")) → timeout = str(given.get("connect_timeout", "XXXX"))',
+        "An absent value and a value that is no number mean the same time.",
     ),
     Equivalent(
         "adapters/lanes_postgres/subscription/owned.py",

@@ -89,6 +89,7 @@ TARGETS: Final = (
         (
             "tests/postgres/test_advisory_locks.py",
             "tests/postgres/test_epochs.py",
+            "tests/postgres/test_lock_preparation.py",
             "tests/postgres/test_lock_session.py",
             "tests/postgres/test_states.py",
             "tests/simulated/test_postgres.py",
