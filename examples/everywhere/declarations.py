@@ -29,18 +29,19 @@ from psycopg_pool import AsyncConnectionPool
 import lanes
 from lanes_postgres import Positions, migrate
 
-SCHEMA = """
-    CREATE TABLE IF NOT EXISTS declarations (
+SCHEMA = "example_declarations"
+TABLE = f"""
+    CREATE TABLE IF NOT EXISTS {SCHEMA}.declarations (
         id text PRIMARY KEY, steps integer[] NOT NULL, last text NOT NULL, amount numeric NOT NULL
     )
 """
-BOOK = """
-    INSERT INTO declarations AS d VALUES (%(case)s, ARRAY[%(step)s::integer], %(activity)s, %(amount)s)
+BOOK = f"""
+    INSERT INTO {SCHEMA}.declarations AS d VALUES (%(case)s, ARRAY[%(step)s::integer], %(activity)s, %(amount)s)
     ON CONFLICT (id) DO UPDATE SET steps = d.steps || excluded.steps, last = excluded.last,
         amount = d.amount + excluded.amount
 """
 
-positions = Positions("books")
+positions = Positions("books", schema=SCHEMA)
 _pools: list[AsyncConnectionPool[psycopg.AsyncConnection[Any]]] = []
 
 
@@ -66,8 +67,8 @@ async def book(message: lanes.Message) -> None:
 
 def make_tables(url: str) -> None:
     with psycopg.connect(url) as connection:
-        migrate(connection)
-        connection.execute(SCHEMA)
+        migrate(connection, schema=SCHEMA)
+        connection.execute(TABLE)
 
 
 async def main(url: str) -> None:
@@ -87,7 +88,7 @@ async def main(url: str) -> None:
     finally:
         await end()
     with psycopg.connect(url) as connection:
-        booked = connection.execute("SELECT id, steps, amount FROM declarations").fetchall()
+        booked = connection.execute(f"SELECT id, steps, amount FROM {SCHEMA}.declarations").fetchall()
     assert len(booked) == 30
     assert all(steps == list(range(10)) and amount == 100 for _, steps, amount in booked)
     print(f"{len(booked)} declarations with 10 steps each, in order, booked once")
@@ -100,4 +101,4 @@ if __name__ == "__main__":
         asyncio.run(main(server))
     finally:
         with psycopg.connect(server) as tables:
-            tables.execute("DROP TABLE declarations; DROP SCHEMA lanes CASCADE")
+            tables.execute(f"DROP SCHEMA {SCHEMA} CASCADE")

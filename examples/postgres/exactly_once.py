@@ -20,7 +20,7 @@ from memsource import MemoryBroker, MemorySource
 
 SERVER = os.environ["POSTGRES_URL"]
 ACCOUNTS, PAYMENTS, DELIVERIES = 20, 300, 3
-SCHEMA = "example"
+SCHEMA = "example_accounts"
 
 positions = Positions("accounts", schema=SCHEMA)
 chance = random.Random(1)
@@ -37,7 +37,8 @@ async def main() -> None:
             async with pool.connection() as connection, positions.once(connection, message) as fresh:
                 if fresh:
                     await connection.execute(
-                        "UPDATE accounts SET amount = amount + %s WHERE id = %s", (int(message.value), message.key)
+                        f"UPDATE {SCHEMA}.accounts SET amount = amount + %s WHERE id = %s",
+                        (int(message.value), message.key),
                     )
                     if chance.random() < 0.1:
                         raise lanes.Nak(delay=0.001)  # the transaction rolls back amount and position
@@ -47,7 +48,7 @@ async def main() -> None:
             settings = lanes.Settings(concurrency=8, retry=lanes.Retry(attempts=50))
             await lanes.run(published(), pay, settings=settings)
         async with pool.connection() as connection:
-            found = await (await connection.execute("SELECT sum(amount) FROM accounts")).fetchone()
+            found = await (await connection.execute(f"SELECT sum(amount) FROM {SCHEMA}.accounts")).fetchone()
     expected = sum(range(PAYMENTS))
     assert found == (expected,)
     print(f"{PAYMENTS} payments, {calls} calls of the handler, {expected} in the accounts: each counted once")
@@ -66,12 +67,12 @@ def published() -> MemorySource:
 if __name__ == "__main__":
     with psycopg.connect(SERVER) as connection:
         migrate(connection, schema=SCHEMA)
-        connection.execute("CREATE TABLE accounts (id bytea PRIMARY KEY, amount bigint NOT NULL)")
+        connection.execute(f"CREATE TABLE {SCHEMA}.accounts (id bytea PRIMARY KEY, amount bigint NOT NULL)")
         connection.cursor().executemany(
-            "INSERT INTO accounts VALUES (%s, 0)", [(b"account-%d" % number,) for number in range(ACCOUNTS)]
+            f"INSERT INTO {SCHEMA}.accounts VALUES (%s, 0)", [(b"account-%d" % number,) for number in range(ACCOUNTS)]
         )
     try:
         asyncio.run(main())
     finally:
         with psycopg.connect(SERVER) as connection:
-            connection.execute(f"DROP TABLE accounts; DROP SCHEMA {SCHEMA} CASCADE")
+            connection.execute(f"DROP SCHEMA {SCHEMA} CASCADE")

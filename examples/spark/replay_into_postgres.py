@@ -29,7 +29,7 @@ from lanes_spark import ParquetTable, Report, replay
 
 SERVER = os.environ["POSTGRES_URL"]
 ACCOUNTS, PAYMENTS, PARTITIONS = 20, 1_000, 4
-SCHEMA = "spark_example"
+SCHEMA = "example_balances"
 
 # The replay needs a new name, because each payment has had its effect under the name of the live consumer.
 positions = Positions("balances-2", schema=SCHEMA)
@@ -52,7 +52,7 @@ async def pay(message: lanes.Message) -> None:
     async with pools[0].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:
             await connection.execute(
-                "INSERT INTO balances AS old VALUES (%s, %s, 1) "
+                f"INSERT INTO {SCHEMA}.balances AS old VALUES (%s, %s, 1) "
                 "ON CONFLICT (id) DO UPDATE SET amount = old.amount + excluded.amount, payments = old.payments + 1",
                 (message.key, int(message.value)),
             )
@@ -105,7 +105,7 @@ def main(folder: Path) -> None:
     for one in messages:
         expected[one["key"]] += int(one["value"])
     with psycopg.connect(SERVER) as connection:
-        found = connection.execute("SELECT id, amount, payments FROM balances").fetchall()
+        found = connection.execute(f"SELECT id, amount, payments FROM {SCHEMA}.balances").fetchall()
     assert {account: amount for account, amount, _ in found} == expected
     assert sum(count for _, _, count in found) == PAYMENTS
     print(f"{sum(handled)} payments handled, {PAYMENTS} in the balances: each counted once")
@@ -117,11 +117,11 @@ if __name__ == "__main__":
     with psycopg.connect(SERVER) as connection:
         migrate(connection, schema=SCHEMA)
         connection.execute(
-            "CREATE TABLE balances (id bytea PRIMARY KEY, amount bigint NOT NULL, payments int NOT NULL)"
+            f"CREATE TABLE {SCHEMA}.balances (id bytea PRIMARY KEY, amount bigint NOT NULL, payments int NOT NULL)"
         )
     try:
         with tempfile.TemporaryDirectory() as name:
             main(Path(name))
     finally:
         with psycopg.connect(SERVER) as connection:
-            connection.execute(f"DROP TABLE balances; DROP SCHEMA {SCHEMA} CASCADE")
+            connection.execute(f"DROP SCHEMA {SCHEMA} CASCADE")

@@ -24,7 +24,7 @@ from examples.everywhere import declarations
 from lanes.source import Source
 from lanes_jetstream import JetStreamSource, subject_token
 from lanes_kafka import KafkaSource
-from lanes_postgres import Log, PostgresSource, Record
+from lanes_postgres import Log, PostgresSource, Record, migrate
 from lanes_spark import TaskJob, replay, run_task
 from memsource import MemoryBroker, MemorySource
 from tests.components import KafkaServer, NatsServer, PostgresServer
@@ -77,7 +77,9 @@ class Books(NamedTuple):
 
     def state(self) -> State:
         with psycopg.connect(self.url) as connection:
-            rows = connection.execute("SELECT id, steps, last, amount FROM declarations").fetchall()
+            rows = connection.execute(
+                f"SELECT id, steps, last, amount FROM {declarations.SCHEMA}.declarations"
+            ).fetchall()
         return {name: (steps, last, round(100 * amount)) for name, steps, last, amount in rows}
 
 
@@ -153,6 +155,7 @@ async def on_postgresql(where: Books) -> None:
     """The log is in the database of the effects."""
     log = Log("declarations", partitions=PARTITIONS)
     async with await psycopg.AsyncConnection.connect(where.url) as connection:
+        await migrate(connection)
         await log.create(connection)
         for start in range(0, len(LOG), 50):
             await log.append(connection, [Record(event.payload, key=event.case) for event in LOG[start : start + 50]])
@@ -258,5 +261,15 @@ def test_one_handler_in_five_places_with_a_cluster(
     assert_the_same({**found, "Spark": where.state()})
 
 
-def test_the_example_of_five_places_runs(books: Callable[[], Books], tmp_path: Path) -> None:
-    run(Path(declarations.__file__), tmp_path, POSTGRES_URL=books().url)
+def test_the_example_of_five_places_runs_and_keeps_the_tables_of_others(
+    books: Callable[[], Books], tmp_path: Path
+) -> None:
+    url = books().url
+    with psycopg.connect(url) as connection:
+        migrate(connection)
+        Log("precious").create(connection)
+        connection.execute("CREATE TABLE declarations (note text)")
+    run(Path(declarations.__file__), tmp_path, POSTGRES_URL=url)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT count(*) FROM lanes.lanes_logs").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM declarations").fetchone() == (0,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,16 @@ def test_postgres_example_runs(example: Path, postgres: PostgresServer, tmp_path
 @pytest.mark.parametrize("example", SOURCES, ids=lambda example: example.stem)
 def test_source_example_runs(example: Path, tmp_path: Path) -> None:
     run(example, tmp_path)
+
+
+@pytest.mark.parametrize("example", sorted(FOLDER.rglob("*.py")), ids=lambda example: example.stem)
+def test_an_example_drops_only_tables_and_schemas_of_its_own(example: Path) -> None:
+    text = example.read_text()
+    for dropped in re.findall(r"DROP (?:TABLE|SCHEMA) (?:IF EXISTS )?([^;\"']*)", text):
+        names = [name.strip().removesuffix(" CASCADE") for name in dropped.split(",")]
+        if names == ["{SCHEMA}"]:
+            names = re.findall(r'^SCHEMA = "(\w+)"', text, re.MULTILINE)
+        assert names and all(name.startswith("example_") for name in names), names
 
 
 def run(example: Path, folder: Path, **environment: str) -> None:
