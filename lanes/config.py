@@ -118,6 +118,10 @@ class Settings:
             5,000 messages, or a quarter of a lower ``max_ahead``, wait for the commit. The commit is also due at once
             when ``max_ahead`` stops the partition and the committed position can rise. In a cohort, the same interval
             and share apply to writes of messages finished above an unfinished message.
+        max_outputs: Maximum number of outputs that one attempt of a message publishes, 1 or more. Another output fails
+            the message. Requires a publisher.
+        max_output_bytes: Maximum sum of the sizes of these outputs, in bytes, 1 or more. The unconfirmed outputs of all
+            messages also count against ``max_in_flight_bytes``: at this size the consumer starts no handler.
         unhealthy_after: Seconds, above 0, after which a lasting fault makes the consumer unhealthy. The faults are an
             unfinished message, start or attempt-store request, a failing settlement, and a missing delivery. A lost
             broker makes the consumer unhealthy after 30 s at the latest.
@@ -149,13 +153,15 @@ class Settings:
     retry: Retry = field(default_factory=Retry)
     poison: Poison | None = None
     commit_interval: float = 1.0
+    max_outputs: int = 1_000
+    max_output_bytes: int = 16 * 1024 * 1024
     unhealthy_after: float = 300.0
     drain_timeout: float = 30.0
     grace: float = 2.0
     on_cancel: OnCancel = "drain"
 
     def __post_init__(self) -> None:
-        for name in ("concurrency", "max_in_flight_bytes", "max_ahead"):
+        for name in ("concurrency", "max_in_flight_bytes", "max_ahead", "max_outputs", "max_output_bytes"):
             check_whole(name, getattr(self, name), 1)
         for name in ("linger", "commit_interval", "drain_timeout", "grace"):
             check_seconds(name, getattr(self, name), 0.0)
@@ -244,6 +250,14 @@ class Settings:
             raise ConfigError(
                 f"batch={self.batch} is above max_in_flight={max_in_flight}: a batch could never be "
                 "full; raise max_in_flight or lower batch"
+            )
+
+    def check_publisher(self) -> None:
+        """Raise ``ConfigError`` if handlers with these settings cannot publish."""
+        if self.sync_handlers == "processes":
+            raise ConfigError(
+                'publisher=… with sync_handlers="processes": the outputs of a handler stay in its process; use '
+                'sync_handlers="threads", or leave publisher out'
             )
 
     def _check_processes(self) -> None:

@@ -33,6 +33,7 @@ from lanes.observe.health import Health
 from lanes.observe.otel import Telemetry
 from lanes.observe.status import Provision, Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
+from lanes.publisher import Publisher
 from lanes.runtime.cancellation import drain_on_cancel, stop_on_second_cancel, to_its_end
 from lanes.runtime.consumer_arguments import check_import, check_options, check_settings, check_source, use_source
 from lanes.runtime.lifecycle import Lifecycle
@@ -62,7 +63,7 @@ log = logging.getLogger("lanes")
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds at the end of a run for the last settlement, and for the end of the journal.
 
-The source and the target of dead letters each get twice as long to close.
+The source, the target of dead letters and the publisher each get twice as long to close.
 """
 
 
@@ -71,6 +72,7 @@ class ConsumerOptions(TypedDict, total=False):
 
     settings: Settings | None
     dead_letters: DeadLetters | None
+    publisher: Publisher | None
     attempts: Attempts | None
     history: History | None
     journal: Journal | str | os.PathLike[str] | None
@@ -96,6 +98,7 @@ class Consumer:
             plain function runs in threads; see ``Settings.sync_handlers``.
         settings: Bounds, order, retries and times. ``None`` = the defaults.
         dead_letters: Target for messages that the consumer gives up, for example after their last attempt.
+        publisher: Sender of the outputs of handlers; see ``Message.publish_soon``. ``None`` = handlers publish nothing.
         attempts: Store by which the next owner of a partition continues the attempts of its messages.
         history: History that records the events of the run, row by row, in a file of its directory.
         journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. No handler
@@ -128,6 +131,7 @@ class Consumer:
         "_on_event",
         "_paused",
         "_poison",
+        "_publisher",
         "_queues",
         "_ranged",
         "_reading",
@@ -146,6 +150,7 @@ class Consumer:
         *,
         settings: Settings | None = None,
         dead_letters: DeadLetters | None = None,
+        publisher: Publisher | None = None,
         attempts: Attempts | None = None,
         history: History | None = None,
         journal: Journal | str | os.PathLike[str] | None = None,
@@ -157,6 +162,7 @@ class Consumer:
         check_settings(settings)
         check_options(
             dead_letters=dead_letters,
+            publisher=publisher,
             attempts=attempts,
             history=history,
             journal=journal,
@@ -165,6 +171,8 @@ class Consumer:
         )
         self._settings = settings or Settings()
         check_handler(handler, decode, self._settings)
+        if publisher is not None:
+            self._settings.check_publisher()
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
         declaring: object = source
         if isinstance(declaring, Declaring):
@@ -179,6 +187,7 @@ class Consumer:
         self._handler = handler
         self._decode = decode
         self._dead_letters = dead_letters
+        self._publisher = publisher
         target: object = dead_letters
         self._addressed = target if isinstance(target, Addressed) else None
         self._attempts = attempts
@@ -591,6 +600,8 @@ class Consumer:
     async def _open(self) -> Run:
         if self._dead_letters is not None:
             await self._dead_letters.open()
+        if self._publisher is not None:
+            await self._publisher.open()
         checkpointing: object = self._source
         if isinstance(checkpointing, Checkpointing):
             checkpointing.checkpoint_within(self._settings.commit_interval)
@@ -620,6 +631,7 @@ class Consumer:
             self._handler,
             self._decode,
             self._dead_letters,
+            self._publisher,
             self._attempts,
             settings,
             self._clock,
@@ -709,13 +721,13 @@ class Consumer:
             run.tap.telemetry.close()
 
     async def _close_source(self, run: Run | None) -> None:
-        """Settle finished messages, and close the source and the dead letters, within a bounded time."""
+        """Settle finished messages, and close source, dead letters and publisher, within a bounded time."""
         self._source_closed = True
         with anyio.move_on_after(CLOSE_TIMEOUT):
             if run is not None:
                 # A cancellation may have left finished messages. After a drain no finished message is left.
                 await run.settler.settle()
-        for closed in (self._source, self._dead_letters):
+        for closed in (self._source, self._dead_letters, self._publisher):
             with anyio.move_on_after(2 * CLOSE_TIMEOUT) as closing:
                 try:
                     if closed is not None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from memsource.memory.group import Group
     from memsource.memory.group_source import GroupSource
     from memsource.memory.locks import LockServer, MemoryLocks
+    from memsource.memory.publisher import MemoryPublisher
     from memsource.memory.source import MemoryDeadLetters, MemorySource
     from memsource.memory.states import MemoryStates
     from memsource.sim.errors import (
@@ -90,6 +91,7 @@ __all__ = [
     "MemoryBroker",
     "MemoryDeadLetters",
     "MemoryLocks",
+    "MemoryPublisher",
     "MemorySource",
     "MemoryStates",
     "NeverYields",
@@ -169,6 +171,7 @@ _HOMES: Final = {
     "memsource.sim.plans.traffic": ("Traffic",),
     "memsource.sim.world.worker": ("App", "Worker"),
     "memsource.sim.world.world": ("World",),
+    "memsource.memory.publisher": ("MemoryPublisher",),
     "memsource.memory.source": ("MemoryDeadLetters", "MemorySource"),
     "memsource.memory.states": ("MemoryStates",),
     "memsource.history.timeline": ("Timeline",),

@@ -13,7 +13,7 @@ from typing import Final
 
 from lanes.core import ring
 from lanes.core.fair_queue import FairQueue
-from lanes.core.lane import ABANDONED, QUEUED, RUNNING, step
+from lanes.core.lane import ABANDONED, HANDLED, QUEUED, UNENDED, step
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.policy import Policy
 from lanes.core.types import WHOLE_PARTITION, Message, Partition, PartitionId
@@ -82,7 +82,7 @@ class Chains:
         following = message.next
         message.next = None
         if following is not None:
-            # A successor of the same batch already runs.
+            # A successor of the same batch already runs, or is handled.
             if following.state == QUEUED:
                 self.ready.append(following)
         elif message.lane is not None and message.partition.tails.get(message.lane) is message:
@@ -129,7 +129,7 @@ class Chains:
         """Return the queued messages below the highest started message, except those in stopped lanes."""
         ledger = partition.ledger
         assert isinstance(ledger, OffsetLedger), "only a source that commits has a completed set"
-        heads = [m for m in ledger.unfinished() if m.state == RUNNING]
+        heads = [m for m in ledger.unfinished() if m.state in UNENDED]
         started = [m.position for m in heads] + [m.position for m in partition.finished]
         limit = max(started, default=-1)
         limit = max(limit, ledger.last_finished())
@@ -152,7 +152,7 @@ class Chains:
         tails = partition.tails
         for lane in [lane for lane, tail in tails.items() if tail.state == ABANDONED]:
             del tails[lane]
-        left = [m for m in partition.ledger.unfinished() if m.state in (RUNNING, QUEUED)]
+        left = [m for m in partition.ledger.unfinished() if m.state == QUEUED or m.state in UNENDED]
         left += [m for m in self.fenced if m.partition.id.whole == partition.id.whole]
         for message in left:
             while message.next is not None and message.next.state == ABANDONED:
@@ -179,10 +179,10 @@ class Chains:
 
 
 def successors(message: Message) -> list[Message]:
-    """Return the queued messages after a head, in order."""
+    """Return the queued or handled messages after a head, in order."""
     found = []
     following = message.next
-    while following is not None and following.state == QUEUED:
+    while following is not None and following.state in (QUEUED, HANDLED):
         found.append(following)
         following = following.next
     return found

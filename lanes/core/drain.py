@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from lanes.core import effects as fx
+from lanes.core.lane import RUNNING
 from lanes.core.ownership import Ownership
 from lanes.core.types import NEVER, Message, Partition
 
@@ -90,7 +91,8 @@ class PartitionDrain:
         close_prefix: See ``Ownership.drain``.
         phase: The phase, one of the constants of this module.
         until: Time at which the phase ends as late. ``NEVER`` = the phase has no time limit.
-        abandoned: The messages without a running handler that the last event abandoned.
+        abandoned: The messages without a running handler that the last event abandoned. At the fence, these are the
+            messages with unconfirmed outputs.
         zombies: The messages whose handlers still ran at the fence.
     """
 
@@ -164,6 +166,7 @@ class PartitionDrain:
         elif self.phase == SETTLING:
             left = until - now if before == ENDING else 0.0
             self.until = now + max(self.limits.settle, left if left < NEVER else self.limits.last)
+            self.abandoned = [m for m in self.partition.ledger.unfinished() if m.state != RUNNING]
             self.zombies = self.engine.fence(self.partition)
         elif self.phase == KEEPING:
             self.until = until

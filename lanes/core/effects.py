@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from lanes.core.policy import Follows
+from lanes.core.publishing import Produced
 from lanes.core.types import Failure, Message, Parting, Partition
 
 STILL_IN_FLIGHT: Final = "held"
@@ -42,6 +43,36 @@ class Held(Failed):
         delay: Minimum number of seconds from the end of the failed attempt to the next attempt.
     """
 
+    delay: float
+
+
+@dataclass(slots=True, eq=False)
+class PublishDue(Effect):
+    """Send the outputs of the message; then call ``Engine.published`` or ``Engine.publish_failed``.
+
+    Attributes:
+        message: The message, which keeps its lane.
+        produced: The outputs.
+    """
+
+    message: Message
+    produced: Produced
+
+
+@dataclass(slots=True, eq=False)
+class PublishHeld(Effect):
+    """Effect: a send of the outputs failed. A ``PublishDue`` for the next send follows.
+
+    Attributes:
+        message: The message, which keeps its lane.
+        failure: The failed send.
+        sends: Number of failed sends of the message.
+        delay: Seconds until the next send.
+    """
+
+    message: Message
+    failure: Failure
+    sends: int
     delay: float
 
 

@@ -20,7 +20,8 @@ Rules
    above a queued message would run again. For such a source the queued messages below the highest started message also
    run (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
-   an unfinished message.
+   an unfinished message. If the handler has left outputs, the message keeps its lane until the broker has confirmed the
+   outputs, and a drain waits for it like for a running handler. A fence drops unconfirmed outputs.
 7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state. A
    commit with an unknown result counts as unconfirmed. The engine admits at most ``max_ahead`` messages above the
    confirmed floor.
@@ -44,10 +45,22 @@ from collections.abc import Sequence
 
 from lanes.core import effects as fx
 from lanes.core.chains import successors
-from lanes.core.lane import ABANDONED, DEAD_LETTERING_BLOCKED, FINISHED, QUEUED, RUNNING, StoppedLane, illegal, step
+from lanes.core.lane import (
+    ABANDONED,
+    DEAD_LETTERING_BLOCKED,
+    FINISHED,
+    HANDLED,
+    PUBLISHING,
+    QUEUED,
+    RUNNING,
+    StoppedLane,
+    illegal,
+    step,
+)
 from lanes.core.ledgers import AckLedger
 from lanes.core.ownership import Ownership
 from lanes.core.policy import Policy
+from lanes.core.publishing import Produced
 from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, Room, Settlement
 
 
@@ -58,6 +71,8 @@ class Engine(Ownership):
         super().__init__(policy)
         self.concurrency = policy.concurrency
         self._most_running = policy.concurrency  # 0 while no message may start
+        self._starts_held = False
+        self._outputs_full = False
         self.running_handlers: int = 0
         self.halted: bool = False
         self.retries: int = 0
@@ -177,11 +192,20 @@ class Engine(Ownership):
 
         Taken messages continue, and every other call of the engine has its usual effect.
         """
+        self._starts_held = True
         self._most_running = 0
 
     def resume_starts(self) -> None:
         """End ``hold_starts``. Idempotent. The caller must wake the workers."""
-        self._most_running = self.concurrency
+        self._starts_held = False
+        self._allow_starts()
+
+    def _allow_starts(self) -> None:
+        """Start messages again, unless starts are held or the outputs in memory have reached ``max_bytes``."""
+        self._most_running = 0 if self._outputs_full else self.concurrency
+        if self._starts_held:
+            # Read last: another thread may have called ``hold_starts`` meanwhile.
+            self._most_running = 0
 
     def finish(self, message: Message, outcome: Outcome, now: float) -> None:
         """Apply the outcome of a taken message. Raises ``IllegalTransition`` for a message that does not run."""
@@ -207,8 +231,8 @@ class Engine(Ownership):
     def finish_batch(self, batch: Sequence[Message], outcomes: Sequence[Outcome], now: float) -> None:
         """Apply the outcomes of a taken batch, one for each message.
 
-        If an outcome is no acknowledgement, the engine ignores the later outcomes of the same lane. The messages of
-        the ignored outcomes run again.
+        If an outcome is a failure, the engine ignores the later outcomes of the same lane. The messages of the ignored
+        outcomes run again. The outcomes after a message with outputs wait until the broker has confirmed the outputs.
 
         Args:
             batch: The messages.
@@ -224,10 +248,14 @@ class Engine(Ownership):
         if len(outcomes) != len(batch):
             raise ValueError(f"{len(outcomes)} outcomes for a batch of {len(batch)} messages; return one for each")
         self.running_handlers -= bool(batch)
+        behind: set[Message] = set()  # messages whose predecessor in the lane is publishing
         for message, outcome in zip(batch, outcomes, strict=True):
             if message.state != RUNNING:
                 continue  # An earlier outcome has returned this message to its lane.
             partition, following = message.partition, message.next
+            if behind or (outcome is not ACK and isinstance(outcome, Produced)):
+                self._finish_in_turn(message, outcome, now, behind)
+                continue
             if following is None or following.state != RUNNING:
                 self.running_handlers += 1  # ``finish`` subtracts a handler that is subtracted already.
                 # Not ``self.finish``: the method of a subclass counts the end of a call.
@@ -237,6 +265,31 @@ class Engine(Ownership):
                 step(following, "return")
                 following = following.next
             self._finish_slow(message, outcome, now)
+
+    def _finish_in_turn(self, message: Message, outcome: Outcome, now: float, behind: set[Message]) -> None:
+        """Apply an outcome of a batch in which a message has left outputs.
+
+        Args:
+            message: The message.
+            outcome: Its outcome.
+            now: Time now.
+            behind: The messages of the batch whose predecessor is publishing; the call adds the next such message.
+        """
+        following = message.next
+        waits = message in behind
+        if message.partition.live:
+            publishes = isinstance(outcome, Produced) or (waits and outcome is ACK)
+            if publishes and following is not None and following.state == RUNNING:
+                behind.add(following)
+            while not publishes and outcome is not ACK and following is not None and following.state == RUNNING:
+                step(following, "return")
+                following = following.next
+            if waits:
+                step(message, "handle")
+                self.publishing.defer(message, outcome, now)
+                self._look_at_outputs()
+                return
+        self._finish_slow(message, outcome, now)
 
     def _finish_slow(self, message: Message, outcome: Outcome, now: float) -> None:
         partition, chains = message.partition, self.chains
@@ -248,6 +301,13 @@ class Engine(Ownership):
             chains.free(message)
             chains.forget(partition.id, self.partitions)
             self._released(1, message.size)
+            return
+        if isinstance(outcome, Produced):
+            # The message still counts as running for the drain of its partition or part.
+            step(message, "publish")
+            self.publishing.begin(message, outcome)
+            self._look_at_outputs()
+            self.effects.append(fx.PublishDue(message, outcome))
             return
         leaves = self._leaving(message)
         if outcome is ACK:
@@ -303,6 +363,73 @@ class Engine(Ownership):
             effect = fx.Halted if follows == "halt" else fx.Blocked
             self.effects.append(effect(message, failure, follows))
 
+    def published(self, message: Message, now: float) -> None:
+        """Record that the broker has confirmed all outputs of a message, which is then finished.
+
+        The call has no effect for an abandoned message.
+        """
+        if message.state == ABANDONED:
+            return
+        if message.state != PUBLISHING:
+            raise illegal(message, "published")
+        following = message.next
+        self.publishing.forget(message)
+        self._finish_slow(message, ACK, now)
+        self._apply_deferred(following)
+        self._look_at_outputs()
+
+    def publish_failed(self, message: Message, failure: Failure, now: float) -> None:
+        """Record a failed send of the outputs of a message. The handler of the message does not run again.
+
+        The number of sends is unlimited, because an outage is no fault of the message. After a terminal failure, the
+        poison policy decides. The call has no effect for an abandoned message.
+
+        Args:
+            message: The message.
+            failure: The failure of the send.
+            now: Time now.
+        """
+        if message.state == ABANDONED:
+            return
+        if message.state != PUBLISHING:
+            raise illegal(message, "publish_failed")
+        if not failure.terminal:
+            sends = self.publishing.failed(message)
+            delay = self.policy.retry.pause(sends, failure)
+            self.stopped.hold_outputs(message, failure, now + delay)
+            self.effects.append(fx.PublishHeld(message, failure, sends, delay))
+            return
+        self._stop_publishing(message)
+        self._finish_slow(message, failure, now)
+        self._look_at_outputs()
+
+    def _stop_publishing(self, message: Message) -> None:
+        """Drop the outputs of a message. The later messages of its batch run again, as after a failed handler."""
+        self.publishing.forget(message)
+        following = message.next
+        while following is not None and following.state == HANDLED:
+            self.publishing.forget(following)
+            step(following, "return")
+            following = following.next
+
+    def _apply_deferred(self, message: Message | None) -> None:
+        """Apply the outcomes of handled messages in the order of their lane, up to one with outputs or a failure."""
+        while message is not None and message.state == HANDLED:
+            outcome, at = self.publishing.take(message)
+            following = message.next
+            self._finish_slow(message, outcome, at)
+            if message.state != FINISHED:
+                break
+            message = following
+
+    def _look_at_outputs(self) -> None:
+        """Stop the starts of handlers at ``max_bytes`` of outputs, and resume them at half of this bound."""
+        size, bound = self.publishing.size, self.policy.max_bytes
+        full = size > bound // 2 if self._outputs_full else size >= bound
+        if full != self._outputs_full:
+            self._outputs_full = full
+            self._allow_starts()
+
     def kept(self, message: Message) -> None:
         """Record that the store of attempts has saved a failed attempt, so that the engine may retry the message.
 
@@ -334,6 +461,9 @@ class Engine(Ownership):
     def park(self, key: bytes | None) -> int:
         """Send the blocked and held heads of a key to the dead letters, and return their number."""
         parked = self.stopped.park(key)
+        for lane in parked:
+            self._stop_publishing(lane.head)
+        self._look_at_outputs()
         self.effects += [fx.DeadLetterDue(lane.head, lane.failure, "dead_letter") for lane in parked]
         return len(parked)
 
@@ -345,13 +475,17 @@ class Engine(Ownership):
     # --- time and budgets
 
     def due(self, now: float) -> None:
-        """Make each lane ready whose hold has ended.
+        """Make each lane ready whose hold has ended, and send outputs again whose pause has ended.
 
         The engine checks a lasting bound every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
         again. If the intake cannot start, the engine emits ``PauseDue`` after a bound has lasted for ``PAUSE_AFTER``
         seconds.
         """
-        self._ready.extend(self.stopped.due(now))
+        for head in self.stopped.due(now):
+            if head.state == PUBLISHING:
+                self.effects.append(fx.PublishDue(head, self.publishing.produced[head][0]))
+            else:
+                self._ready.append(head)
         flow = self.flow
         looks = now >= flow.look_at
         if looks and self._resumed_early():

@@ -28,6 +28,9 @@ SETTLED: Final = 6
 ABANDONED: Final = 7
 BLOCKED: Final = 8
 DEAD_LETTERING_BLOCKED: Final = 9
+PUBLISHING: Final = 10
+PUBLISH_HELD: Final = 11
+HANDLED: Final = 12
 
 STATE_NAMES: Final = (
     "new",
@@ -40,7 +43,13 @@ STATE_NAMES: Final = (
     "abandoned",
     "blocked",
     "dead_lettering_blocked",
+    "publishing",
+    "publish_held",
+    "handled",
 )
+
+UNENDED: Final = frozenset({RUNNING, PUBLISHING, PUBLISH_HELD, HANDLED})
+"""The states of a message that a drain waits for: its handler runs, or has succeeded and left unconfirmed outputs."""
 
 TRANSITIONS: Final[dict[tuple[int, str], int]] = {
     (NEW, "admit"): QUEUED,
@@ -55,6 +64,25 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
     (RUNNING, "block"): BLOCKED,
     (RUNNING, "dead_letter_and_block"): DEAD_LETTERING_BLOCKED,
     (RUNNING, "abandon"): ABANDONED,
+    (RUNNING, "publish"): PUBLISHING,
+    (RUNNING, "handle"): HANDLED,
+    (PUBLISHING, "ack"): FINISHED,
+    (PUBLISHING, "retry_publish"): PUBLISH_HELD,
+    (PUBLISHING, "dead_letter"): DEAD_LETTERING,
+    (PUBLISHING, "block"): BLOCKED,
+    (PUBLISHING, "dead_letter_and_block"): DEAD_LETTERING_BLOCKED,
+    (PUBLISHING, "abandon"): ABANDONED,
+    (PUBLISH_HELD, "due"): PUBLISHING,
+    (PUBLISH_HELD, "park"): DEAD_LETTERING,
+    (PUBLISH_HELD, "abandon"): ABANDONED,
+    (HANDLED, "ack"): FINISHED,
+    (HANDLED, "return"): QUEUED,
+    (HANDLED, "publish"): PUBLISHING,
+    (HANDLED, "retry"): HELD,
+    (HANDLED, "dead_letter"): DEAD_LETTERING,
+    (HANDLED, "block"): BLOCKED,
+    (HANDLED, "dead_letter_and_block"): DEAD_LETTERING_BLOCKED,
+    (HANDLED, "abandon"): ABANDONED,
     (HELD, "due"): QUEUED,
     (HELD, "park"): DEAD_LETTERING,
     (HELD, "abandon"): ABANDONED,
@@ -71,7 +99,9 @@ TRANSITIONS: Final[dict[tuple[int, str], int]] = {
 """(state, event) -> state.
 
 ``return`` is an event of batches and leases: an earlier message of the lane was not acknowledged, another message of
-the batch interrupted the call, or the lease had expired.
+the batch interrupted the call, or the lease had expired. ``handle`` is an event of batches: the outcome of the message
+waits, because an earlier message of its lane is publishing. ``retry_publish``: the runtime sends the outputs again
+later.
 """
 
 
@@ -84,7 +114,7 @@ class IllegalTransition(Exception):
 
 @dataclass(slots=True, eq=False)
 class StoppedLane:
-    """A lane whose head waits for a retry, is blocked, or waits for its dead letter.
+    """A lane whose head waits for a retry, a dead letter or the next send of its outputs, or is blocked.
 
     Attributes:
         head: The first message of the lane.
@@ -118,6 +148,12 @@ def illegal(message: Message, event: str) -> IllegalTransition:
     )
 
 
+def _may_park(head: Message) -> bool:
+    partition = head.partition
+    held = head.state == PUBLISH_HELD and partition.steady and not partition.partings
+    return held or head.state in (BLOCKED, HELD)
+
+
 class StoppedLanes:
     """The stopped lanes of one engine.
 
@@ -143,6 +179,12 @@ class StoppedLanes:
         if not self._keeps:
             self._push(until, message)
 
+    def hold_outputs(self, message: Message, failure: Failure, until: float) -> None:
+        """Hold a head for the next send of its outputs."""
+        step(message, "retry_publish")
+        self.by_head[message] = StoppedLane(message, failure, until)
+        self._push(until, message)
+
     def kept(self, message: Message) -> None:
         """Allow the hold of a message to end at its time. Idempotent; has no effect for a message that is not held."""
         lane = self.by_head.get(message)
@@ -167,23 +209,26 @@ class StoppedLanes:
         self.by_head[message] = StoppedLane(message, failure, 0.0)
 
     def due(self, now: float) -> list[Message]:
-        """Remove and return the heads whose hold has ended, each with its attempt raised by 1."""
+        """Remove and return the heads whose hold has ended.
+
+        A head that is now queued has its attempt raised by 1. The other heads are publishing again.
+        """
         heap = self._heap
         over = []
         while heap and heap[0][0] <= now:
             message = heappop(heap)[2]
             # The heap may still contain abandoned or parked heads, which their state shows.
-            if message.state == HELD:
+            if message.state in (HELD, PUBLISH_HELD):
+                message.attempt += message.state == HELD
                 step(message, "due")
                 del self.by_head[message]
-                message.attempt += 1
                 over.append(message)
         return over
 
     def next_due(self) -> float:
         """Return the time at which the next hold ends. ``NEVER`` = no hold may end yet."""
         heap = self._heap
-        while heap and heap[0][2].state != HELD:
+        while heap and heap[0][2].state not in (HELD, PUBLISH_HELD):
             heappop(heap)
         return heap[0][0] if heap else NEVER
 
@@ -197,8 +242,11 @@ class StoppedLanes:
         return over
 
     def park(self, key: bytes | None) -> list[StoppedLane]:
-        """Send the blocked and held heads of a key to the dead letters, and return their lanes."""
-        parked = [lane for m, lane in self.by_head.items() if m.key == key and m.state in (BLOCKED, HELD)]
+        """Send the blocked and held heads of a key to the dead letters, and return their lanes.
+
+        A drain, or the hand-over of a part, waits for a head with unconfirmed outputs, so such a head stays.
+        """
+        parked = [lane for m, lane in self.by_head.items() if m.key == key and _may_park(m)]
         for lane in parked:
             step(lane.head, "park")
         return parked

@@ -34,9 +34,13 @@ class RetryPolicy(NamedTuple):
         """Return the seconds to hold the lane after the failed ``attempt`` (1, 2, …), or ``EXHAUSTED``."""
         if failure.terminal or attempt >= self.attempts:
             return EXHAUSTED
+        return self.pause(attempt, failure)
+
+    def pause(self, failures: int, failure: Failure) -> float:
+        """Return the seconds after the last of ``failures`` (1, 2, …), without a limit of their number."""
         if failure.delay is not None:
             return failure.delay
-        ceiling = min(self.max_backoff, self.backoff * 2.0 ** min(attempt - 1, _DOUBLINGS_LIMIT))
+        ceiling = min(self.max_backoff, self.backoff * 2.0 ** min(failures - 1, _DOUBLINGS_LIMIT))
         return failure.chance * ceiling
 
 

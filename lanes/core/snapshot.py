@@ -21,10 +21,11 @@ from typing import Any, Final, NamedTuple
 from lanes.core.commits import PartitionCommits
 from lanes.core.engine import Engine
 from lanes.core.fair_queue import in_order
-from lanes.core.lane import HELD, StoppedLane
+from lanes.core.lane import HELD, PUBLISH_HELD, StoppedLane
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.partition_budgets import PartitionBudgetEngine, make_engine
 from lanes.core.policy import Policy
+from lanes.core.publishing import Produced
 from lanes.core.types import (
     BudgetId,
     CommitProgress,
@@ -32,6 +33,7 @@ from lanes.core.types import (
     LaneId,
     Ledger,
     Message,
+    Outcome,
     Partition,
     PartitionId,
     Reader,
@@ -40,6 +42,7 @@ from lanes.core.types import (
 from lanes.errors import MessageError
 
 _NO_DATA: Final = object()
+_WAITING: Final = (HELD, PUBLISH_HELD)
 
 
 class MessageId(NamedTuple):
@@ -178,6 +181,9 @@ class EngineState(NamedTuple):
         holds: The held heads by the ends of their holds. Equal ends are in the order of the holds.
         budgets: The budgets per partition. ``None`` = the policy has no budgets.
         starts_held: Whether the engine hands out no message, after ``Engine.hold_starts``.
+        produced: The messages with unconfirmed outputs, their outputs, and their numbers of failed sends.
+        handled: The messages of batches whose outcome waits, their outcomes, and the times of the outcomes.
+        outputs_full: Whether the engine hands out no message because of the size of the outputs.
     """
 
     policy: Policy
@@ -193,6 +199,9 @@ class EngineState(NamedTuple):
     dirty: tuple[int, ...]
     budgets: BudgetState | None = None
     starts_held: bool = False
+    produced: tuple[tuple[MessageId, Produced, int], ...] = ()
+    handled: tuple[tuple[MessageId, Outcome, float], ...] = ()
+    outputs_full: bool = False
 
 
 def message_id(message: Message) -> MessageId:
@@ -215,7 +224,7 @@ def snapshot(engine: Engine) -> EngineState:
         )
     chains, stopped, flow = engine.chains, engine.stopped, engine.flow
     # The heap may still contain abandoned or parked heads, which their state shows.
-    holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state == HELD)
+    holds = sorted((until, order, message_id(m)) for until, order, m in stopped._heap if m.state in _WAITING)
     return EngineState(
         policy=engine.policy,
         latest_assignment=engine.latest_assignment,
@@ -233,7 +242,10 @@ def snapshot(engine: Engine) -> EngineState:
         holds=tuple((until, held) for until, _, held in holds),
         dirty=tuple(partition.assignment for partition in engine.dirty),
         budgets=_budget_state(engine),
-        starts_held=not engine._most_running,
+        starts_held=engine._starts_held,
+        produced=tuple((message_id(m), *each) for m, each in engine.publishing.produced.items()),
+        handled=tuple((message_id(m), *each) for m, each in engine.publishing.handled.items()),
+        outputs_full=engine._outputs_full,
     )
 
 
@@ -372,8 +384,16 @@ def restore(state: EngineState) -> Engine:
     engine.dirty.extend(partitions[number] for number in state.dirty)
     for partition in engine.dirty:
         partition.dirty = True
+    for head, produced, sends in state.produced:
+        engine.publishing.begin(messages[head], produced)
+        engine.publishing.produced[messages[head]] = produced, sends
+    for handled, outcome, at in state.handled:
+        engine.publishing.defer(messages[handled], outcome, at)
+    engine._outputs_full = state.outputs_full
     if state.starts_held:
         engine.hold_starts()
+    else:
+        engine.resume_starts()
     return engine
 
 

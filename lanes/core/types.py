@@ -8,11 +8,11 @@ path compares states as plain ints and outcomes by identity.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from lanes.errors import MessageError, SourceError
+from lanes.errors import ConfigError, MessageError, SourceError
 
 __all__ = [
     "ABANDON",
@@ -26,6 +26,7 @@ __all__ = [
     "Ledger",
     "Message",
     "Outcome",
+    "OutputHeaders",
     "Part",
     "Partition",
     "PartitionId",
@@ -41,6 +42,9 @@ __all__ = [
 
 PartitionKey = bytes | str | int
 """A key: bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian)."""
+
+OutputHeaders: TypeAlias = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
+"""Headers of an output, by name or as pairs of name and value. A ``str`` value stands for its UTF-8."""
 
 LaneId: TypeAlias = bytes | int | None
 """The lane of a message in its partition: the key, or the number of a lane for several keys or for messages without a
@@ -283,6 +287,27 @@ class Parting:
     given_up: list[Message] = field(default_factory=list)
 
 
+class Buffering(Protocol):
+    """The buffer for the outputs of handlers; see ``lanes.runtime.publishing.OutputBuffer``."""
+
+    def add(
+        self, message: Message, target: str, value: bytes | None, key: PartitionKey | None, headers: OutputHeaders
+    ) -> None:
+        """Buffer an output of the handler of a message."""
+
+
+class _Buffered:
+    """An awaitable that is done."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[None]:
+        return iter(())  # type: ignore[return-value]
+
+
+_BUFFERED: Final = _Buffered()
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class PartitionInternals:
     """Attributes of an assignment for the engine and the runtime. The private attributes may change.
@@ -302,6 +327,8 @@ class PartitionInternals:
         budget: The budget that the calls and messages of the assignment use, under bounds per partition.
         aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
         partings: The parts that the assignment gives up, each until its last handler has ended.
+        outputs: The buffer for the outputs of handlers, which the runtime sets. ``None`` = the consumer has no
+            publisher.
     """
 
     ledger: Ledger = field(init=False)
@@ -317,6 +344,7 @@ class PartitionInternals:
     budget: BudgetId = ""
     aside: int = 0
     partings: list[Parting] = field(default_factory=list)
+    outputs: Buffering | None = None
 
 
 class Partition(PartitionInternals):
@@ -503,6 +531,52 @@ class Message(MessageInternals):
         rises within this process.
         """
         return self.partition.epoch
+
+    def publish(
+        self, target: str, value: bytes | None, *, key: PartitionKey | None = None, headers: OutputHeaders = ()
+    ) -> Awaitable[None]:
+        """Buffer an output, for async handlers; see ``publish_soon``. The call does not block, and never waits.
+
+        Args:
+            target: Name of a topic or subject.
+            value: Payload. ``None`` = a record without a value.
+            key: Partition key of the output. ``None`` = no key.
+            headers: Headers of the output.
+
+        Returns:
+            An awaitable that is done. The output is in the buffer also without ``await``.
+        """
+        self.publish_soon(target, value, key=key, headers=headers)
+        return _BUFFERED
+
+    def publish_soon(
+        self, target: str, value: bytes | None, *, key: PartitionKey | None = None, headers: OutputHeaders = ()
+    ) -> None:
+        """Buffer an output of this message, which the consumer's publisher sends after the handler has succeeded.
+
+        A failed attempt publishes nothing. The consumer settles the message after the broker has confirmed all its
+        outputs, and starts the next message of the key only then. The call does not block. Any thread of the handler
+        may call this method.
+
+        Args:
+            target: Name of a topic or subject.
+            value: Payload. ``None`` = a record without a value.
+            key: Partition key of the output. ``None`` = no key.
+            headers: Headers of the output.
+
+        Raises:
+            ConfigError: The consumer has no publisher.
+            LanesError: The handler of this message does not run.
+            MessageError: The outputs exceed ``Settings.max_outputs`` or ``max_output_bytes``.
+            TypeError: An argument has another type.
+        """
+        outputs = self.partition.outputs
+        if outputs is None:
+            raise ConfigError(
+                f"publish at {self.partition.id} position {self.position}: the consumer has no publisher; pass "
+                "publisher=…, such as publisher=KafkaPublisher(…), to the consumer"
+            )
+        outputs.add(self, target, value, key, headers)
 
     def __repr__(self) -> str:
         # A repr ends up in logs, so it shows neither key nor payload.

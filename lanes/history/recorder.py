@@ -207,6 +207,18 @@ class Recorder(RowWriter):
         """Record that ``count`` blocked lanes of a key continue."""
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
+    def publishing(self, message: Message, count: int, now: float) -> None:
+        """Record that the consumer is about to send the outputs of a handler, or those that are unconfirmed."""
+        self._message("publishing", message, self._stamp(now), f',"count":{count}')
+
+    def published(self, message: Message, now: float) -> None:
+        """Record that the broker has confirmed all outputs of a message."""
+        self._message("published", message, self._stamp(now))
+
+    def publish_failed(self, message: Message, error: BaseException, now: float) -> None:
+        """Record that a send of outputs failed. The row has only the type name of ``error``."""
+        self._message("publish_failed", message, self._stamp(now), f',"error":{_error_name(error)}')
+
     def dlq_sent(self, message: Message, now: float) -> None:
         """Record that the consumer is about to write the dead letter of a message."""
         self._message("dlq_sent", message, self._stamp(now))

@@ -81,6 +81,21 @@ class Tap:
         if self.telemetry is not None and not again:
             self.telemetry.dead_lettered(message)
 
+    def publishing(self, message: Message, count: int) -> None:
+        """Record that the consumer is about to send outputs of a message. ``count``: number of its outputs."""
+        if self.history is not None:
+            self.history.publishing(message, count, self._clock())
+
+    def published(self, message: Message) -> None:
+        """Record that the broker has confirmed all outputs of a message."""
+        if self.history is not None:
+            self.history.published(message, self._clock())
+
+    def publish_failed(self, message: Message, error: BaseException) -> None:
+        """Record that a send of outputs failed."""
+        if self.history is not None:
+            self.history.publish_failed(message, error, self._clock())
+
     def blocked(self, message: Message) -> None:
         """Record that a message blocks its lane."""
         if self.history is not None:

@@ -18,6 +18,7 @@ from lanes.history.recorder import History
 
 _SOURCE: Final = ("open", "receive", "settle", "extend", "release", "aclose")
 _DEAD_LETTERS: Final = ("open", "put", "aclose")
+_PUBLISHER: Final = ("open", "publish", "aclose")
 _ATTEMPTS: Final = ("load", "keep", "drop")
 
 _used: Final[weakref.WeakValueDictionary[int, object]] = weakref.WeakValueDictionary()
@@ -89,11 +90,20 @@ def check_settings(settings: object) -> None:
 
 
 def check_options(
-    *, dead_letters: object, attempts: object, history: object, journal: object, on_event: object, clock: object
+    *,
+    dead_letters: object,
+    publisher: object,
+    attempts: object,
+    history: object,
+    journal: object,
+    on_event: object,
+    clock: object,
 ) -> None:
     """Raise ``ConfigError`` for an option of a wrong type; None = the option was omitted."""
     if dead_letters is not None:
         _check_methods("dead_letters", dead_letters, _DEAD_LETTERS, DEAD_LETTER_TARGET)
+    if publisher is not None:
+        _check_methods("publisher", publisher, _PUBLISHER, "a publisher, such as KafkaPublisher(…)")
     if attempts is not None:
         wanted = "a store of attempts, such as PostgresAttempts(…)"
         if isinstance(attempts, int):

@@ -196,6 +196,7 @@ class Handover:
                 self._cut_off.note(late, drain.zombies, begun.timeout)
             elif drain.phase == phases.SETTLING:
                 self._tell_cut_off()
+                self._unpublished(drain, cost)
                 self._tap.drained(partition)
                 await self._settle(drain, cost)
             else:
@@ -215,6 +216,21 @@ class Handover:
         if not self._drains:
             self._ownership.tell_drained(self._clock())
         self._context.after()
+
+    def _unpublished(self, drain: PartitionDrain, cost: DrainCost) -> None:
+        """Report the messages whose outputs were not confirmed before the fence."""
+        if not drain.abandoned:
+            return
+        log.warning(
+            "%s: the outputs of %d message(s) of %s were not confirmed before its hand-over; its next owner runs the "
+            "messages again. Positions: %s",
+            self._name,
+            len(drain.abandoned),
+            drain.partition.id,
+            named(drain.abandoned),
+        )
+        self._tap.abandoned(drain.abandoned)
+        cost.abandoned(drain.abandoned)
 
     async def _end(self, begun: _Begun, wait: anyio.CancelScope) -> None:
         with wait:

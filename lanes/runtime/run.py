@@ -42,12 +42,14 @@ from lanes.observe.ownership import OwnershipLog
 from lanes.observe.retention import PERIOD, RetentionWatch
 from lanes.observe.status import Provision
 from lanes.observe.tap import Tap
+from lanes.publisher import Publisher
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.confirmation import Confirmation
 from lanes.runtime.contract_checks import check_assigned, check_delivered
 from lanes.runtime.dead_lettering import DeadLetterWriter
 from lanes.runtime.deliveries import pieces
 from lanes.runtime.handover import Handover
+from lanes.runtime.publishing import OutputSender
 from lanes.runtime.settle import Settler
 from lanes.runtime.survivors import DRAINED_WITHIN, survivors
 from lanes.source import (
@@ -70,6 +72,7 @@ from lanes.source import (
 from lanes.workers.batches import BatchWorkers
 from lanes.workers.context import Workers
 from lanes.workers.loop_watch import LoopWatch
+from lanes.workers.outputs import OutputBuffer
 from lanes.workers.processes import ProcessPool
 from lanes.workers.tasks import TaskWorkers
 from lanes.workers.threads import ThreadWorkers
@@ -88,6 +91,7 @@ class Run:
         handler: Handler that ``check_handler`` has accepted.
         decode: Function for ``Message.data``.
         dead_letters: Target of dead letters.
+        publisher: Publisher of outputs; None = handlers publish nothing.
         attempts: Store of attempts.
         settings: Settings of the consumer.
         clock: Monotonic clock in seconds.
@@ -113,6 +117,8 @@ class Run:
         attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
         dead_letter_writer: The writer of dead letters.
+        outputs: The buffer of the outputs of handlers; None = the consumer has no publisher.
+        output_sender: The sender of outputs; None = the consumer has no publisher.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class Run:
         handler: Handler,
         decode: Decode | None,
         dead_letters: DeadLetters | None,
+        publisher: Publisher | None,
         attempts: Attempts | None,
         settings: Settings,
         clock: Clock,
@@ -195,6 +202,10 @@ class Run:
         self._told_to_stop_at_once = ThreadSafeCall(self._stop_at_once, lambda: self._timer_wake.set(), hold)
         self._told_to_act = ThreadSafeCall(self.after, lambda: self._timer_wake.set())
         self._tasks: TaskGroup
+        traced = tap.telemetry is not None
+        self.outputs = (
+            None if publisher is None else OutputBuffer(settings.max_outputs, settings.max_output_bytes, traced=traced)
+        )
         # The constructors of the components read these attributes, and call nothing of the run.
         self.workers: Workers = self._workers_for(handler, decode)
         self.attempts = AttemptKeeper(self, attempts)
@@ -212,6 +223,7 @@ class Run:
             close_prefix=close_prefix,
         )
         self.dead_letter_writer = DeadLetterWriter(self, dead_letters, self._failures, traits)
+        self.output_sender = None if publisher is None else OutputSender(self, publisher)
 
     def _workers_for(self, handler: Handler, decode: Decode | None) -> Workers:
         """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
@@ -266,6 +278,8 @@ class Run:
                 self.workers.start(self._tasks)
                 self.start_soon(self._pump)
                 self.start_soon(self.settler.run)
+                if self.output_sender is not None:
+                    self.start_soon(self.output_sender.run)
                 self.start_soon(self._timer)
                 if self._confirmation is not None and not watched:
                     self.start_soon(self._confirmation.look)
@@ -558,6 +572,7 @@ class Run:
                 f'order="serial": {self.name} assigned {partition.id}, a second partition; use order="partition" or a '
                 "topic with one partition"
             ) from None
+        partition.outputs = self.outputs
         self.tap.assigned(partition)
         self._ownership.assigned(partition)
         self.attempts.begin(partition, self.clock())
@@ -670,6 +685,14 @@ class Run:
             tap.redelivered(effect)
             # Positions that a former owner has completed are committed, even if no other message finishes.
             self.settler.wake()
+        elif isinstance(effect, fx.PublishDue):
+            assert self.output_sender is not None, "only the buffer of a publisher has outputs"
+            self.output_sender.due(effect)
+        elif isinstance(effect, fx.PublishHeld):
+            assert self.output_sender is not None, "only the buffer of a publisher has outputs"
+            self.output_sender.held(effect)
+            # The timer must look again: the next send may be due before its next deadline.
+            self._timer_wake.set()
         elif isinstance(effect, fx.DeadLetterDue):
             self.start_soon(self.dead_letter_writer.write, effect)
         elif isinstance(effect, fx.Halted):

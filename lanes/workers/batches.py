@@ -25,7 +25,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.core.lane import FINISHED, QUEUED
+from lanes.core.lane import FINISHED, HANDLED, PUBLISHING, QUEUED
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.handlers import BatchHandler, Decode, is_async, refuse_awaitable
 from lanes.observe.otel import Handling
@@ -44,6 +44,8 @@ from lanes.workers.outcomes import (
 from lanes.workers.overtime import AGAIN, PATIENCE, cancel_once, report_ignored
 from lanes.workers.pool import Pool, handler_context
 from lanes.workers.processes import Killed, ProcessCall, ProcessPool, run_threads
+
+_FINE: Final = (FINISHED, PUBLISHING, HANDLED, QUEUED)
 
 _LOOK_EVERY: Final = 1.0
 """Seconds between two searches for calls that the timeout has cancelled."""
@@ -119,6 +121,7 @@ class BatchWorkers:
         self._workers = [_Worker() for _ in range(context.engine.concurrency)]
         self._loop_watch = context.loop_watch
         self._freezes = context.freezes
+        self._outputs = context.outputs
         # Seconds that the workers leave to the loop before the next call, and the number of turns left to the loop so
         # far.
         self._rest = 0.0
@@ -342,9 +345,13 @@ class BatchWorkers:
         batch, worker.batch = worker.batch, []
         now = self._clock()
         self._note(batch, outcomes, result, error, now)
+        if self._outputs is not None:
+            # Each message leaves the buffer, also a message whose outcome does not count.
+            taken = [self._outputs.taken(message) for message in batch]
+            outcomes = [made if one is ACK else one for one, made in zip(outcomes, taken, strict=True)]
         self._engine.finish_batch(batch, outcomes, now)
         if handling is not None:
-            bad = next((RESULTS[m.state] for m in batch if m.state not in (FINISHED, QUEUED)), RESULTS[FINISHED])
+            bad = next((RESULTS[m.state] for m in batch if m.state not in _FINE), RESULTS[FINISHED])
             handling.end("cancelled" if result == "cancelled" else bad, error)
 
     def _note(

@@ -15,6 +15,7 @@ from lanes.observe.tap import Tap
 from lanes.source import SourceEvent
 from lanes.workers.freezes import FreezeWatch
 from lanes.workers.loop_watch import LoopWatch
+from lanes.workers.outputs import OutputBuffer
 
 
 class RunContext(Protocol):
@@ -27,6 +28,7 @@ class RunContext(Protocol):
         loop_watch: The check for calls that block the event loop.
         freezes: The check for freezes; None = the broker takes no partitions away from a silent process.
         name: Name of the source in log lines.
+        outputs: The buffer of the outputs of handlers; None = the consumer has no publisher.
     """
 
     engine: Engine
@@ -35,6 +37,7 @@ class RunContext(Protocol):
     loop_watch: LoopWatch
     freezes: FreezeWatch | None
     name: str
+    outputs: OutputBuffer | None
 
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake each component that has work.

@@ -12,7 +12,16 @@ import anyio
 
 from lanes.arguments import kind_of
 from lanes.attempts import GivenUpBefore, given_up_before
-from lanes.core.lane import ABANDONED, BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, FINISHED, HELD
+from lanes.core.lane import (
+    ABANDONED,
+    BLOCKED,
+    DEAD_LETTERING,
+    DEAD_LETTERING_BLOCKED,
+    FINISHED,
+    HANDLED,
+    HELD,
+    PUBLISHING,
+)
 from lanes.core.types import ABANDON, ACK, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.dead_letter import error_text, members_of
 from lanes.errors import ConfigError, HandlerHalted, MessageError, Nak, Term
@@ -22,6 +31,8 @@ from lanes.workers.context import RunContext
 
 RESULTS: Final[dict[int, Result]] = {
     FINISHED: "ack",
+    PUBLISHING: "ack",
+    HANDLED: "ack",
     HELD: "retry",
     DEAD_LETTERING: "dead_letter",
     DEAD_LETTERING_BLOCKED: "dead_letter",
@@ -213,6 +224,7 @@ class OutcomeReporter:
         self._context = context
         self._clock = context.clock
         self._history = context.tap.history
+        self._outputs = context.outputs
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Return taken messages whose lease has expired, and call no handler.
@@ -230,6 +242,10 @@ class OutcomeReporter:
         """Return a message whose ownership became uncertain after its ``started`` row. The call starts no handler."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
+
+    def succeeded(self, message: Message) -> Outcome:
+        """Return the outcome of a handler that returned, with its outputs."""
+        return ACK if self._outputs is None else self._outputs.taken(message)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
         """Report a handler that raised an exception, which is a failed attempt or stops the consumer."""
@@ -255,6 +271,8 @@ class OutcomeReporter:
         now = self._clock()
         if self._history is not None and not given_up_before(message):
             self._history.ended(message, result, now, error)
+        if self._outputs is not None:
+            self._outputs.drop(message)
         self._engine.finish(message, outcome, now)
         if handling is not None:
             told = RESULTS[message.state]

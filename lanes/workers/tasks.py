@@ -76,6 +76,7 @@ class TaskWorkers:
         self._telemetry = tap.telemetry
         self._loop_watch = context.loop_watch
         self._freezes = context.freezes
+        self._outputs = {} if context.outputs is None else context.outputs.attempts
         self._looks = None if context.freezes is None else StartLooks(context.freezes, clock)
         self._timeout = timeout
         self._workers: list[_Worker] = []
@@ -252,6 +253,7 @@ class TaskWorkers:
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped, looks, wake_limit, turn = self._grouped, self._looks, self._wake_limit, self._turn
+        outputs = self._outputs
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
@@ -347,7 +349,8 @@ class TaskWorkers:
                 worker.message = None
                 if history is not None:
                     history.ended(message, "ok", self._clock())
-                engine.finish(message, ACK, 0.0)
+                # A consumer without a publisher has an empty mapping here, which costs next to nothing.
+                engine.finish(message, reporter.succeeded(message) if outputs else ACK, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             # This worker takes one ready lane itself, because to wake another worker costs more than the message.

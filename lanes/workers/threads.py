@@ -18,7 +18,7 @@ from types import FrameType
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.core.types import ABANDON, ACK, Message, Partition
+from lanes.core.types import ABANDON, Message, Partition
 from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
@@ -143,7 +143,7 @@ class ThreadWorkers:
             if error is None:
                 if history is not None:
                     history.ended(message, "ok", self._clock())
-                engine.finish(message, ACK, 0.0)
+                engine.finish(message, self._reporter.succeeded(message), 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             elif isinstance(error, _NotRun | Killed):

@@ -4,8 +4,8 @@
 of the invariants in ``docs/checkers.md``.
 
 Reading order: ``verdict``, ``checker``, ``assignments``, ``deadlines``; ``order``, ``overlap``, ``owners``,
-``outcomes``; ``settlement``, ``commits``, ``redelivery``, ``repeats``, ``stranded``, ``slots``; ``retries``,
-``progress``, ``bounds``, ``drains``; ``report`` (text and exit status of ``lanes check``).
+``outcomes``; ``settlement``, ``outputs``, ``commits``, ``redelivery``, ``repeats``, ``stranded``, ``slots``;
+``retries``, ``progress``, ``bounds``, ``drains``; ``report`` (text and exit status of ``lanes check``).
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from memsource.checkers.deadlines import MARGIN
 from memsource.checkers.drains import DrainInTime, DrainStartsNothing, DrainWaitsForRunning, HandedOverAfterDrain
 from memsource.checkers.order import PerKeyOrder
 from memsource.checkers.outcomes import DeliveredThenStarted, OneTerminalOutcome, ZombiesDoNotCount
+from memsource.checkers.outputs import OutputOrder, OutputsAtLeastOnce
 from memsource.checkers.overlap import NoOverlap
 from memsource.checkers.owners import ExclusiveOwner, KeptWorkGoesOn
 from memsource.checkers.progress import LaneProgress, PartitionTurns
@@ -46,6 +47,7 @@ from memsource.checkers.settlement import AtLeastOnce, DeadLetterBeforeSettle, N
 from memsource.checkers.slots import DrainBeforeFeed, ExclusiveSlot, SlotOwner, UnownedNeverFed
 from memsource.checkers.stranded import NothingStranded
 from memsource.checkers.verdict import Status, Verdict
+from memsource.history.outputs import VisibleOutput
 from memsource.history.reader import Segment
 from memsource.history.timeline import Timeline
 
@@ -84,6 +86,8 @@ __all__ = [
     "OneCommitAtATime",
     "OneTerminalOutcome",
     "OrderAcrossAssignments",
+    "OutputOrder",
+    "OutputsAtLeastOnce",
     "PartitionBudgets",
     "PartitionTurns",
     "PauseAtBounds",
@@ -130,6 +134,9 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     ZombiesDoNotCount,
     RedeliveryNotRun,
     KeptAlive,
+    # Publishing
+    OutputsAtLeastOnce,
+    OutputOrder,
     # Committing
     NoCommitPastUnfinished,
     CommitsRise,
@@ -181,6 +188,7 @@ def check(
     checkers: Sequence[MakeChecker] = CHECKERS,
     *,
     taken: Collection[tuple[str, str, int]] = (),
+    outputs: Sequence[VisibleOutput] | None = None,
 ) -> list[Verdict]:
     """Judge a history with these checkers, in one pass over its rows. Pure.
 
@@ -188,11 +196,12 @@ def check(
         segments: Segments of the history, in any order.
         checkers: Makers of the checkers to run; all by default.
         taken: Assignments that the broker took away, as (member, partition, number). See ``Timeline``.
+        outputs: Outputs that the broker shows to readers. None = the visible outputs are unknown.
 
     Returns:
         One verdict for each checker, in the order of ``checkers``.
     """
-    timeline = Timeline(segments, taken=taken)
+    timeline = Timeline(segments, taken=taken, outputs=outputs)
     made = [make(timeline) for make in checkers]
     feed(timeline, made)
     return [checker.verdict() for checker in made]

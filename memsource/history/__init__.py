@@ -1,4 +1,4 @@
 """The readers of histories and journals, and one order for all rows of all processes.
 
-Reading order: ``rows``, ``reader``, ``journal``, ``timeline``.
+Reading order: ``rows``, ``reader``, ``journal``, ``outputs``, ``timeline``.
 """

@@ -25,12 +25,15 @@ _KEY: Final = re.compile(rf"[0-9a-f]{{{KEY_DIGITS}}}")
 # event -> the field that becomes a row's ``text``, and the field that becomes its ``number``; "" = no field
 _MESSAGE: Final[dict[str, tuple[str, str]]] = {
     **dict.fromkeys(
-        ("started", "dlq_sent", "dlq_confirmed", "archived", "blocked", "ack", "abandoned", "zombie"), ("", "")
+        ("started", "dlq_sent", "dlq_confirmed", "archived", "blocked", "ack", "abandoned", "zombie", "published"),
+        ("", ""),
     ),
     "delivered": ("", "size"),
     "redelivered": ("cause", ""),
     "ended": ("result", ""),
     "retry": ("", "delay"),
+    "publishing": ("", "count"),
+    "publish_failed": ("error", ""),
 }
 _COUNT: Final = r"(0|[1-9][0-9]{0,14})"
 _SECONDS: Final = r"((?:0|[1-9][0-9]{0,13})\.[0-9]+)"

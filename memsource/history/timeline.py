@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 from math import inf
 
+from memsource.history.outputs import VisibleOutput
 from memsource.history.reader import Segment
 from memsource.history.rows import Row, is_piece, whole
 
@@ -42,18 +43,29 @@ class Timeline:
         segments: The segments, in any order.
         taken: Assignments that the broker has taken away, as (member, partition, number). The segment of such an
             assignment may have no ``lost`` row, because the process crashed or froze before the event.
+        outputs: Outputs that the broker shows to readers. None = the visible outputs are unknown.
 
     Attributes:
         segments: The segments.
         taken: Assignments that the broker has taken away, as (member, partition, number).
+        outputs: Outputs that the broker shows to readers.
+        shows_outputs: Whether the visible outputs are known.
         deadlines: Last deadline of each assignment under a lease, in seconds of ``mono``.
         committing: Assignments of sources that commit one position for each partition.
         incomparable: Partitions whose rows have no known order across segments, with the reason.
         recreated: The incomparable partitions in which one position stands for several messages.
     """
 
-    def __init__(self, segments: Sequence[Segment], *, taken: Collection[tuple[str, str, int]] = ()) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        *,
+        taken: Collection[tuple[str, str, int]] = (),
+        outputs: Sequence[VisibleOutput] | None = None,
+    ) -> None:
         self.segments = segments
+        self.outputs = outputs or ()
+        self.shows_outputs = outputs is not None
         self.taken: set[Assignment] = {
             (segment, partition, assignment)
             for member, partition, assignment in taken

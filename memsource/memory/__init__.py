@@ -1,5 +1,5 @@
 """Brokers in memory, and sources over them, for tests without a server.
 
-Reading order: ``watchers``, ``topic``, ``broker``, ``group``, ``scripted``, ``source``, ``group_source``, ``remote``,
-``attempts``, ``states``, ``locks``, ``stranded_looks``.
+Reading order: ``watchers``, ``topic``, ``broker``, ``group``, ``scripted``, ``source``, ``publisher``,
+``group_source``, ``remote``, ``attempts``, ``states``, ``locks``, ``stranded_looks``.
 """

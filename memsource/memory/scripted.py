@@ -18,12 +18,13 @@ from lanes.arguments import check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ContractError
+from lanes.publisher import Output
 from lanes.source import Delivered, Exhausted, Progressed, SourceEvent
 from memsource.memory.broker import Delivery
 from memsource.memory.group import Group
 from memsource.memory.topic import Record, RecordReader
 
-CallName = Literal["open", "receive", "settle", "extend", "release", "put", "aclose"]
+CallName = Literal["open", "receive", "settle", "extend", "release", "put", "publish", "aclose"]
 
 READER: Final = RecordReader()
 
@@ -41,6 +42,7 @@ class Call(NamedTuple):
         partition: The partition of a ``release``.
         dead_letter: The dead letter of a ``put``.
         commits: The settlements of a source that commits positions.
+        outputs: The outputs of a ``publish``.
     """
 
     name: CallName
@@ -49,6 +51,7 @@ class Call(NamedTuple):
     partition: int | None = None
     dead_letter: DeadLetter | None = None
     commits: tuple[Settlement, ...] = ()
+    outputs: tuple[Output, ...] = ()
 
     @property
     def positions(self) -> list[int]:

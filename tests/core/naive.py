@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from lanes.core.publishing import Produced
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition
 
 WAITING = ("queued", "held", "stuck", "dead_lettering")
+SENDING = ("publishing", "publish_held")
 
 
 class NaiveEngine:
-    """States: the four of ``WAITING``, running and done. A message without a ``state`` is not in flight.
+    """States: the four of ``WAITING``, the two of ``SENDING``, running and done.
+
+    A message without a ``state`` is not in flight.
 
     ``given_up`` is the state of a message without attempts, "dead_lettering" or "stuck" (everything halts). ``keeps``:
     a held message also waits for ``keep``. ``first``: the first attempt of a message. ``unkept``: held and not kept
@@ -25,6 +29,9 @@ class NaiveEngine:
         self.settled: set[tuple[Partition, int]] = set()
         self.draining: set[Partition] = set()
         self.fenced: set[Partition] = set()
+        self.outputs: dict[Message, int] = {}  # the sizes of the unconfirmed outputs
+        self.sends: dict[Message, int] = {}
+        self.full = False
 
     def receive(self, message: Message, highest: int) -> str:
         partition, place = message.partition, (message.partition, message.position)
@@ -40,7 +47,7 @@ class NaiveEngine:
         return "late" if message.position <= highest else "new"
 
     def startable(self) -> list[Message]:
-        if list(self.state.values()).count("running") >= self.concurrency:
+        if self.full or list(self.state.values()).count("running") >= self.concurrency:
             return []
         return self.heads()
 
@@ -60,6 +67,8 @@ class NaiveEngine:
             del self.state[m]
         elif outcome is ACK:
             self.state[m] = "done"
+        elif isinstance(outcome, Produced):
+            self.state[m], self.outputs[m], self.sends[m] = "publishing", outcome.size, 0
         elif outcome is ABANDON or m.partition in self.draining:
             del self.state[m]
             self.drain(m.partition)
@@ -70,15 +79,33 @@ class NaiveEngine:
             if self.keeps:
                 self.unkept.append(m)
 
+    def sent(self, m: Message, failure: Failure | None, until: float) -> None:
+        """A send of the outputs of a publishing message has ended."""
+        if failure is not None and not failure.terminal:
+            self.state[m], self.until[m] = "publish_held", until
+            self.sends[m] += 1
+            return
+        del self.outputs[m]
+        self.finish(m, ACK if failure is None else failure, until)
+
+    def look_at_outputs(self, bound: int) -> None:
+        self.outputs = {m: size for m, size in self.outputs.items() if m in self.state}
+        size = sum(self.outputs.values())
+        self.full = size >= bound or (self.full and size > bound // 2)
+
     def keep(self, m: Message) -> None:
         self.unkept.remove(m)
 
     def waiting(self) -> list[Message]:
-        return [m for m in self.state if self.state[m] == "held" and m not in self.unkept]
+        """The messages whose hold, or whose pause between two sends, may end."""
+        return [m for m in self.state if self.state[m] in ("held", "publish_held") and m not in self.unkept]
 
     def due(self, now: float) -> None:
         for m in [m for m in self.waiting() if self.until[m] <= now]:
-            self.state[m], self.attempt[m] = "queued", self.attempt[m] + 1
+            if self.state[m] == "publish_held":
+                self.state[m] = "publishing"
+            else:
+                self.state[m], self.attempt[m] = "queued", self.attempt[m] + 1
 
     def settle(self, messages: list[Message]) -> None:
         for m in [m for m in messages if m in self.state]:
@@ -91,7 +118,7 @@ class NaiveEngine:
 
     def fence(self, partition: Partition) -> None:
         self.fenced.add(partition)
-        self.drop(partition, WAITING)
+        self.drop(partition, WAITING + SENDING)
 
     def release(self, partition: Partition) -> None:
         self.fence(partition)

@@ -23,11 +23,12 @@ from hypothesis.stateful import (
 from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.flow import LOOK_EVERY
-from lanes.core.lane import BLOCKED, DEAD_LETTERING, HELD, RUNNING, STATE_NAMES
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, HELD, PUBLISH_HELD, PUBLISHING, RUNNING, STATE_NAMES
 from lanes.core.policy import Policy, RetryPolicy
+from lanes.core.publishing import Produced
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
-from tests.core.naive import NaiveEngine
+from tests.core.naive import SENDING, NaiveEngine
 from tests.effort import runs
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, ATTEMPTS, BACKOFF, MAX_BACKOFF = 4, 24, 900, 3, 1.0, 1.5
@@ -46,6 +47,8 @@ EFFECTS = {
     fx.Halted: "stuck",
     fx.Interrupted: "out",
     fx.Zombie: "zombie",
+    fx.PublishDue: "publishing",
+    fx.PublishHeld: "publish_held",
 }
 GIVING_UP = ["nothing"] * 6 + ["drain", "drain", "fence", "lose", "release"]
 CAUSES = {"held": fx.STILL_IN_FLIGHT, "settled": fx.ALREADY_SETTLED, "late": fx.LATE}
@@ -69,8 +72,10 @@ FAILURES = st.builds(
     st.sampled_from([False, False, False, True]),
 )
 # Weighted by repetition. Interruptions end whole partitions, so they are rare.
-WHAT = ["start"] * 20 + ["ack"] * 10 + ["fail"] * 15 + ["abandon"]
-HANDLERS = st.lists(st.tuples(ANY, st.sampled_from(WHAT), FAILURES), min_size=1, max_size=12)
+WHAT = ["start"] * 20 + ["ack"] * 10 + ["publish"] * 10 + ["fail"] * 15 + ["abandon"]
+OUTPUTS = st.sampled_from([0, 1, 100, MAX_BYTES // 2, MAX_BYTES])
+SENDS = ["confirmed"] * 3 + ["repeat"] * 3 + ["refused"]
+HANDLERS = st.lists(st.tuples(ANY, st.sampled_from(WHAT), FAILURES, OUTPUTS), min_size=1, max_size=12)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -212,13 +217,14 @@ class EngineMachine(RuleBasedStateMachine):
     # --- the workers
 
     @rule(handlers=HANDLERS)
-    def work(self, handlers: list[tuple[int, str, Failure]]) -> None:
+    def work(self, handlers: list[tuple[int, str, Failure, int]]) -> None:
         """Start handlers, and end running handlers."""
-        for index, what, failure in handlers:
+        for index, what, failure, size in handlers:
             if what == "start":
                 self.take()
             elif self.running():
-                self.finish(index, {"ack": ACK, "abandon": ABANDON}.get(what, failure))
+                outcomes = {"ack": ACK, "abandon": ABANDON, "publish": Produced(what, size)}
+                self.finish(index, outcomes.get(what, failure))
             self.everything_holds()
 
     def take(self) -> None:
@@ -259,6 +265,41 @@ class EngineMachine(RuleBasedStateMachine):
         self.naive_halted |= ended == "stuck"
         self.engine.finish(message, outcome, self.now)
 
+    def publishing(self) -> list[Message]:
+        return [m for m, state in self.naive.state.items() if state == "publishing"]
+
+    @precondition(lambda self: self.publishing())
+    @rule(index=ANY, how=st.sampled_from(SENDS), failure=FAILURES)
+    def send(self, index: int, how: str, failure: Failure) -> None:
+        """End a send of a message's outputs: confirmed, to be repeated, or refused."""
+        message = self.publishing()[index % len(self.publishing())]
+        if how == "confirmed":
+            self.naive.sent(message, None, 0.0)
+            self.succeeded.add(message)
+            self.engine.published(message, self.now)
+            return
+        failure.terminal = how == "refused"
+        self.announced["out"] += failure.terminal and message.partition in self.naive.draining
+        backoff = min(MAX_BACKOFF, BACKOFF * 2 ** self.naive.sends[message])
+        wait = failure.chance * backoff if failure.delay is None else failure.delay
+        before = set(self.naive.state)
+        self.naive.sent(message, failure, self.now + wait)
+        self.interrupted = before - set(self.naive.state) - {message}
+        ended = self.naive.state.get(message, "gone")
+        self.announced[ended] += 1
+        self.naive_halted |= ended == "stuck"
+        self.engine.publish_failed(message, failure, self.now)
+
+    @precondition(lambda self: self.admitted)
+    @rule(index=ANY, terminal=st.booleans())
+    def send_late(self, index: int, terminal: bool) -> None:
+        """End a send of a message that was given up meanwhile, which changes nothing."""
+        gone = [m for m in self.admitted if STATE_NAMES[m.state] == "abandoned"]
+        if gone:
+            message = gone[index % len(gone)]
+            self.engine.published(message, self.now)
+            self.engine.publish_failed(message, Failure(ValueError("no"), terminal=terminal), self.now)
+
     @rule(seconds=SECONDS)
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -268,7 +309,9 @@ class EngineMachine(RuleBasedStateMachine):
         assert due_at <= min(held, default=due_at)
         looks = self.engine.flow.look_at <= self.now
         self.engine.due(self.now)
+        sending = self.publishing()
         self.naive.due(self.now)
+        self.announced["publishing"] += len(self.publishing()) - len(sending)
         if looks:
             engine, flow = self.engine, self.engine.flow
             busy = engine.running_handlers + engine.ready
@@ -295,6 +338,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.time_passes(MAX_BACKOFF)
         while self.to_park:
             self.park(0)
+        while self.publishing():
+            self.send(0, "confirmed", Failure(ValueError("no")))
+            self.everything_holds()
         for _ in range(MAX_IN_FLIGHT // 2):
             self.take()
             if self.running():
@@ -371,6 +417,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
+        self.naive.look_at_outputs(MAX_BYTES)
         self.effects_say_what_happened()
         self.taking_changes_at_the_marks()
         self.engine.effects.clear()  # as the runtime does
@@ -399,7 +446,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.interrupted = set()
         assert self.engine.halted == self.naive_halted
         for partition in self.naive.draining - self.naive.fenced:
-            if not any(m.partition is partition for m in self.running()):
+            unended = [m for m, state in self.naive.state.items() if state == "running" or state in SENDING]
+            if not any(m.partition is partition for m in unended):
                 self.expect_drained.add(partition)
         assert self.drained == Counter(self.expect_drained)
 
@@ -431,10 +479,14 @@ class EngineMachine(RuleBasedStateMachine):
             assert STATE_NAMES[message.state] == NAMES.get(state, state)
             assert state != "abandoned" or message.partition in self.naive.draining | self.naive.fenced
         assert self.engine.settled_count == len(self.settled)
+        publishing = self.engine.publishing
+        assert {m: each.size for m, (each, _) in publishing.produced.items()} == self.naive.outputs
+        assert (publishing.size, publishing.handled) == (sum(self.naive.outputs.values()), {})
 
     def one_message_of_a_key_is_on_its_way(self) -> None:
         # Fenced handlers count too: no message starts while a zombie of its key runs.
-        heads = [m for m in self.admitted if m.state in (RUNNING, HELD, DEAD_LETTERING, BLOCKED) and m.key is not None]
+        states = (RUNNING, HELD, DEAD_LETTERING, BLOCKED, PUBLISHING, PUBLISH_HELD)
+        heads = [m for m in self.admitted if m.state in states and m.key is not None]
         assert len({(m.partition.id, m.key) for m in heads}) == len(heads)
         assert self.engine.running_handlers == len(self.running()) <= CONCURRENCY
 
@@ -448,6 +500,7 @@ class EngineMachine(RuleBasedStateMachine):
         chains = engine.chains
         assert not any((chains.tails, chains.fenced, chains.ready, engine.stopped.by_head, engine.dirty))
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
+        assert (engine.publishing.size, engine.publishing.produced) == (0, {})
 
 
 @pytest.mark.long

@@ -19,10 +19,11 @@ from lanes.core import effects as fx
 from lanes.core.engine import Engine
 from lanes.core.lane import STATE_NAMES
 from lanes.core.policy import Keyless, Order, Poison, Policy, RetryPolicy
+from lanes.core.publishing import Produced
 from lanes.core.types import ABANDON, ACK, Failure, Message, Outcome, Partition, PartitionId, Settlement
 from tests.core.builders import READER, new_policy
 from tests.core.naive_broker import Broker, Entry
-from tests.core.naive_modes import NaiveModes
+from tests.core.naive_modes import SENDING, NaiveModes
 from tests.effort import runs
 
 CONCURRENCY, MAX_IN_FLIGHT, MAX_BYTES, MAX_AHEAD, ATTEMPTS, DELAY = 3, 20, 400, 8, 2, 1.0
@@ -32,19 +33,23 @@ KEYS: list[bytes | None] = [b"hot", b"hot", b"hot", b"warm", b"", b"other", None
 NAMES = {"done": "finished", "waiting": "new"}
 GIVING_UP = ["drain", "close", "close", "stop closing", "fence", "lose", "release"]
 ANSWERS = ["made", "made", "made", "not made", "made, unknown", "on the way"]
-GONE = ("waiting", "queued", "held", "dead_lettering", "dead_lettering_blocked", "blocked", "done")
+GONE = ("waiting", "queued", "held", "dead_lettering", "dead_lettering_blocked", "blocked", "done", *SENDING)
 HOW: dict[str, Outcome] = {
     "ack": ACK,
     "fail": Failure(ValueError("no"), delay=DELAY),
     "terminal": Failure(ValueError("no"), terminal=True),
     "abandon": ABANDON,
+    "publish": Produced("outputs", 10),
+    "publish much": Produced("outputs", MAX_BYTES // 2),
 }
+SENT: dict[str, Failure | None] = {"confirmed": None, "repeat": HOW["fail"], "refused": HOW["terminal"]}  # type: ignore[dict-item]
+SENDS = ["confirmed"] * 5 + ["repeat"] * 2 + ["refused"]
 # Weighted by repetition. Interruptions end whole partitions, so they are rare.
-WAYS = ["ack"] * 30 + ["fail"] * 6 + ["terminal", "abandon"]
+WAYS = ["ack"] * 30 + ["publish"] * 12 + ["publish much"] + ["fail"] * 6 + ["terminal", "abandon"]
 WHAT = ["receive"] * 5 + ["take"] * 6 + ["finish"] * 7 + ["settle"] * 5
 WHAT += ["time_passes", "time_passes", "parked", "parked", "progressed", "unblock", "park"]
 WHAT += ["hand_over", "hand_over", "give_up", "pause_or_resume"]
-WHAT += ["read_ahead", "read_ahead", "move", "move", "keep", "keep"]
+WHAT += ["read_ahead", "read_ahead", "move", "move", "keep", "keep"] + ["send"] * 6
 
 
 def steps_of(drawn: bytes) -> list[tuple[str, int]]:
@@ -188,6 +193,9 @@ class ModesMachine(RuleBasedStateMachine):
             while self.batches:
                 self.finish(chance)
                 self.everything_holds()
+            while self.mine(partition, "publishing") and chance.random() < 0.9:
+                self.send(chance, "confirmed")
+                self.everything_holds()
             if not self.mine(partition, "queued"):
                 break
             self.take(chance)
@@ -280,7 +288,7 @@ class ModesMachine(RuleBasedStateMachine):
     def take(self, chance: Random) -> None:
         engine, naive, limit = self.engine, self.naive, chance.choice([1, 1, 3, 6])
         reachable: list[Message] = []
-        while found := [m for m in naive.startable(reachable) if self.may_start(m)]:
+        while not naive.full and (found := [m for m in naive.startable(reachable) if self.may_start(m)]):
             reachable += found
         assert engine.available(limit) == min(limit, len(reachable))
         single = limit == 1 and engine.take()
@@ -301,13 +309,29 @@ class ModesMachine(RuleBasedStateMachine):
         batch = self.batches.pop(chance.randrange(len(self.batches)))
         outcomes = [HOW[how] for how in chance.choices(WAYS, k=len(batch))]
         self.dropped = self.naive.finish(batch, outcomes, self.now + DELAY)
-        for message in batch:
-            if self.naive.state.get(message) == "done":
-                self.broker(message.partition).succeeded.add(message.position)
+        self.note_successes()
         if len(batch) == 1:
             self.engine.finish(batch[0], outcomes[0], self.now)
         else:
             self.engine.finish_batch(batch, outcomes, self.now)
+
+    def note_successes(self) -> None:
+        for message, state in self.naive.state.items():
+            if state == "done":
+                self.broker(message.partition).succeeded.add(message.position)
+
+    def send(self, chance: Random, how: str = "") -> None:
+        """End a send of a message's outputs: confirmed, to be repeated, or refused."""
+        publishing = [m for m, state in self.naive.state.items() if state == "publishing"]
+        if not publishing:
+            return
+        message, failure = chance.choice(publishing), SENT[how or chance.choice(SENDS)]
+        self.dropped = self.naive.sent(message, failure, self.now + DELAY)
+        self.note_successes()
+        if failure is None:
+            self.engine.published(message, self.now)
+        else:
+            self.engine.publish_failed(message, failure, self.now)
 
     def time_passes(self, chance: Random) -> None:
         self.now += chance.choice([0.0, 0.5, 1.0])
@@ -316,6 +340,8 @@ class ModesMachine(RuleBasedStateMachine):
         assert due_at <= min((self.naive.until[m] for m in held), default=due_at)
         self.engine.due(self.now)
         self.again([m for m in held if self.naive.until[m] <= self.now])
+        sending = [m for m, state in self.naive.state.items() if state == "publish_held"]
+        self.naive.state |= {m: "publishing" for m in sending if self.naive.until[m] <= self.now}
 
     def keep(self, chance: Random) -> None:
         """Store a failed attempt, for any message that waits for the store."""
@@ -341,9 +367,14 @@ class ModesMachine(RuleBasedStateMachine):
 
     def park(self, chance: Random) -> None:
         key = chance.choice(KEYS)
+        steady = [m for m, state in self.naive.state.items() if state == "publish_held"]
+        steady = [m for m in steady if m.key == key and m.partition not in self.naive.draining]
         parked = [m for m, state in self.naive.state.items() if state in ("blocked", "held") and m.key == key]
-        assert self.engine.park(key) == len(parked)
-        self.naive.state |= dict.fromkeys(parked, "dead_lettering")
+        assert self.engine.park(key) == len(parked + steady)
+        self.naive.state |= dict.fromkeys(parked + steady, "dead_lettering")
+        for message in steady:
+            del self.naive.outputs[message]
+            self.naive.return_handled(message)
 
     def parked(self, chance: Random) -> None:
         if not self.to_park:
@@ -456,7 +487,11 @@ class ModesMachine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self) -> None:
+        self.naive.look_at_outputs(MAX_BYTES)
         self.effects_say_what_happened()
+        publishing = self.engine.publishing
+        assert publishing.size == sum(self.naive.outputs.values())
+        assert set(publishing.handled) == set(self.naive.deferred)
         engine, naive = self.engine, self.naive
         for message, state in naive.state.items():
             assert STATE_NAMES[message.state] == NAMES.get(state, state)
@@ -497,12 +532,14 @@ class ModesMachine(RuleBasedStateMachine):
                 self.halted |= halts
                 expected[fx.Halted if halts else fx.Blocked, message] += 1
                 self.store(message, message.attempt)
+            elif new in ("publishing", "publish_held"):
+                expected[fx.PublishDue if new == "publishing" else fx.PublishHeld, message] += 1
             elif old == "running" and new == "gone" and message.partition in naive.fenced:
                 expected[fx.Zombie, message] += 1
         found: Counter[tuple[type[fx.Effect], Message]] = Counter()
         dropped: list[Message] = []
         for effect in self.engine.effects:
-            if isinstance(effect, fx.Failed | fx.Zombie | fx.Redelivered):
+            if isinstance(effect, fx.Failed | fx.Zombie | fx.Redelivered | fx.PublishDue | fx.PublishHeld):
                 found[type(effect), effect.message] += 1
             elif isinstance(effect, fx.Abandoned):
                 dropped += effect.messages
@@ -516,7 +553,7 @@ class ModesMachine(RuleBasedStateMachine):
         assert found == expected
         assert Counter(dropped) == Counter(self.dropped)
         for partition in naive.draining - naive.fenced:
-            if not self.mine(partition, "running", "queued"):
+            if not self.mine(partition, "running", "queued", *SENDING):
                 self.expect_drained.add(partition)
         assert self.drained == Counter(self.expect_drained)
         self.engine.effects.clear()  # as the runtime does
@@ -533,6 +570,7 @@ class ModesMachine(RuleBasedStateMachine):
         assert not any((chains.tails, chains.fenced, chains.ready, engine.stopped.by_head, engine.dirty))
         assert not any((engine.committer.partitions, engine.committer.ahead))
         assert (engine.flow.in_flight, engine.flow.bytes, engine.running_handlers) == (0, 0, 0)
+        assert (engine.publishing.size, engine.publishing.produced, engine.publishing.handled) == (0, {}, {})
 
 
 @pytest.mark.long

@@ -13,8 +13,11 @@ from lanes.core.lane import (
     DEAD_LETTERING,
     DEAD_LETTERING_BLOCKED,
     FINISHED,
+    HANDLED,
     HELD,
     NEW,
+    PUBLISH_HELD,
+    PUBLISHING,
     QUEUED,
     RUNNING,
     SETTLED,
@@ -26,7 +29,21 @@ from lanes.core.lane import (
 )
 from tests.core.builders import failed, new_message, new_partition
 
-STATES = (NEW, QUEUED, RUNNING, HELD, DEAD_LETTERING, FINISHED, SETTLED, ABANDONED, BLOCKED, DEAD_LETTERING_BLOCKED)
+STATES = (
+    NEW,
+    QUEUED,
+    RUNNING,
+    HELD,
+    DEAD_LETTERING,
+    FINISHED,
+    SETTLED,
+    ABANDONED,
+    BLOCKED,
+    DEAD_LETTERING_BLOCKED,
+    PUBLISHING,
+    PUBLISH_HELD,
+    HANDLED,
+)
 EVENTS = sorted({event for _, event in TRANSITIONS} | {"no such event"})
 
 # A second copy, so that a mistake in the table is found.
@@ -43,6 +60,25 @@ LEGAL = {
     ("running", "block"): "blocked",
     ("running", "dead_letter_and_block"): "dead_lettering_blocked",
     ("running", "abandon"): "abandoned",
+    ("running", "publish"): "publishing",
+    ("running", "handle"): "handled",
+    ("publishing", "ack"): "finished",
+    ("publishing", "retry_publish"): "publish_held",
+    ("publishing", "dead_letter"): "dead_lettering",
+    ("publishing", "block"): "blocked",
+    ("publishing", "dead_letter_and_block"): "dead_lettering_blocked",
+    ("publishing", "abandon"): "abandoned",
+    ("publish_held", "due"): "publishing",
+    ("publish_held", "park"): "dead_lettering",
+    ("publish_held", "abandon"): "abandoned",
+    ("handled", "ack"): "finished",
+    ("handled", "return"): "queued",
+    ("handled", "publish"): "publishing",
+    ("handled", "retry"): "held",
+    ("handled", "dead_letter"): "dead_lettering",
+    ("handled", "block"): "blocked",
+    ("handled", "dead_letter_and_block"): "dead_lettering_blocked",
+    ("handled", "abandon"): "abandoned",
     ("held", "due"): "queued",
     ("held", "park"): "dead_lettering",
     ("held", "abandon"): "abandoned",

@@ -16,6 +16,7 @@ from lanes.core.lane import StoppedLane, StoppedLanes
 from lanes.core.ledgers import AckLedger, OffsetLedger
 from lanes.core.outbox import Outbox
 from lanes.core.partition_budgets import PartitionBudgetEngine
+from lanes.core.publishing import Publishing
 from lanes.core.types import Message, Partition, Settlement
 from tests.core import test_engine_machine, test_engine_modes_machine, test_partition_budgets_machine
 from tests.core.builders import new_engine
@@ -64,7 +65,7 @@ def comparisons(monkeypatch: pytest.MonkeyPatch, name: str, examples: int) -> in
 
 KNOWN = {
     Partition: "aside assignment budget commits completed deadline dirty draining fencing_token finished floor id "
-    "incarnation ledger live partings reader recalled resettle steady tails unended",
+    "incarnation ledger live outputs partings reader recalled resettle steady tails unended",
     Message: "attempt broken data key lane next ordinal partition position raw received row size state token",
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
@@ -76,17 +77,18 @@ KNOWN = {
     StoppedLanes: "_heap _keeps _order by_head",
     StoppedLane: "failure head kept until",
     Outbox: "dirty",
+    Publishing: "handled produced size",
     Flow: "bytes in_flight look_at low max_bytes max_in_flight pause_at paused pausing peak peak_bytes taking",
     Settlement: "completed floor messages ordinal partition",
 }
 """The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing.
 
-A partition with ``partings`` belongs to a source with pieces, of which no snapshot is taken. ``_next_at`` decides
-nothing: a restored ``Committer`` computes it."""
+The runtime sets ``outputs``. A partition with ``partings`` belongs to a source with pieces, of which no snapshot is
+taken. ``_next_at`` decides nothing: a restored ``Committer`` computes it."""
 
 ENGINE = (
-    "_most_running _ready chains committer concurrency dirty effects flow halted late latest_assignment outbox "
-    "partitions policy retries running_handlers settled_count stopped zombies"
+    "_most_running _outputs_full _ready _starts_held chains committer concurrency dirty effects flow halted late "
+    "latest_assignment outbox partitions policy publishing retries running_handlers settled_count stopped zombies"
 )
 
 BUDGETS = "_bound assigned fair full low parting reserve"

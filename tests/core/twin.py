@@ -22,6 +22,8 @@ EVENTS = (
     "finish",
     "finish_batch",
     "kept",
+    "published",
+    "publish_failed",
     "dead_lettered",
     "unblock",
     "park",

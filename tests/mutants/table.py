@@ -399,8 +399,8 @@ _OWNERSHIP: Final = (
     Mutant(
         "drain_waits_for_held",
         "lanes.core.ownership",
-        "sum(1 for m in unfinished if m.state == RUNNING)",
-        "sum(1 for m in unfinished if m.state in (RUNNING, 3))",
+        "sum(1 for m in unfinished if m.state in UNENDED)",
+        "sum(1 for m in unfinished if m.state in UNENDED | {3})",
         "a drain waits for a message that is held for a retry, until its deadline",
         "jetstream",
         ("DrainWaitsForRunning",),

@@ -25,6 +25,7 @@ AMOUNTS: Final[Mapping[FaultKind, tuple[float, ...]]] = {
     "commit_fails": (0.0, 1.0),
     "letter_fails": (0.0,),
     "io_fails": (0.0,),
+    "publish_fails": (0.0, 1.0),
     "clock_jump": (1.0, -1.0, 60.0, -60.0, 86_400.0, -86_400.0),
     "restart": (0.0,),
 }
@@ -52,6 +53,7 @@ class FaultBudget:
         commit_fails: A settlement raises an error, before or after the broker has stored it.
         letter_fails: The broker does not confirm a dead letter.
         io_fails: A call of ``World.io`` raises an error.
+        publish_fails: The broker does not confirm outputs, before or after it has stored them.
         clock_jump: The wall clock jumps forward or back.
         restart: The server dies and restarts at once, without its last acknowledgements. Happens only on JetStream.
 
@@ -68,6 +70,7 @@ class FaultBudget:
     commit_fails: int = 0
     letter_fails: int = 0
     io_fails: int = 0
+    publish_fails: int = 0
     clock_jump: int = 0
     restart: int = 0
 

@@ -25,6 +25,7 @@ FaultKind = Literal[
     "letter_fails",  # the broker does not confirm the next dead letter
     "io_fails",  # the next call of ``World.io`` in a fake of the user raises an error
     "clock_jump",  # the wall clock jumps by `amount` seconds, forward or back
+    "publish_fails",  # the next call of the publisher fails; `amount` >= 1: after its writes
     "restart",  # the broker's only server dies and restarts at once, and forgets unwritten acknowledgements
 ]
 
@@ -57,7 +58,7 @@ class Fault:
         target: Number of the worker or partition, modulo their count. Workers count from the worker at the boundary,
             number 0.
         amount: Seconds. For ``commit_fails``, the settlement fails after its write if the amount is 1 or more,
-            otherwise before.
+            otherwise before. The same holds for ``publish_fails``.
 
     Raises:
         ImpossiblePlan: A field is out of its range.

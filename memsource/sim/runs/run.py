@@ -290,7 +290,7 @@ def judged(plan: Plan, conditions: Conditions, world: World, turns: int, seconds
     # An assignment that the broker took before the worker received it has no number and no row.
     taken = {(name, str(of.id), of.assignment) for name, of in world.broker.taken if of.assignment}
     if segments:
-        for verdict in check(segments, _checkers(plan, conditions, world), taken=taken):
+        for verdict in check(segments, _checkers(plan, conditions, world), taken=taken, outputs=world.outputs):
             # Without a freeze, a silent process was late and not suspended, so its silence is a finding.
             silent = [reason for reason in verdict.reasons if SILENT in reason]
             if verdict.status == "violated" or silent:

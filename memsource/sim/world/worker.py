@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.attempts import Attempts
@@ -23,6 +24,7 @@ from lanes.errors import HandlerHalted, SourceError
 from lanes.handlers import Decode, Handler, handler_name, is_async
 from lanes.history.recorder import Recorder, history_of
 from lanes.history.writer import GivenUp, SegmentFile
+from lanes.publisher import Output, Report
 from lanes.source import (
     Backlogged,
     Checkpointing,
@@ -126,16 +128,20 @@ class App:
         decode: See ``lanes.Consumer``.
         dead_letters: Whether the consumer writes dead letters. All workers write dead letters to the simulated broker,
             and the test reads ``World.dead_letters``. An ``App`` refuses a real target, such as ``KafkaDeadLetters``.
+        publisher: Whether handlers may publish outputs. All workers publish to the simulated broker, and the test reads
+            ``World.published``. An ``App`` refuses a real publisher, such as ``KafkaPublisher``.
         attempts: Store of attempts, such as a ``MemoryAttempts``. All apps must share one store; None = no store.
 
     Raises:
-        ImpossiblePlan: ``settings`` is no ``Settings``, ``dead_letters`` is no bool, or an option is unknown.
+        ImpossiblePlan: ``settings`` is no ``Settings``, ``dead_letters`` or ``publisher`` is no bool, or an option
+            is unknown.
     """
 
     handler: Handler
     settings: Settings | None = None
     decode: Decode | None = None
     dead_letters: bool = False
+    publisher: bool = False
     attempts: Attempts | None = None
 
     def __post_init__(self) -> None:
@@ -146,6 +152,11 @@ class App:
             raise ImpossiblePlan(
                 f"App: dead_letters={shown_value(self.dead_letters)}: must be True or False. A simulation replaces the "
                 "target of the dead letters: pass dead_letters=True, and read world.dead_letters"
+            )
+        if not isinstance(self.publisher, bool):
+            raise ImpossiblePlan(
+                f"App: publisher={shown_value(self.publisher)}: must be True or False. A simulation replaces the "
+                "publisher: pass publisher=True, and read world.published(…)"
             )
 
 
@@ -234,6 +245,9 @@ class WorkerHost(Protocol):
             The writer; None = no further writer.
         """
 
+    def show(self, outputs: Sequence[Output]) -> None:
+        """Store outputs of a worker, which readers see from now on."""
+
     def boundary(self, worker: Worker) -> None:
         """Perform the faults that the plan has for the boundary that a worker reaches now."""
 
@@ -279,6 +293,7 @@ class Worker:
             settings=self._settings,
             decode=app.decode,
             dead_letters=_WorkerDeadLetters(self) if app.dead_letters else None,
+            publisher=_WorkerPublisher(self) if app.publisher else None,
             attempts=app.attempts,
             history=history_of(self.history),
             clock=world.clock,
@@ -434,4 +449,36 @@ class _WorkerDeadLetters:
     async def aclose(self) -> None:
         if self._writer is not None:
             await self._writer.aclose()
+        await self._worker.reach()
+
+
+class _WorkerPublisher:
+    """A worker's publisher to the world's broker; see ``lanes.publisher.Publisher``.
+
+    The outputs of a call become visible one by one, in turns of the loop that the schedule chooses.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    async def open(self) -> None:
+        await self._worker.reach()
+
+    async def publish(self, outputs: Sequence[Output], report: Report) -> None:
+        worker = self._worker
+        await worker.reach()
+        if worker.slow_until > anyio.current_time():
+            await anyio.sleep(worker.slow)
+        failing = worker.world.strikes("publish_fails", worker.name)
+        if failing is None or failing.amount >= 1:
+            for output in outputs:
+                await anyio.lowlevel.checkpoint()
+                worker.world.show([output])
+                if failing is None:
+                    report(output, None)
+        await worker.reach()
+        if failing is not None:
+            raise SourceError(f"injected: the outputs of {worker.name} were not confirmed", retryable=True)
+
+    async def aclose(self) -> None:
         await self._worker.reach()

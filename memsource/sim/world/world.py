@@ -8,7 +8,7 @@ lock. Real processes share no memory, and therefore no such lock.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Final, Literal
 
@@ -20,7 +20,10 @@ from lanes.arguments import kind_of, names_wrong_calls
 from lanes.core.types import PartitionKey, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
+from lanes.history.writer import key_hash
+from lanes.publisher import Output
 from lanes.source import DeadLetters
+from memsource.history.outputs import VisibleOutput
 from memsource.memory.topic import Record
 from memsource.personality import Personality
 from memsource.sim.errors import ImpossiblePlan, SimulationError
@@ -49,7 +52,7 @@ _OF_AN_APP: Final = {
 
 _STEP: Final = 1e-6
 _OF_WORKER: Final = frozenset({"crash", "freeze", "slow", "commit_fails"})
-_ARMED: Final = frozenset({"commit_fails", "letter_fails", "io_fails"})
+_ARMED: Final = frozenset({"commit_fails", "letter_fails", "io_fails", "publish_fails"})
 _OF_PARTITION: Final = frozenset({"lost", "redeliver"})
 _TICK: Final = 1.0
 _SLOW_FOR: Final = 10
@@ -71,6 +74,7 @@ class World:
         progress: The finished messages.
         injection: The faults.
         settles: Whether the test has called ``settled``.
+        outputs: The visible outputs, for the checkers.
         unsettled: Number of messages that the test has published since its last call of ``settled``.
     """
 
@@ -97,6 +101,8 @@ class World:
         self.settles = False
         self.unsettled = 0
         self.interrupted: BaseException | None = None
+        self.outputs: list[VisibleOutput] = []
+        self._published: list[Output] = []
         self._loop = loop
         self._tasks = tasks
         self._faulty = True
@@ -327,6 +333,20 @@ class World:
         """
         return self.broker.dead_letters
 
+    def published(self, target: str) -> list[Output]:
+        """Return the outputs to a target that readers see, in the order of their writes.
+
+        A worker publishes outputs with ``App(publisher=True)``. After a fault, an output of a message may be there
+        several times, because the simulated broker does not deduplicate. The list is final after ``settled``.
+
+        Args:
+            target: Target of ``Message.publish_soon``.
+
+        Returns:
+            A new list.
+        """
+        return [output for output in self._published if output.target == target]
+
     @property
     def histories(self) -> list[bytes]:
         """The histories of all processes that have opened, in the order of their starts."""
@@ -403,6 +423,17 @@ class World:
         """
         # The time of the fault is before the next row of a history.
         self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
+
+    def show(self, outputs: Sequence[Output]) -> None:
+        """Store outputs of a worker, which readers see from now on. Does not block."""
+        for output in outputs:
+            self._published.append(output)
+            key = None if output.key is None else key_hash(output.key)
+            message_key = None if output.message_key is None else key_hash(output.message_key)
+            # Half a step before the next row of a history.
+            at = max(self.now, self._latest) + _STEP / 2
+            place = str(output.source), output.position, message_key, output.attempt, output.number
+            self.outputs.append(VisibleOutput(at, output.target, key, *place))
 
     def interrupt(self, error: BaseException) -> None:
         """End the run at once with an error that is no finding. The run raises the first error of this kind.

@@ -1,0 +1,127 @@
+"""The contract of a publisher, which sends the outputs of handlers.
+
+The consumer buffers the outputs of a message until its handler has succeeded. The consumer then passes them to its
+publisher, and settles the message after the broker has confirmed every output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from blake3 import blake3
+
+from lanes.core.types import PartitionId
+
+Headers = Sequence[tuple[str, bytes]]
+"""Headers as pairs of name and value, in order."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True, repr=False)
+class Output:
+    """One output of a handler. Its origin and its number identify the output.
+
+    Attributes:
+        target: Topic or subject of the output.
+        value: Payload. ``None`` = a record without a value, such as a tombstone.
+        key: Partition key. ``None`` = no key.
+        headers: Headers of the handler.
+        trace: Trace context, as further headers. The context differs between attempts, and is no part of ``output_id``.
+        number: Number of the output in its attempt, from 1.
+        source: Partition of the message whose handler made the output.
+        incarnation: See ``Partition``.
+        position: Position of the message.
+        attempt: Number of the attempt.
+        message_key: Key of the message. ``None`` = no key.
+    """
+
+    target: str
+    value: bytes | None
+    key: bytes | None
+    headers: Headers
+    trace: Headers
+    number: int
+    source: PartitionId
+    incarnation: str
+    position: int
+    attempt: int
+    message_key: bytes | None
+
+    @property
+    def size(self) -> int:
+        """Number of bytes of the key, value and headers."""
+        headers = sum(len(name) + len(value) for name, value in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + headers
+
+    def __repr__(self) -> str:
+        # A repr ends up in logs, so it shows neither key nor payload.
+        return f"<Output {self.number} of {self.source} position {self.position} to {self.target!r}>"
+
+
+Report = Callable[[Output, Exception | None], None]
+"""A function that takes an output and the error of its send. ``None`` = the broker has confirmed the output."""
+
+
+class Publisher(Protocol):
+    """The sender of outputs for one consumer."""
+
+    async def open(self) -> None:
+        """Connect to the broker.
+
+        Raises:
+            ConfigError: A setting contradicts the broker.
+            SourceError: The client cannot reach the broker.
+        """
+
+    async def publish(self, outputs: Sequence[Output], report: Report) -> None:
+        """Send outputs, and wait until the broker has confirmed or refused each of them.
+
+        Calls may overlap. The consumer passes an output only after the earlier output of the same message, target and
+        key was confirmed, and after all outputs of earlier messages of its lane. An output that is sent again has the
+        same origin, number and content. A cancelled call may have sent any of the outputs.
+
+        Args:
+            outputs: The outputs, one or more. The publisher may send them in any order.
+            report: Called once for each output, in the thread of the event loop, and before the end of this call. The
+                consumer sends the output again after a ``SourceError`` with ``retryable=True``, and after any exception
+                that is no error of ``lanes``. Any other error is permanent, and the poison policy decides.
+
+        Raises:
+            Exception: Each output without a report has failed with this error.
+        """
+
+    async def aclose(self) -> None:
+        """Close everything that ``open`` opened. Idempotent."""
+
+
+def output_id(publisher: str, output: Output) -> str:
+    """Return 32 hex digits that identify one output of one message, also when its handler has run again.
+
+    Handlers should make the same outputs at each attempt. The content is part of the identity, so a broker that
+    deduplicates by the id keeps a different output of a later attempt.
+
+    Args:
+        publisher: Name of the publisher, so that two services that write to one target do not collide.
+        output: The output.
+
+    Returns:
+        The digits.
+    """
+    content = blake3()
+    for part in (publisher, output.source.source, output.incarnation, output.target):
+        _add(content, part.encode())
+    content.update(f"{output.source.number}:{output.position}:{output.number};".encode())
+    for optional in (output.key, output.value):
+        content.update(b"-" if optional is None else b"+")
+        _add(content, optional or b"")
+    for name, value in output.headers:
+        _add(content, name.encode())
+        _add(content, value)
+    return content.hexdigest(length=16)
+
+
+def _add(content: blake3, part: bytes) -> None:
+    # Without the lengths, ("a", "bc") and ("ab", "c") would have the same id.
+    content.update(len(part).to_bytes(8, "little"))
+    content.update(part)

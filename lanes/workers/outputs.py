@@ -1,0 +1,154 @@
+"""The outputs of the handlers that run: the buffer that handlers fill, until their attempts have ended."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping
+
+from lanes.arguments import kind_of
+from lanes.core.lane import RUNNING
+from lanes.core.publishing import Produced
+from lanes.core.types import ACK, Message, Outcome, OutputHeaders, PartitionKey, key_bytes
+from lanes.errors import LanesError, MessageError
+from lanes.observe.otel import carrier
+from lanes.publisher import Headers, Output
+
+_Chain = tuple[str, bytes | None]
+"""Target and key, whose outputs the broker receives in order."""
+
+
+class Outputs:
+    """The outputs of one attempt.
+
+    Attributes:
+        message: The message whose handler made the outputs.
+        made: Number of outputs.
+        size: Sum of the sizes of the outputs, in bytes.
+        chains: The unconfirmed outputs by target and key.
+        sending: Number of outputs that the publisher has now.
+        error: The error of a failed send; None = no send has failed. A permanent error replaces another error.
+    """
+
+    __slots__ = ("chains", "error", "made", "message", "sending", "size")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.made = 0
+        self.size = 0
+        self.chains: dict[_Chain, deque[Output]] = {}
+        self.sending = 0
+        self.error: Exception | None = None
+
+    def add(self, output: Output) -> None:
+        """Append an output."""
+        self.made += 1
+        self.size += output.size
+        self.chains.setdefault((output.target, output.key), deque()).append(output)
+
+    def __repr__(self) -> str:
+        return f"<Outputs {self.made} of {self.message!r}>"
+
+
+class OutputBuffer:
+    """The outputs of the attempts that run now. Handlers in threads may call ``add`` concurrently.
+
+    Args:
+        most: Maximum number of outputs of one attempt.
+        most_bytes: Maximum sum of the sizes of the outputs of one attempt, in bytes.
+        traced: Whether the outputs carry the trace context of the handler.
+
+    Attributes:
+        attempts: The outputs by message. A message without outputs has no entry.
+    """
+
+    def __init__(self, most: int, most_bytes: int, *, traced: bool) -> None:
+        self._most = most
+        self._most_bytes = most_bytes
+        self._traced = traced
+        self._lock = threading.Lock()
+        self.attempts: dict[Message, Outputs] = {}
+
+    def add(
+        self,
+        message: Message,
+        target: str,
+        value: bytes | None,
+        key: PartitionKey | None,
+        headers: OutputHeaders,
+    ) -> None:
+        """Buffer an output of a running handler; see ``Message.publish_soon``."""
+        place = f"{message.partition.id} position {message.position}"
+        if message.state != RUNNING:
+            raise LanesError(
+                f"publish at {place}: the handler of this message does not run; publish in the handler, and await the "
+                "tasks that it starts"
+            )
+        if not isinstance(target, str) or not target:
+            raise TypeError(
+                f"publish at {place}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or subject, such as "
+                '"invoices"'
+            )
+        if value is not None and not isinstance(value, bytes):
+            raise TypeError(
+                f"publish at {place}: value is {kind_of(value)}; pass bytes, such as json.dumps(…).encode(), or None "
+                "for a record without a value"
+            )
+        pairs = _pairs(headers, place)
+        named = None if key is None else key_bytes(key)
+        trace = [(name, text.encode()) for name, text in carrier().items()] if self._traced else ()
+        partition = message.partition
+        with self._lock:
+            outputs = self.attempts.get(message)
+            made, size = (0, 0) if outputs is None else (outputs.made, outputs.size)
+            if made >= self._most:
+                raise MessageError(
+                    f"publish at {place}: the handler has published max_outputs={self._most} outputs already; publish "
+                    "fewer outputs for a message, or raise Settings(max_outputs=…)"
+                )
+            output = Output(
+                target=target,
+                value=value,
+                key=named,
+                headers=pairs,
+                trace=trace,
+                number=made + 1,
+                source=partition.id,
+                incarnation=partition.incarnation,
+                position=message.position,
+                attempt=message.attempt,
+                message_key=message.key,
+            )
+            size += output.size
+            if size > self._most_bytes:
+                raise MessageError(
+                    f"publish at {place}: the outputs of the handler would have {size} bytes, above "
+                    f"max_output_bytes={self._most_bytes}; publish less for a message, or raise "
+                    "Settings(max_output_bytes=…)"
+                )
+            if outputs is None:
+                outputs = self.attempts[message] = Outputs(message)
+            outputs.add(output)
+
+    def taken(self, message: Message) -> Outcome:
+        """Remove the outputs of a handler that has succeeded, and return the outcome of the message."""
+        outputs = self.attempts.pop(message, None)
+        return ACK if outputs is None else Produced(outputs, outputs.size)
+
+    def drop(self, message: Message) -> None:
+        """Drop the outputs of an attempt that has not succeeded. Idempotent."""
+        self.attempts.pop(message, None)
+
+
+def _pairs(headers: OutputHeaders, place: str) -> Headers:
+    if not headers:
+        return ()
+    pairs: list[tuple[str, bytes]] = []
+    for pair in headers.items() if isinstance(headers, Mapping) else headers:
+        named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        if not named or not isinstance(pair[1], bytes | str):
+            raise TypeError(
+                f"publish at {place}: headers has {kind_of(pair)}; pass a dict, or pairs, of names and bytes"
+            )
+        pairs.append((pair[0], pair[1].encode() if isinstance(pair[1], str) else pair[1]))
+    return tuple(pairs)
