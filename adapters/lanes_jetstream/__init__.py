@@ -1,6 +1,7 @@
 """Runs ``lanes`` on NATS JetStream: a source, dead letters, and the commands for cohorts, queues and servers.
 
-Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``cli``, ``queue_survey``, ``doctor``.
+Reading order: ``source``, ``wire``, ``durable``, ``cohort``, ``dead_letters``, ``publisher``, ``cli``,
+``queue_survey``, ``doctor``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ except ModuleNotFoundError as error:
 from lanes_jetstream.cohort.settings import Cohort, CohortStream
 from lanes_jetstream.dead_letters.wire import read_dead_letter
 from lanes_jetstream.dead_letters.writer import JetStreamDeadLetters
+from lanes_jetstream.publisher import JetStreamPublisher
 from lanes_jetstream.source import JetStreamSource
 from lanes_jetstream.wire.keys import header, subject_token, whole_subject
 
@@ -25,6 +27,7 @@ __all__ = [
     "Cohort",
     "CohortStream",
     "JetStreamDeadLetters",
+    "JetStreamPublisher",
     "JetStreamSource",
     "header",
     "read_dead_letter",

@@ -1,7 +1,7 @@
 """The Kafka source and the Kafka dead letters of ``lanes``: order within a key, parallel handlers across keys.
 
 Reading order: ``source``, ``topic_names``, ``config``, ``bridge``, ``broker``, ``errors``, ``client_log``,
-``keywords``, ``partitioners``; then the rooms ``client``, ``dead_letters``, ``cli``.
+``keywords``, ``partitioners``, ``publisher``; then the rooms ``client``, ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ except ModuleNotFoundError as error:
 from lanes_kafka.client.records import record_key
 from lanes_kafka.dead_letters.wire import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.writer import KafkaDeadLetters
+from lanes_kafka.publisher import KafkaPublisher
 from lanes_kafka.source import KafkaSource
 
-__all__ = ["KafkaDeadLetters", "KafkaSource", "read_dead_letter", "read_disposition", "record_key"]
+__all__ = [
+    "KafkaDeadLetters",
+    "KafkaPublisher",
+    "KafkaSource",
+    "read_dead_letter",
+    "read_disposition",
+    "record_key",
+]

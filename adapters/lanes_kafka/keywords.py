@@ -28,14 +28,15 @@ def of_the_client(caller: str, rest: str) -> dict[str, str]:
 
     Args:
         caller: Name of the class.
-        rest: Arguments after the dictionary in the correct call, for the remedy.
+        rest: Arguments after the dictionary in the correct call, for the remedy; "" = none.
 
     Returns:
         The remedies by keyword.
     """
+    more = f", {rest}" if rest else ""
     settings = {setting.replace(".", "_"): setting for setting in _SETTINGS}
     return {
-        keyword: f'write it into the dictionary of the client: {caller}({{"{setting}": …}}, {rest})'
+        keyword: f'write it into the dictionary of the client: {caller}({{"{setting}": …}}{more})'
         for keyword, setting in settings.items()
     }
 

@@ -574,7 +574,7 @@ class Message(MessageInternals):
         if outputs is None:
             raise ConfigError(
                 f"publish at {self.partition.id} position {self.position}: the consumer has no publisher; pass "
-                "publisher=…, such as publisher=KafkaPublisher(…), to the consumer"
+                "publisher=… to the consumer"
             )
         outputs.add(self, target, value, key, headers)
 

@@ -175,7 +175,10 @@ class Recorder(RowWriter):
         return n
 
     def ended(self, message: Message, result: str, now: float, error: BaseException | None = None) -> None:
-        """Record that the handler ended with ok, error or cancelled. The row has only the type name of ``error``."""
+        """Record the end of a handler: ok, outputs, error or cancelled. The row has only the type name of ``error``.
+
+        With ``outputs`` the message is not finished before ``published``.
+        """
         if error is not None:
             more = f',"result":"{result}","error":{_error_name(error)}'
             self._message("ended", message, self._stamp(now), more)

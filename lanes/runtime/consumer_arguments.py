@@ -103,7 +103,7 @@ def check_options(
     if dead_letters is not None:
         _check_methods("dead_letters", dead_letters, _DEAD_LETTERS, DEAD_LETTER_TARGET)
     if publisher is not None:
-        _check_methods("publisher", publisher, _PUBLISHER, "a publisher, such as KafkaPublisher(…)")
+        _check_methods("publisher", publisher, _PUBLISHER, "a publisher, an object with open, publish and aclose")
     if attempts is not None:
         wanted = "a store of attempts, such as PostgresAttempts(…)"
         if isinstance(attempts, int):

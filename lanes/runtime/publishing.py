@@ -47,6 +47,8 @@ class OutputSender:
         self._tap = context.tap
         self._publisher = publisher
         self._due: list[tuple[Outputs, Output]] = []
+        # Messages of batches that have waited for the outputs of an earlier message, and have no outputs themselves.
+        self._empty: list[Outputs] = []
         self._bell = Doorbell()
         self._waits = False
         self._warn_at = 0.0
@@ -59,10 +61,16 @@ class OutputSender:
         self._tap.publishing(effect.message, outputs.made)
         for chain in outputs.chains.values():
             self._enqueue(outputs, chain[0])
+        if not outputs.chains:
+            self._empty.append(outputs)
+            self._ring()
 
     def _enqueue(self, outputs: Outputs, output: Output) -> None:
         outputs.sending += 1
         self._due.append((outputs, output))
+        self._ring()
+
+    def _ring(self) -> None:
         if self._waits:
             self._waits = False
             self._bell.ring()
@@ -70,7 +78,7 @@ class OutputSender:
     async def run(self) -> None:
         """Send outputs until cancelled."""
         while True:
-            if not self._due:
+            if not (self._due or self._empty):
                 self._waits = True
                 await self._bell.wait(NEVER)
                 self._waits = False
@@ -78,6 +86,10 @@ class OutputSender:
             if freezes is not None and freezes.look(self._clock()):
                 # Another process may own the messages, and publish their outputs.
                 await freezes.wait()
+            empty, self._empty = self._empty, []
+            for outputs in empty:
+                if self._is_ours(outputs):
+                    self._ended(outputs)
             due, self._due = self._due[:_BATCH], self._due[_BATCH:]
             owned = {output: outputs for outputs, output in due if self._is_ours(outputs)}
             if owned:
@@ -101,10 +113,16 @@ class OutputSender:
             if outputs is not None:
                 self._reported(outputs, output, error)
 
+        outputs = list(owned)
+        failure: Exception
         try:
-            await self._publisher.publish(list(owned), report)
+            await self._publisher.publish(outputs, report)
         except Exception as error:
             failure = error
+        except BaseException:
+            # The run has ended, so no later report counts.
+            owned.clear()
+            raise
         else:
             failure = LanesError(
                 f"{self._publisher!r} has not reported an output; please report this bug of the publisher"
@@ -125,9 +143,12 @@ class OutputSender:
                 self._enqueue(outputs, chain[0])
         elif outputs.error is None or not is_retryable(error, unknown=True):
             outputs.error = error
-        if outputs.sending or message.state == ABANDONED:
-            return
-        now = self._clock()
+        if not outputs.sending and message.state != ABANDONED:
+            self._ended(outputs)
+
+    def _ended(self, outputs: Outputs) -> None:
+        """Report the end of all sends of a message to the engine."""
+        message, now = outputs.message, self._clock()
         if outputs.error is None:
             self._tap.published(message)
             self._engine.published(message, now)

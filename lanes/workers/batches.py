@@ -26,6 +26,7 @@ from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
 from lanes.core.lane import FINISHED, HANDLED, PUBLISHING, QUEUED
+from lanes.core.publishing import Produced
 from lanes.core.types import ABANDON, ACK, NEVER, RETURN, Failure, LaneId, Message, Outcome, Partition
 from lanes.handlers import BatchHandler, Decode, is_async, refuse_awaitable
 from lanes.observe.otel import Handling
@@ -344,11 +345,9 @@ class BatchWorkers:
     ) -> None:
         batch, worker.batch = worker.batch, []
         now = self._clock()
-        self._note(batch, outcomes, result, error, now)
         if self._outputs is not None:
-            # Each message leaves the buffer, also a message whose outcome does not count.
-            taken = [self._outputs.taken(message) for message in batch]
-            outcomes = [made if one is ACK else one for one, made in zip(outcomes, taken, strict=True)]
+            outcomes = self._outputs.taken_of(batch, outcomes)
+        self._note(batch, outcomes, result, error, now)
         self._engine.finish_batch(batch, outcomes, now)
         if handling is not None:
             bad = next((RESULTS[m.state] for m in batch if m.state not in _FINE), RESULTS[FINISHED])
@@ -372,8 +371,8 @@ class BatchWorkers:
                 if lane in over or not message.partition.live:
                     continue
                 history.started(message, now)
-            if outcome is ACK:
-                history.ended(message, "ok", now)
+            if outcome is ACK or isinstance(outcome, Produced):
+                history.ended(message, "ok" if outcome is ACK else "outputs", now)
                 continue
             over.add(lane)
             if isinstance(outcome, Failure):

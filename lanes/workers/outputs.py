@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lanes.arguments import kind_of
 from lanes.core.lane import RUNNING
 from lanes.core.publishing import Produced
-from lanes.core.types import ACK, Message, Outcome, OutputHeaders, PartitionKey, key_bytes
+from lanes.core.types import ACK, LaneId, Message, Outcome, OutputHeaders, Partition, PartitionKey, key_bytes
 from lanes.errors import LanesError, MessageError
 from lanes.observe.otel import carrier
 from lanes.publisher import Headers, Output
@@ -86,8 +86,8 @@ class OutputBuffer:
             )
         if not isinstance(target, str) or not target:
             raise TypeError(
-                f"publish at {place}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or subject, such as "
-                '"invoices"'
+                f"publish at {place}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or "
+                'subject, such as "invoices"'
             )
         if value is not None and not isinstance(value, bytes):
             raise TypeError(
@@ -134,6 +134,23 @@ class OutputBuffer:
         """Remove the outputs of a handler that has succeeded, and return the outcome of the message."""
         outputs = self.attempts.pop(message, None)
         return ACK if outputs is None else Produced(outputs, outputs.size)
+
+    def taken_of(self, batch: Sequence[Message], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Remove the outputs of a batch, and return the outcomes of its messages.
+
+        A message behind a message with outputs of its lane waits for these outputs, so it has outputs too, maybe none.
+        """
+        found: list[Outcome] = []
+        publishing: set[tuple[Partition, LaneId]] = set()
+        for message, outcome in zip(batch, outcomes, strict=True):
+            # Each message leaves the buffer, also a message whose outcome does not count.
+            made, lane = self.taken(message), (message.partition, message.lane)
+            if outcome is ACK and made is ACK and message.lane is not None and lane in publishing:
+                made = Produced(Outputs(message), 0)
+            if outcome is ACK and made is not ACK:
+                publishing.add(lane)
+            found.append(made if outcome is ACK else outcome)
+        return found
 
     def drop(self, message: Message) -> None:
         """Drop the outputs of an attempt that has not succeeded. Idempotent."""

@@ -347,10 +347,11 @@ class TaskWorkers:
                 reporter.failed(message, error, handling)
             else:
                 worker.message = None
-                if history is not None:
-                    history.ended(message, "ok", self._clock())
                 # A consumer without a publisher has an empty mapping here, which costs next to nothing.
-                engine.finish(message, reporter.succeeded(message) if outputs else ACK, 0.0)
+                outcome = reporter.succeeded(message) if outputs else ACK
+                if history is not None:
+                    history.ended(message, "ok" if outcome is ACK else "outputs", self._clock())
+                engine.finish(message, outcome, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             # This worker takes one ready lane itself, because to wake another worker costs more than the message.

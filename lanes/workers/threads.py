@@ -18,7 +18,7 @@ from types import FrameType
 from anyio.abc import TaskGroup
 
 from lanes.attempts import given_up_before
-from lanes.core.types import ABANDON, Message, Partition
+from lanes.core.types import ABANDON, ACK, Message, Partition
 from lanes.errors import ConfigError
 from lanes.handlers import SyncHandler
 from lanes.observe.otel import Handling
@@ -141,9 +141,10 @@ class ThreadWorkers:
         while results:
             message, error, handling = results.popleft()
             if error is None:
+                outcome = self._reporter.succeeded(message)
                 if history is not None:
-                    history.ended(message, "ok", self._clock())
-                engine.finish(message, self._reporter.succeeded(message), 0.0)
+                    history.ended(message, "ok" if outcome is ACK else "outputs", self._clock())
+                engine.finish(message, outcome, 0.0)
                 if handling is not None:
                     handling.end(RESULTS[message.state])
             elif isinstance(error, _NotRun | Killed):

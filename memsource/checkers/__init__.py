@@ -136,7 +136,6 @@ CHECKERS: Final[tuple[MakeChecker, ...]] = (
     KeptAlive,
     # Publishing
     OutputsAtLeastOnce,
-    OutputOrder,
     # Committing
     NoCommitPastUnfinished,
     CommitsRise,

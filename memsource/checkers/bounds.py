@@ -112,12 +112,12 @@ class _Bound(PromiseChecker):
     def _ended(self, segment: Segment, row: Row) -> None:
         self._flights[segment].receiving = False
         draining = (row.partition, row.assignment) in self._flights[segment].draining
-        if row.text == "cancelled" or (row.text != "ok" and draining):
+        if row.text == "cancelled" or (row.text not in ("ok", "outputs") and draining):
             self._left(segment, row)
         elif row.text == "ok":
             self._finished(segment, row)
 
-    @on("dlq_confirmed")
+    @on("dlq_confirmed", "published")
     def _finished(self, segment: Segment, row: Row) -> None:
         if (segment, row.partition, row.assignment) in self._committing:
             self._left(segment, row)

@@ -33,7 +33,8 @@ class Checker(Protocol):
 def on(*events: str) -> Callable[[Method], Method]:
     """Register a method of a ``PromiseChecker`` for the rows of these events.
 
-    A name of two words, such as ``"ended ok"``, stands for rows of the event ``ended`` with the text ``ok``.
+    A name of two words, such as ``"ended error"``, stands for rows of the event ``ended`` with the text ``error``. The
+    name ``"ended ok"`` also stands for the rows ``published``, unless the class registers a method for them.
     """
 
     def mark(method: Method) -> Method:
@@ -72,6 +73,9 @@ class PromiseChecker:
                 for asked in getattr(method, _EVENTS, ()):
                     event, _, text = asked.partition(" ")
                     found[event] = partial(_only, text, getattr(self, name)) if text else getattr(self, name)
+                    if asked == "ended ok":
+                        # A message with outputs is finished when the broker has confirmed them.
+                        found.setdefault("published", getattr(self, name))
         return found
 
     @cached_property

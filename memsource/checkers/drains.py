@@ -181,15 +181,17 @@ class _Prefix(Drain):
         highest: Highest started position.
         held: Time at which the head of each held, blocked or parking lane can start, by lane; infinity = unknown. A
             message without a lane counts by its position.
+        publishing: Positions whose handlers have left unconfirmed outputs. They count as running.
         waits: Whether queued messages below ``highest`` waited until the end of the drain.
     """
 
-    __slots__ = ("held", "highest", "waits")
+    __slots__ = ("held", "highest", "publishing", "waits")
 
     def __init__(self) -> None:
         super().__init__()
         self.highest = -1
         self.held: dict[str | int, float] = {}
+        self.publishing: set[int] = set()
         self.waits = False
 
 
@@ -209,8 +211,19 @@ class DrainWaitsForRunning(TimedChecker[_Prefix]):
 
     @with_state("ended")
     def _ended(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        if row.text == "outputs":
+            # The drain also waits for the confirmation of the outputs.
+            state.publishing.add(row.position)
+            return
         state.running -= 1
         state.deadline = row.mono
+
+    @with_state("published")
+    def _published(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        if row.position in state.publishing:
+            state.publishing.remove(row.position)
+            state.running -= 1
+            state.deadline = row.mono
 
     @with_state("retry")
     def _retry(self, segment: Segment, row: Row, state: _Prefix) -> None:
@@ -218,6 +231,9 @@ class DrainWaitsForRunning(TimedChecker[_Prefix]):
 
     @with_state("blocked", "dlq_sent")
     def _stopped(self, segment: Segment, row: Row, state: _Prefix) -> None:
+        if row.position in state.publishing:
+            state.publishing.remove(row.position)
+            state.running -= 1
         state.held[_lane_or_position(segment, row)] = inf
 
     @with_state("dlq_confirmed")

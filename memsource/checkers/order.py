@@ -72,7 +72,8 @@ class PerKeyOrder(PromiseChecker):
     Within one assignment, the handlers of a key start in rising positions, and a retry repeats its own position. A
     message starts only after each earlier delivered message of its key has finally ended in the same assignment.
     Across assignments, members and restarts, a message starts only after each known earlier message of its key has
-    finally ended in any assignment. First completions therefore follow the source order of the key.
+    finally ended in any assignment. First completions therefore follow the source order of the key. A message with
+    outputs ends when the outputs are confirmed; in a batch, when its handler returns.
 
     The source may deliver a message too late (``redelivered``, cause ``late``). If a later message of its key has
     already started, a late message that had not ended before is a violation. If a late message had ended before, the
@@ -196,11 +197,17 @@ class PerKeyOrder(PromiseChecker):
             return f"started before position {first} of its key had ended for good"
         return ""
 
-    @on("ended ok", "dlq_confirmed")
+    @on("published", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row) -> None:
         if row.key is not None:
             self._lane(segment, row, row.key).finish(row.position)
             self._know_across(segment, row, row.key).finish(row.position)
+
+    @on("ended")
+    def _ended(self, segment: Segment, row: Row) -> None:
+        # A batch handles later messages of a key before the outputs of an earlier one are confirmed.
+        if row.text == "ok" or (row.text == "outputs" and segment.rules.batch):
+            self._finished(segment, row)
 
     @on("gap")
     def _gap(self, segment: Segment, row: Row) -> None:

@@ -125,6 +125,10 @@ class _ReadyHeads(AssignmentChecker[_Ready]):
         if row.text == "ok":
             self._finished(segment, row)
 
+    @on("published")
+    def _published(self, segment: Segment, row: Row) -> None:
+        self._finished(segment, row)
+
     @on("zombie")
     def _zombie(self, segment: Segment, row: Row) -> None:
         lane = self._runs_no_more(segment, row)

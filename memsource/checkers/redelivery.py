@@ -51,7 +51,7 @@ class RedeliveryNotRun(AssignmentChecker[_Run]):
         if row.text == "ok":
             self._finished(segment, row)
 
-    @with_state("dlq_confirmed")
+    @with_state("dlq_confirmed", "published")
     def _finished(self, segment: Segment, row: Row, state: _Run) -> None:
         state.finished[row.position] = None
         if len(state.finished) > RUNS_LIMIT:
@@ -133,7 +133,7 @@ class KeptAlive(TimedChecker[_Alive]):
             self._judge(segment, row, heard)
             state.failed[row.position] = heard
 
-    @on("started", "retry", "dlq_sent", "blocked")
+    @on("started", "retry", "dlq_sent", "blocked", "publishing")
     def _held(self, segment: Segment, row: Row) -> None:
         state = self._assignments.known(segment, row)
         heard = None if state is None else state.failed.pop(row.position, None)

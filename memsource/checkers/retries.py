@@ -84,8 +84,14 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
         if row.text == "ok":
             state.latest.pop(row.position, None)
             self._highest.pop((whole(row.partition), row.position), None)
-        elif row.text == "cancelled":
+        elif row.text in ("cancelled", "outputs"):
+            # The next owner of unconfirmed outputs makes the same attempt again.
             state.latest[row.position] = -row.attempt
+
+    @with_state("published")
+    def _published(self, segment: Segment, row: Row, state: _Attempts) -> None:
+        state.latest.pop(row.position, None)
+        self._highest.pop((whole(row.partition), row.position), None)
 
     @with_state("redelivered late", "dlq_confirmed")
     def _finished(self, segment: Segment, row: Row, state: _Attempts) -> None:
@@ -95,6 +101,8 @@ class AttemptsCount(AssignmentChecker[_Attempts]):
     @with_state("blocked")
     def _blocked(self, segment: Segment, row: Row, state: _Attempts) -> None:
         state.unlimited.add(row.position)
+        if row.position in state.latest:
+            state.latest[row.position] = row.attempt
 
     @with_state("revoked", find="end")
     def _revoked(self, segment: Segment, row: Row, state: _Attempts) -> None:

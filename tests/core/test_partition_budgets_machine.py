@@ -110,7 +110,7 @@ class BudgetMachine(EngineMachine):
 
     def take(self) -> None:
         self.look()
-        at_the_cap = len(self.running()) >= CONCURRENCY
+        at_the_cap = self.naive.full or len(self.running()) >= CONCURRENCY
         startable = [] if at_the_cap else self.could_start()
         message = self.engine.take()
         assert (message is None) == (not startable)

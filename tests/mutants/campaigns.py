@@ -166,6 +166,20 @@ def _kept_attempts(found_by: Collection[str], first: int) -> Found:
     raise AssertionError("there are seeds for ever")
 
 
+def _publishing(found_by: Collection[str], first: int, *, batches: bool = False) -> Found:
+    from tests.memsource.sim.publishing import FAULTS, MOVES, copied, copied_in_batches
+
+    found = Found()
+    conditions = Conditions(test=copied_in_batches if batches else copied, settles=True)
+    for seed in count(first):
+        for run in Schedules(conditions, runs=RUNS_A_SEED, budget=(FAULTS, MOVES)[seed % 2], seed=seed).each():
+            found.runs += 1
+            found.checks = run.findings | found.checks
+            if found.checks.keys() & set(found_by) or found.runs >= RUNS:
+                return found
+    raise AssertionError("there are seeds for ever")
+
+
 def _retry_loops(found_by: Collection[str], _: int) -> Found:
     from tests.retries.harness import LOOPS, faults_of
     from tests.retries.stubs import STUBBED, stubbed_faults_of
@@ -195,6 +209,8 @@ CAMPAIGNS: Final[dict[str, Campaign]] = {
     "cohort_targets": partial(_cohort, begin=AIMED),
     "cohort_forced": partial(_cohort, begin=FORCED.start),
     "kept_attempts": _kept_attempts,
+    "publishing": _publishing,
+    "publishing_batches": partial(_publishing, batches=True),
     "retry_loops": _retry_loops,
     "engine": partial(_machine, machine=EngineMachine),
     "modes": partial(_machine, machine=ModesMachine),

@@ -9,6 +9,7 @@ from tests.mutants.table_adapters import ADAPTERS
 from tests.mutants.table_cohort import COHORT
 from tests.mutants.table_combined import COMBINED
 from tests.mutants.table_dependent import DEPENDENT
+from tests.mutants.table_publishing import PUBLISHING
 from tests.mutants.table_runtime import RUNTIME
 from tests.mutants.table_widths import WIDTHS
 
@@ -421,4 +422,5 @@ MUTANTS: Final = {
     + ADAPTERS
     + DEPENDENT
     + WIDTHS
+    + PUBLISHING
 }

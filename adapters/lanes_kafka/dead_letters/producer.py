@@ -67,21 +67,42 @@ def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     settings, or if a setting makes writes unsafe. The call also refuses settings without a broker, and an address that
     is not ``host:port``.
     """
+    return safe_settings(config, _SAFE_SETTINGS, "dead letters")
+
+
+def safe_settings(config: Mapping[str, Any], safe: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Return the settings of an idempotent producer. Pure.
+
+    Args:
+        config: Settings of the user.
+        safe: Settings for those that the user has not set.
+        what: Name of the records that the producer writes, for the errors.
+
+    Returns:
+        The settings, without those that only consumers have.
+
+    Raises:
+        ConfigError: See ``producer_settings``.
+    """
     whole = UserSettings(config)
     check_addresses(whole)
     given = {name: value for name, value in whole.client.items() if connects(name)}
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
-            f"enable.idempotence={shown_value(given['enable.idempotence'])}: retries could write dead letters twice "
-            "or out of order; leave the setting out"
+            f"enable.idempotence={shown_value(given['enable.idempotence'])}: retries could write {what} twice or "
+            "out of order; leave the setting out"
         )
     for name in _SPELLINGS["acks"]:
         if str(given.get(name, "all")).lower() not in ("all", "-1"):
             raise ConfigError(
-                f"{name}={shown_value(given[name])}: dead letters must outlive a broker; set 'all', or leave it out"
+                f"{name}={shown_value(given[name])}: {what} must outlive a broker; set 'all', or leave it out"
             )
-    missing = [name for name in _SAFE_SETTINGS if not any(other in given for other in _spellings(name))]
-    return given | {name: _SAFE_SETTINGS[name] for name in missing}
+    missing = [name for name in safe if not any(other in given for other in _spellings(name))]
+    return given | {name: safe[name] for name in missing}
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _spellings(name: str) -> tuple[str, ...]:
@@ -186,10 +207,10 @@ class ConfirmedProducer:
         """
         self._check_open()
         await self.connect()
+        outcome: Answer[tuple[int, int]] = Answer(self._bridge)
         producer = self._producer
         if producer is None:
             raise KafkaException(self._fatal)
-        outcome: Answer[tuple[int, int]] = Answer(self._bridge)
         try:
             producer.produce(
                 topic,
@@ -200,18 +221,54 @@ class ConfirmedProducer:
                 on_delivery=functools.partial(_report, outcome),
             )
             # An empty job wakes the thread, which then waits for the confirmation.
-            self._jobs.put(lambda: None)
+            self._jobs.put(_nothing)
             return await outcome.wait()
         except BufferError as full:
             raise KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full")) from full
         except KafkaException as failure:
-            error = failure.args[0]
-            if error.fatal() or error.code() == KafkaError._FATAL:
-                self._jobs.put(functools.partial(self._fail, producer, error))
-            elif error.code() in _PURGED and self._thread is not None:
-                # The client has failed and dropped the record; raise the cause of the failure.
-                raise KafkaException(self._fatal) from failure
-            raise
+            cause = self._cause(producer, failure)
+            if cause is failure:
+                raise
+            raise cause from failure
+
+    def write(self, topic: str, record: Record, ended: Callable[[KafkaException | None], None]) -> None:
+        """Write a record without a wait.
+
+        Await ``connect`` first. Calls of one task leave in their order.
+
+        Args:
+            topic: Name of the topic.
+            record: The record.
+            ended: Called once on the event loop, with None or the error of the write, possibly within this call.
+        """
+        producer = self._producer
+        if producer is None:
+            ended(KafkaException(self._fatal))
+            return
+
+        def reported(error: KafkaError | None, message: Message) -> None:
+            failure = None if error is None else KafkaException(error)
+            self._bridge.post(lambda: ended(failure and self._cause(producer, failure)))
+
+        try:
+            producer.produce(topic, value=record.value, key=record.key, headers=record.headers, on_delivery=reported)
+        except BufferError:
+            ended(KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full")))
+        except KafkaException as failure:
+            ended(self._cause(producer, failure))
+        else:
+            # An empty job wakes the thread, which then waits for the confirmation.
+            self._jobs.put(_nothing)
+
+    def _cause(self, producer: Producer, failure: KafkaException) -> KafkaException:
+        """Return the cause of a failed write, and replace a client that has failed for good."""
+        error = failure.args[0]
+        if error.fatal() or error.code() == KafkaError._FATAL:
+            self._jobs.put(functools.partial(self._fail, producer, error))
+        elif error.code() in _PURGED and self._thread is not None:
+            # The client has failed and dropped the record; the failure of the client is the cause.
+            return KafkaException(self._fatal)
+        return failure
 
     def _check_open(self) -> None:
         if self._thread is None:

@@ -20,6 +20,7 @@ from blake3 import blake3
 from lanes.arguments import but_not
 from memsource.checkers import CHECKERS, TIMED, MakeChecker, NoOverlap, check
 from memsource.checkers.deadlines import SILENT
+from memsource.checkers.outputs import OutputOrder
 from memsource.history.reader import Segment, read_bytes
 from memsource.history.rows import number_of
 from memsource.jetstream.source import JetStreamPersonality
@@ -262,11 +263,12 @@ def broker_of(plan: Plan, conditions: Conditions) -> Personality:
 
 def _checkers(plan: Plan, conditions: Conditions, world: World) -> Sequence[MakeChecker]:
     """Return the checkers that can judge a run. After ``freeze``, ``slow`` or a jump, no checker judges deadlines."""
+    makes = (*conditions.checkers, OutputOrder) if world.outputs else conditions.checkers
     kinds = {fault.kind for fault in (*plan.faults, *world.injection.performed)}
     stood_still = bool(plan.schedule.jumps) or "freeze" in kinds
     if not stood_still and "slow" not in kinds:
-        return [partial(make, margin=_MARGIN) if make in TIMED else make for make in conditions.checkers]
-    made = [make for make in conditions.checkers if make not in TIMED]
+        return [partial(make, margin=_MARGIN) if make in TIMED else make for make in makes]
+    made = [make for make in makes if make not in TIMED]
     return [partial(NoOverlap, late=True) if stood_still and make is NoOverlap else make for make in made]
 
 
@@ -336,7 +338,7 @@ def _nothing_lost(world: World, segments: Sequence[Segment]) -> None:
         (number_of(row.partition), row.position)
         for segment in segments
         for row in segment.rows
-        if row.event == "ended" and row.text == "ok"
+        if row.event == "published" or (row.event == "ended" and row.text == "ok")
     }
     parked = {(letter.partition, letter.position) for letter in world.broker.dead_letters}
     lost = [

@@ -30,6 +30,9 @@ _NAMED_POSITION: Final = re.compile(r"(\S+) position (\d+)")
 
 MARKS: Final[dict[str, str]] = {
     ".": "ok",
+    ">": "ok, with outputs",
+    "p": "outputs confirmed",
+    "f": "outputs failed",
     "!": "error",
     "x": "cancelled",
     "+": "its worker was gone",
@@ -45,16 +48,18 @@ MARKS: Final[dict[str, str]] = {
 }
 """The mark of each kind of event."""
 
-_RESULTS: Final = {"ok": ".", "error": "!", "cancelled": "x"}
+_RESULTS: Final = {"ok": ".", "outputs": ">", "error": "!", "cancelled": "x"}
 _OF_A_MESSAGE: Final = {
     "retry": "r",
+    "published": "p",
+    "publish_failed": "f",
     "archived": "a",
     "blocked": "b",
     "abandoned": "-",
     "ack": "k",
     "redelivered": "^",
 }
-_ODD: Final = frozenset("!x+rdab-z^")
+_ODD: Final = frozenset("!x+rdab-z^f")
 _OWNERSHIP: Final = frozenset({"assigned", "revoking", "revoked", "lost"})
 
 

@@ -10,6 +10,7 @@ from memsource.checkers import (
     KeptAlive,
     LaneProgress,
     OneTerminalOutcome,
+    OutputsAtLeastOnce,
     PartitionTurns,
     RedeliveryNotRun,
     RetryHoldsLane,
@@ -64,6 +65,12 @@ def done(position: int, key: str | None = "k") -> Rows:
     return [delivered(position, key), *ran(position, key)]
 
 
+def published(position: int, key: str | None = "k") -> Rows:
+    """A handler that has left an output, and its confirmation."""
+    publishing = message("publishing", position, key, count=1)
+    return [started(position, key), ended(position, key, result="outputs"), publishing, message("published", position)]
+
+
 END = {"event": "end", "reason": "drained"}
 OPEN = {"end": None}
 CANCELLED: Rows = [delivered(0), started(0), *at(102.0, ended(0, result="cancelled"))]
@@ -87,6 +94,22 @@ COMPLETED = [*OUTLIVED, delivered(1, "a", **AGAIN), redelivered(0, "settled", "a
 OUTLIVES_NO_MORE = [ended(0, "a"), zombie(0, "a")]
 
 LANES: list[Case] = [
+    Case(
+        make=OutputsAtLeastOnce,
+        what="an acknowledgement waits for the confirmation of the outputs",
+        keeps=[delivered(0), published(0), ack(0)],
+        breaks=[delivered(0), published(0)[:-1], ack(0)],
+        witness="settled while its outputs were not confirmed",
+        checked=1,
+    ),
+    Case(
+        make=OutputsAtLeastOnce,
+        what="a commit waits for the confirmation of the outputs",
+        keeps=[assigned(floor=0), delivered(0), published(0), sent(1)],
+        breaks=[assigned(floor=0), delivered(0), published(0)[:-1], sent(1)],
+        witness="settled while its outputs were not confirmed",
+        rules=COMMITS,
+    ),
     Case(
         make=DeliveredThenStarted,
         what="a held message",

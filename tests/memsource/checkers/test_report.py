@@ -37,6 +37,7 @@ PASSED = [
     ("ZombiesDoNotCount", "0 checked"),
     ("RedeliveryNotRun", "0 checked"),
     ("KeptAlive", "0 checked"),
+    ("OutputsAtLeastOnce", "0 checked"),
     ("NoCommitPastUnfinished", "0 checked"),
     ("CommitsRise", "0 checked"),
     ("OneCommitAtATime", "0 checked"),

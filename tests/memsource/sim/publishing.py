@@ -1,7 +1,8 @@
 """An application that copies its messages to another target, with failures of handlers, sends and dead letters.
 
-The test of the application compares the outputs that readers see with the messages. The checkers of every run judge the
-order of the outputs, and whether a message was settled before its outputs were visible.
+The test of the application compares the outputs that readers see with the messages. The check ``GivenUpOutputs``
+expects each output once in a run whose only faults are hand-overs. The checkers of every run judge the order of the
+outputs, and whether a message was settled before its outputs were visible.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from memsource import App, World, faults
 
 FAULTS: Final = faults(crash=2, rebalance=2, lost=1, publish_fails=6, commit_fails=1, letter_fails=1, slow=1)
 """Faults at each boundary of a publisher."""
+
+MOVES: Final = faults(rebalance=6)
+"""Hand-overs that lose nothing: no output is published twice."""
 
 TARGET: Final = "invoices"
 
@@ -68,10 +72,14 @@ class Copies:
 async def copied(world: World, *, batch: int | None = None) -> None:
     """Publish messages, and expect every output of each message among the visible outputs."""
     copies = Copies(world, batch=batch)
+    moves_only = {fault.kind for fault in world.plan.faults} <= {"rebalance"}
     records = world.produce("orders", _MESSAGES, keys=_KEYS, skew=1.2)
     world.workers(2, copies.app())
     await world.settled()
     visible = {output.value for output in world.published(TARGET)}
+    places = [(output.source, output.position, output.number) for output in world.published(TARGET)]
+    if moves_only and len(set(places)) < len(places):
+        world.find("GivenUpOutputs", "a hand-over without other faults has published an output twice")
     letters = {(letter.partition, letter.position) for letter in world.dead_letters}
     for record in records:
         if (record.partition, record.position) in letters:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
 
 from memsource import World, simulate
 from memsource.sim.plans.plan import Fault, Plan
-from memsource.sim.runs.campaign import Campaign
 from memsource.sim.runs.run import Conditions, run_plan
 from tests.effort import runs
 from tests.memsource.sim.publishing import FAULTS, TARGET, copied, copied_in_batches

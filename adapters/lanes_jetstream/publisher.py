@@ -1,0 +1,156 @@
+"""Publishes the outputs of handlers to JetStream subjects. The stream deduplicates a repeated output by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import anyio
+import nats.errors
+
+from lanes.arguments import kind_of, names_unknown_options
+from lanes.errors import ConfigError, SourceError
+from lanes.publisher import Output, Report, output_id
+from lanes_jetstream.dead_letters.writer import capturing_streams, publish
+from lanes_jetstream.wire.connection import Connection, Server
+
+_ID: Final = "Nats-Msg-Id"
+
+KEY: Final = "Lanes-Key"
+"""Header with the key of an output, as UTF-8."""
+
+
+@names_unknown_options("JetStreamPublisher")
+class JetStreamPublisher:
+    """Publishes outputs to subjects that streams capture. The target of an output is a subject.
+
+    ``Nats-Msg-Id`` has 32 hex digits of blake3, made from the name of the service, the origin and the number of the
+    output, and its target, key, headers and value. The stream therefore drops a repeated output within its duplicate
+    window. Two services that write to one target do not collide, because their names differ.
+
+    A key must be UTF-8, and becomes the header ``Lanes-Key``, which a consumer reads with
+    ``key=lanes_jetstream.header("Lanes-Key")``. JetStream has neither repeated headers nor records without a value, so
+    such an output fails for good.
+
+    Needs asyncio.
+
+    Args:
+        server: URL of a server (several with commas), a connected nats client, or its JetStream context. The object
+            never closes a client of the caller.
+        name: Name of the service, the same in all its processes, and unlike the name of any other service.
+
+    Raises:
+        ConfigError: ``server`` is no NATS connection, or ``name`` is empty or no text.
+    """
+
+    def __init__(self, server: Server, name: str) -> None:
+        if not isinstance(name, str) or not name:
+            raise ConfigError(
+                f"JetStreamPublisher: name is {kind_of(name) if name != '' else 'empty'}; pass the name of this "
+                "service, the same in all its processes"
+            )
+        self._name = name
+        self._connection = Connection(server)
+        self._connection.serve(f"outputs of {name}")
+
+    def __repr__(self) -> str:
+        return f"<JetStreamPublisher {self._name}>"
+
+    async def open(self) -> None:
+        """Connect. Idempotent.
+
+        Raises:
+            SourceError: The server does not answer, or refuses a request.
+        """
+        await self._connection.open()
+
+    async def publish(self, outputs: Sequence[Output], report: Report) -> None:
+        """Publish outputs and wait until their streams confirm them; see ``lanes.publisher.Publisher.publish``.
+
+        Args:
+            outputs: The outputs.
+            report: Called once for each output.
+        """
+        await self._connection.reopen()
+        async with anyio.create_task_group() as tasks:
+            for output in outputs:
+                tasks.start_soon(self._publish, output, report)
+
+    async def _publish(self, output: Output, report: Report) -> None:
+        failure: Exception | None = None
+        try:
+            await self._send(output)
+        except Exception as error:
+            failure = error
+        report(output, failure)
+
+    async def _send(self, output: Output) -> None:
+        if not _is_subject(output.target):
+            raise SourceError(
+                f"output to {output.target!r}: the target is no subject; use one without blanks and wildcards"
+            )
+        if output.value is None:
+            raise SourceError(
+                f"output to {output.target}: JetStream has no messages without a value; publish b'' in place of None"
+            )
+        headers = self._headers(output)
+        client = self._connection.client
+        size = len(output.value) + 12 + sum(len(f"{name}{text}".encode()) + 4 for name, text in headers.items())
+        if size > client.max_payload:
+            raise SourceError(
+                f"output to {output.target}: {size} bytes with headers are above the server's max_payload of "
+                f"{client.max_payload}; publish less, or raise max_payload"
+            )
+        try:
+            await publish(client, output.target, output.value, headers, "output")
+        except SourceError as error:
+            if isinstance(error.__cause__, nats.errors.NoRespondersError) and await self._is_uncaptured(output.target):
+                raise SourceError(
+                    f"no stream captures the subject {output.target!r} of an output; create a stream with this subject",
+                    retryable=True,
+                ) from error
+            raise
+
+    def _headers(self, output: Output) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        pairs = [*output.headers, *output.trace]
+        if output.key is not None:
+            pairs.append((KEY, output.key))
+        for name, value in pairs:
+            if name.lower() == _ID.lower():
+                raise SourceError(
+                    f"output to {output.target}: the publisher sets the header {_ID}; leave the header out"
+                )
+            if name in headers:
+                raise SourceError(
+                    f"output to {output.target}: the header {name!r} is there twice, which the client cannot send"
+                )
+            try:
+                text = value.decode()
+            except UnicodeDecodeError:
+                raise SourceError(
+                    f"output to {output.target}: the header {name!r} is not UTF-8, which the client cannot send; "
+                    "encode its bytes"
+                ) from None
+            if not name or any(sign in name for sign in ": \r\n\t") or any(sign in text for sign in "\r\n"):
+                raise SourceError(
+                    f"output to {output.target}: the header {name!r} has a blank, a colon or a line break, which NATS "
+                    "does not allow"
+                )
+            headers[name] = text
+        headers[_ID] = output_id(self._name, output)
+        return headers
+
+    async def _is_uncaptured(self, subject: str) -> bool:
+        try:
+            return not await capturing_streams(self._connection, subject)
+        except SourceError:
+            return False
+
+    async def aclose(self) -> None:
+        """Close the connection that ``open`` opened. Idempotent."""
+        await self._connection.close()
+
+
+def _is_subject(target: str) -> bool:
+    return all(target.split(".")) and not any(sign.isspace() or sign in "*>" for sign in target)

@@ -1,0 +1,139 @@
+"""Publishes the outputs of handlers to Kafka topics with an idempotent producer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import anyio
+from confluent_kafka import KafkaError, KafkaException
+
+from lanes.arguments import names_unknown_options, shown_value
+from lanes.errors import ConfigError, SourceError
+from lanes.publisher import Output, Report
+from lanes_kafka.config import UserSettings
+from lanes_kafka.dead_letters.producer import WRITE_TIMEOUT_MS, ConfirmedProducer, safe_settings
+from lanes_kafka.dead_letters.wire import Record
+from lanes_kafka.errors import NOT_ALLOWED, client_text
+from lanes_kafka.keywords import of_the_client
+from lanes_kafka.topic_names import is_topic
+
+_PERMANENT: Final = NOT_ALLOWED | {
+    KafkaError.INVALID_RECORD,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+}
+"""Errors of a record that fails until an operator or the handler changes something."""
+
+_SAFE_SETTINGS: Final[Mapping[str, Any]] = {
+    "enable.idempotence": True,
+    "acks": "all",
+    # An unconfirmed record must not leave long after its partition has another owner.
+    "message.timeout.ms": WRITE_TIMEOUT_MS,
+}
+
+_TRANSACTIONAL: Final = "transactional.id"
+
+
+def publisher_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the producer of outputs. Pure.
+
+    Settings of producers stay unchanged. The function omits settings that only consumers have, and adds idempotence and
+    a write timeout. Raises ``ConfigError`` for settings that could lose or repeat outputs.
+    """
+    transactional = UserSettings(config).get(_TRANSACTIONAL)
+    if transactional is not None:
+        raise ConfigError(
+            f"{_TRANSACTIONAL}={shown_value(transactional)}: the publisher sends outputs without transactions; leave "
+            "the setting out"
+        )
+    return safe_settings(config, _SAFE_SETTINGS, "outputs")
+
+
+@names_unknown_options("KafkaPublisher", homes=of_the_client("KafkaPublisher", ""))
+class KafkaPublisher:
+    """Publishes outputs to topics. The target of an output is a topic.
+
+    The producer is idempotent, and all in-sync replicas confirm each output. The key of an output chooses its
+    partition, by the partitioner of the settings. The object runs on asyncio and on trio.
+
+    An output without a confirmation within ``message.timeout.ms`` (10 s unless set) is sent again, so a topic may then
+    have the output twice. A reader of the topic deduplicates by its own key, if it has to.
+
+    Args:
+        config: The dictionary of a ``confluent_kafka`` producer, or of the consumer. The publisher omits settings that
+            only consumers have, and passes the other settings on.
+
+    Raises:
+        ConfigError: A setting is invalid, switches idempotence off, or is ``transactional.id``.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._producer = ConfirmedProducer(publisher_settings(config), "outputs")
+        self._settings = self._producer.settings
+
+    def __repr__(self) -> str:
+        return "<KafkaPublisher>"
+
+    async def open(self) -> None:
+        """Create the client, which connects in the background. Idempotent.
+
+        Raises:
+            ConfigError: The client refuses its settings.
+        """
+        self._producer.open()
+        try:
+            await self._producer.connect()
+        except BaseException:
+            await self._producer.aclose(0.0)
+            raise
+
+    async def publish(self, outputs: Sequence[Output], report: Report) -> None:
+        """Write outputs and wait for their confirmations; see ``lanes.publisher.Publisher.publish``.
+
+        Args:
+            outputs: The outputs.
+            report: Called once for each output.
+        """
+        await self._producer.connect()
+        left, ended = len(outputs), anyio.Event()
+
+        def done(output: Output, failure: KafkaException | SourceError | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                ended.set()
+            report(output, self._failure(output, failure) if isinstance(failure, KafkaException) else failure)
+
+        for output in outputs:
+            if is_topic(output.target):
+                headers = [*output.headers, *output.trace]
+                record = Record(output.key, output.value, [(name, value) for name, value in headers])
+                self._producer.write(output.target, record, partial(done, output))
+            else:
+                wrong = SourceError(
+                    f"output to {output.target!r}: the target is no topic; use 1 to 249 letters, digits, '.', '_' "
+                    "and '-'"
+                )
+                done(output, wrong)
+        await ended.wait()
+
+    def _failure(self, output: Output, failure: KafkaException) -> SourceError:
+        error: KafkaError = failure.args[0]
+        text = client_text(error, self._settings)
+        if error.code() in _PERMANENT:
+            return SourceError(
+                f"output refused by {output.target} ({text}); correct the output, or the permissions or settings of "
+                "the topic"
+            )
+        missing = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+        remedy = "create this topic" if missing else "check that the broker runs and has this topic"
+        return SourceError(f"output not confirmed by {output.target} ({text}); {remedy}", retryable=True)
+
+    async def aclose(self) -> None:
+        """Wait up to 5 seconds for unconfirmed outputs, and then close the client. Idempotent."""
+        await self._producer.aclose()

@@ -1,0 +1,156 @@
+"""The JetStream publisher keeps the contract of publishers, on real servers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import replace
+
+import pytest
+from nats.aio.client import Client
+
+import lanes
+from lanes.errors import ConfigError, SourceError
+from lanes.publisher import Output, Publisher
+from lanes_jetstream import JetStreamPublisher, JetStreamSource, subject_token
+from memsource.contract.publishers import (
+    PublisherAbility,
+    PublisherCheck,
+    PublisherHarness,
+    Visible,
+    output_to,
+    publisher_checks,
+)
+from tests.components import NatsServer
+from tests.jetstream.conftest import connect
+from tests.jetstream.workload import Stream
+from tests.memsource.contract.outage import killed
+
+
+class JetStreamHarness:
+    """A stream for the outputs, on ``server``, which is killed in an outage."""
+
+    wrong_target = "no subject *"
+
+    def __init__(self, stream: Stream, can: Collection[PublisherAbility], server: NatsServer | None = None) -> None:
+        self.can = can
+        self._stream, self._out, self._server = stream, f"{stream.name}out", server
+        self.target = f"{self._out}.x"
+
+    @contextlib.asynccontextmanager
+    async def made(self) -> AsyncIterator[None]:
+        """Create the stream of the outputs, and delete it after the test."""
+        jetstream = self._stream.client.jetstream()
+        await jetstream.add_stream(name=self._out, subjects=[f"{self._out}.x"], duplicate_window=60)
+        yield
+        await jetstream.delete_stream(self._out)
+
+    def publisher(self, name: str = "one") -> Publisher:
+        return JetStreamPublisher(self._stream.url, name)
+
+    async def visible(self) -> Sequence[Visible]:
+        jetstream = self._stream.client.jetstream()
+        last = (await jetstream.stream_info(self._out)).state.last_seq
+        found = []
+        for sequence in range(1, last + 1):
+            message = await jetstream.get_msg(self._out, sequence)
+            headers = {name: text.encode() for name, text in (message.headers or {}).items()}
+            key = headers.pop("Lanes-Key", None)
+            del headers["Nats-Msg-Id"]
+            found.append(Visible(key, message.data or b"", headers))
+        return found
+
+    def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return killed(self._server)
+
+
+ON_THE_SHARED_SERVER: tuple[PublisherAbility, ...] = ("targets", "deduplicates")
+OUTAGE: tuple[PublisherAbility, ...] = ("outage",)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", publisher_checks(ON_THE_SHARED_SERVER), ids=lambda check: check.__name__)
+async def test_the_contract_holds_on_a_server(check: PublisherCheck, stream: Stream) -> None:
+    harness = JetStreamHarness(stream, ON_THE_SHARED_SERVER)
+    kept: PublisherHarness = harness
+    async with harness.made():
+        await check(kept)
+
+
+@pytest.mark.anyio
+async def test_an_outage_of_a_server_is_retryable(fresh_nats: Callable[..., NatsServer]) -> None:
+    (check,) = set(publisher_checks(OUTAGE)) - set(publisher_checks(()))
+    server = fresh_nats()
+    client: Client = await connect(server.url)
+    harness = JetStreamHarness(Stream(server.url, client, "IN"), OUTAGE, server)
+    async with harness.made():
+        await check(harness)
+    await client.close()
+
+
+BAD = {
+    "value": ({"value": None}, "JetStream has no messages without a value"),
+    "id": ({"headers": (("nats-msg-id", b"1"),)}, "the publisher sets the header Nats-Msg-Id"),
+    "repeated": ({"headers": (("a", b"1"), ("a", b"2"))}, "the header 'a' is there twice"),
+    "bytes": ({"headers": (("a", b"\xff"),)}, "the header 'a' is not UTF-8"),
+    "break": ({"headers": (("a", b"1\r\nb: 2"),)}, "the header 'a' has a blank, a colon or a line break"),
+    "size": ({"value": bytes(2_000_000)}, "are above the server's max_payload"),
+}
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", BAD)
+async def test_an_output_that_cannot_be_sent_fails_for_good(kind: str, stream: Stream) -> None:
+    changes, said = BAD[kind]
+    publisher = JetStreamPublisher(stream.client, "billing")
+    await publisher.open()
+    found: list[Exception | None] = []
+    output = replace(output_to(f"{stream.name}.x", 1), **changes)  # type: ignore[arg-type]
+
+    def report(output: Output, error: Exception | None) -> None:
+        found.append(error)
+
+    await publisher.publish([output], report)
+    [error] = found
+    assert isinstance(error, SourceError) and not error.retryable
+    assert said in str(error)
+
+
+@pytest.mark.anyio
+async def test_a_subject_without_a_stream_is_named_and_sent_again(stream: Stream) -> None:
+    publisher = JetStreamPublisher(stream.client, "billing")
+    await publisher.open()
+    found: list[Exception | None] = []
+    await publisher.publish([output_to("nowhere.x", 1)], lambda output, error: found.append(error))
+    [error] = found
+    assert isinstance(error, SourceError) and error.retryable
+    assert str(error).startswith("no stream captures the subject 'nowhere.x' of an output")
+
+
+@pytest.mark.anyio
+async def test_a_consumer_publishes_each_message_in_the_order_of_its_key(stream: Stream) -> None:
+    harness = JetStreamHarness(stream, ())
+    async with harness.made():
+        await stream.publish(100, keys=5)
+        seen: list[tuple[bytes | None, int]] = []
+        source = JetStreamSource(stream.url, stream=stream.name, durable="copy", key=subject_token(1))
+
+        async def handler(message: lanes.Message) -> None:
+            await message.publish(harness.target, b"%d" % message.position, key=message.key)
+            seen.append((message.key, message.position))
+            if len(seen) == 100:
+                consumer.stop()
+
+        consumer = lanes.Consumer(source, handler, publisher=JetStreamPublisher(stream.url, "copy"))
+        await consumer.run()
+        visible = [(one.key, int(one.value or b"")) for one in await harness.visible()]
+    assert sorted(visible) == sorted(seen)
+    for key in {key for key, _ in visible}:
+        positions = [position for other, position in visible if other == key]
+        assert positions == sorted(positions)
+
+
+@pytest.mark.parametrize("name", ["", None, 3])
+def test_a_publisher_needs_the_name_of_its_service(name: object) -> None:
+    with pytest.raises(ConfigError, match="JetStreamPublisher: name is"):
+        JetStreamPublisher("nats://localhost:4222", name)  # type: ignore[arg-type]

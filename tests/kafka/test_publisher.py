@@ -1,0 +1,129 @@
+"""The Kafka publisher keeps the contract of publishers, and refuses settings that could lose or repeat outputs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import pytest
+from anyio.to_thread import run_sync
+
+from lanes.errors import ConfigError
+from lanes.publisher import Publisher
+from lanes_kafka import KafkaPublisher
+from lanes_kafka.client.records import READER
+from lanes_kafka.publisher import publisher_settings
+from memsource.contract.publishers import (
+    PublisherAbility,
+    PublisherCheck,
+    PublisherHarness,
+    Visible,
+    publisher_checks,
+)
+from tests.components import KafkaServer
+from tests.kafka.conftest import MakeTopic
+from tests.kafka.dead_letters import records
+from tests.kafka.mock_cluster import MockCluster
+from tests.kafka.workload import Topic
+from tests.memsource.contract.outage import killed
+
+
+class KafkaHarness:
+    """A topic with one partition on ``server``, which is killed in an outage."""
+
+    wrong_target = "no topic"
+
+    def __init__(self, topic: Topic, can: Collection[PublisherAbility], server: KafkaServer | None = None) -> None:
+        self.can = can
+        self.target = topic.name
+        self._topic, self._server = topic, server
+
+    def publisher(self, name: str = "one") -> Publisher:
+        # The name is for brokers that deduplicate.
+        return KafkaPublisher({"bootstrap.servers": self._topic.url, "message.timeout.ms": 2_000})
+
+    async def visible(self) -> Sequence[Visible]:
+        found = await run_sync(records, self._topic)
+        return [Visible(one.key(), one.value(), dict(READER.headers(one))) for one in found]
+
+    def outage(self) -> contextlib.AbstractAsyncContextManager[None]:
+        return killed(self._server)
+
+
+ON_THE_MOCK: tuple[PublisherAbility, ...] = ("targets",)
+OUTAGE: tuple[PublisherAbility, ...] = ("outage",)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("check", publisher_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
+async def test_the_contract_holds_on_the_mock_cluster(check: PublisherCheck, cluster: MockCluster, name: str) -> None:
+    cluster.create(name, 1)
+    harness: PublisherHarness = KafkaHarness(Topic(cluster.url, name, 1), ON_THE_MOCK)
+    await check(harness)
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+@pytest.mark.parametrize("check", publisher_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
+async def test_the_contract_holds_on_a_broker(check: PublisherCheck, topic: MakeTopic) -> None:
+    await check(KafkaHarness(topic(partitions=1), ON_THE_MOCK))
+
+
+@pytest.fixture
+def private(kafka_prepared: None) -> Iterator[KafkaServer]:
+    """A broker that the test may kill."""
+    with KafkaServer() as server:
+        yield server
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_an_outage_of_a_broker_is_retryable(private: KafkaServer) -> None:
+    (check,) = set(publisher_checks(OUTAGE)) - set(publisher_checks(()))
+    made = Topic(private.url, "outputs", 1)
+    made.create()
+    await check(KafkaHarness(made, OUTAGE, private))
+
+
+def test_the_settings_of_a_producer_pass_unchanged() -> None:
+    given = {
+        "bootstrap.servers": "localhost:9092",
+        "client.id": "billing",
+        "compression.type": "zstd",
+        "linger.ms": 20,
+        "partitioner": "murmur2_random",
+    }
+    safe = {"enable.idempotence": True, "acks": "all", "message.timeout.ms": 10_000}
+    assert publisher_settings(given) == given | safe
+    assert publisher_settings(given | {"delivery.timeout.ms": 500}) == given | {
+        "enable.idempotence": True,
+        "acks": "all",
+        "delivery.timeout.ms": 500,
+    }
+
+
+def test_the_settings_of_a_consumer_are_omitted() -> None:
+    settings = publisher_settings({"bootstrap.servers": "b:1", "group.id": "g", "auto.offset.reset": "earliest"})
+    assert settings.keys() == {"bootstrap.servers", "enable.idempotence", "acks", "message.timeout.ms"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "said"),
+    [
+        ("enable.idempotence", False, "enable.idempotence=False: retries could write outputs twice or out of order"),
+        ("enable.idempotence", "false", "enable.idempotence='false'"),
+        ("acks", 1, "acks=1: outputs must outlive a broker; set 'all', or leave it out"),
+        ("request.required.acks", 0, "request.required.acks=0"),
+        ("transactional.id", "mine", "transactional.id='mine': the publisher sends outputs without transactions"),
+    ],
+)
+def test_settings_that_lose_or_repeat_outputs_are_refused(setting: str, value: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        KafkaPublisher({"bootstrap.servers": "b:1", setting: value})
+    assert str(error.value).startswith(said)
+
+
+def test_settings_as_keyword_arguments_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r'KafkaPublisher\(\{"bootstrap.servers": …\}\)$'):
+        KafkaPublisher(bootstrap_servers="b:1")  # type: ignore[call-arg]
