@@ -1,9 +1,9 @@
 """Ordered concurrency for consumers of Kafka, JetStream and PostgreSQL: in order within a key, in parallel across keys.
 
-Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``publisher``, ``retention``,
-``errors``, ``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the
-packages ``core``, ``ring``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``ownership``, ``cohort``,
-``dead_letters``, ``web``, ``cli``.
+Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``retention``, ``errors``,
+``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages
+``core``, ``ring``, ``outputs``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``ownership``,
+``cohort``, ``dead_letters``, ``web``, ``cli``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from lanes.history.journal import Journal
 from lanes.history.recorder import History
 from lanes.observe.health import Health
 from lanes.observe.status import Capacity, Expiring, Oldest, PartitionStatus, QueueStatus, Status
+from lanes.outputs.publisher import Output, Publisher
 from lanes.process import main, run, serve
-from lanes.publisher import Output, Publisher
 from lanes.queues.partitioned import PartitionedQueue, Route
 from lanes.queues.stranded import Stranded
 from lanes.runtime.garbage import tune_gc

@@ -33,7 +33,7 @@ from lanes.observe.health import Health
 from lanes.observe.otel import Telemetry
 from lanes.observe.status import Provision, Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
-from lanes.publisher import Publisher
+from lanes.outputs.publisher import Publisher
 from lanes.runtime.cancellation import drain_on_cancel, stop_on_second_cancel, to_its_end
 from lanes.runtime.consumer_arguments import check_import, check_options, check_settings, check_source, use_source
 from lanes.runtime.lifecycle import Lifecycle

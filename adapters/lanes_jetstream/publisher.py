@@ -10,7 +10,7 @@ import nats.errors
 
 from lanes.arguments import kind_of, names_unknown_options
 from lanes.errors import ConfigError, SourceError
-from lanes.publisher import Output, Report, output_id
+from lanes.outputs.publisher import Output, Report, output_id
 from lanes_jetstream.dead_letters.writer import capturing_streams, publish
 from lanes_jetstream.wire.connection import Connection, Server
 
@@ -24,8 +24,8 @@ KEY: Final = "Lanes-Key"
 class JetStreamPublisher:
     """Publishes outputs to subjects that streams capture. The target of an output is a subject.
 
-    ``Nats-Msg-Id`` has 32 hex digits of blake3, made from the name of the service, the origin and the number of the
-    output, and its target, key, headers and value. The stream therefore drops a repeated output within its duplicate
+    ``Nats-Msg-Id`` has 32 hex digits of blake3. They name the service, the origin and the number of the output, and its
+    target, key, headers and value. The stream therefore drops a repeated output within its duplicate
     window. Two services that write to one target do not collide, because their names differ.
 
     A key must be UTF-8, and becomes the header ``Lanes-Key``, which a consumer reads with
@@ -65,7 +65,7 @@ class JetStreamPublisher:
         await self._connection.open()
 
     async def publish(self, outputs: Sequence[Output], report: Report) -> None:
-        """Publish outputs and wait until their streams confirm them; see ``lanes.publisher.Publisher.publish``.
+        """Publish outputs and wait until their streams confirm them; see ``lanes.outputs.publisher.Publisher.publish``.
 
         Args:
             outputs: The outputs.

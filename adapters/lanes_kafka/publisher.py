@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from lanes.arguments import names_unknown_options, shown_value
 from lanes.errors import ConfigError, SourceError
-from lanes.publisher import Output, Report
+from lanes.outputs.publisher import Output, Report
 from lanes_kafka.config import UserSettings
 from lanes_kafka.dead_letters.producer import WRITE_TIMEOUT_MS, ConfirmedProducer, safe_settings
 from lanes_kafka.dead_letters.wire import Record
@@ -93,7 +93,7 @@ class KafkaPublisher:
             raise
 
     async def publish(self, outputs: Sequence[Output], report: Report) -> None:
-        """Write outputs and wait for their confirmations; see ``lanes.publisher.Publisher.publish``.
+        """Write outputs and wait for their confirmations; see ``lanes.outputs.publisher.Publisher.publish``.
 
         Args:
             outputs: The outputs.

@@ -1,5 +1,7 @@
 """The engine: ordered lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
 
+This file is longer than most, because every call for a single message is here, next to the rules that all calls keep.
+
 Rules
 -----
 1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the

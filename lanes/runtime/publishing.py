@@ -16,7 +16,7 @@ from lanes.dead_letter import described
 from lanes.errors import LanesError, is_retryable
 from lanes.loops import Doorbell
 from lanes.observe.health import WARNED_EVERY
-from lanes.publisher import Output, Publisher
+from lanes.outputs.publisher import Output, Publisher
 from lanes.workers.context import RunContext
 from lanes.workers.outputs import Outputs
 

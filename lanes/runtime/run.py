@@ -42,7 +42,7 @@ from lanes.observe.ownership import OwnershipLog
 from lanes.observe.retention import PERIOD, RetentionWatch
 from lanes.observe.status import Provision
 from lanes.observe.tap import Tap
-from lanes.publisher import Publisher
+from lanes.outputs.publisher import Publisher
 from lanes.runtime.attempts import AttemptKeeper
 from lanes.runtime.confirmation import Confirmation
 from lanes.runtime.contract_checks import check_assigned, check_delivered

@@ -12,7 +12,7 @@ from lanes.core.publishing import Produced
 from lanes.core.types import ACK, LaneId, Message, Outcome, OutputHeaders, Partition, PartitionKey, key_bytes
 from lanes.errors import LanesError, MessageError
 from lanes.observe.otel import carrier
-from lanes.publisher import Headers, Output
+from lanes.outputs.publisher import Headers, Output
 
 _Chain = tuple[str, bytes | None]
 """Target and key, whose outputs the broker receives in order."""
@@ -21,8 +21,11 @@ _Chain = tuple[str, bytes | None]
 class Outputs:
     """The outputs of one attempt.
 
+    Args:
+        message: The message whose handler makes the outputs.
+
     Attributes:
-        message: The message whose handler made the outputs.
+        message: See ``Args``.
         made: Number of outputs.
         size: Sum of the sizes of the outputs, in bytes.
         chains: The unconfirmed outputs by target and key.
@@ -78,23 +81,22 @@ class OutputBuffer:
         headers: OutputHeaders,
     ) -> None:
         """Buffer an output of a running handler; see ``Message.publish_soon``."""
-        place = f"{message.partition.id} position {message.position}"
         if message.state != RUNNING:
             raise LanesError(
-                f"publish at {place}: the handler of this message does not run; publish in the handler, and await the "
+                f"{_place(message)}: the handler of this message does not run; publish in the handler, and await the "
                 "tasks that it starts"
             )
         if not isinstance(target, str) or not target:
             raise TypeError(
-                f"publish at {place}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or "
+                f"{_place(message)}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or "
                 'subject, such as "invoices"'
             )
         if value is not None and not isinstance(value, bytes):
             raise TypeError(
-                f"publish at {place}: value is {kind_of(value)}; pass bytes, such as json.dumps(…).encode(), or None "
+                f"{_place(message)}: value is {kind_of(value)}; pass bytes, such as json.dumps(…).encode(), or None "
                 "for a record without a value"
             )
-        pairs = _pairs(headers, place)
+        pairs = _pairs(headers, message) if headers else ()
         named = None if key is None else key_bytes(key)
         trace = [(name, text.encode()) for name, text in carrier().items()] if self._traced else ()
         partition = message.partition
@@ -103,7 +105,7 @@ class OutputBuffer:
             made, size = (0, 0) if outputs is None else (outputs.made, outputs.size)
             if made >= self._most:
                 raise MessageError(
-                    f"publish at {place}: the handler has published max_outputs={self._most} outputs already; publish "
+                    f"{_place(message)}: the handler has published max_outputs={self._most} outputs already; publish "
                     "fewer outputs for a message, or raise Settings(max_outputs=…)"
                 )
             output = Output(
@@ -122,7 +124,7 @@ class OutputBuffer:
             size += output.size
             if size > self._most_bytes:
                 raise MessageError(
-                    f"publish at {place}: the outputs of the handler would have {size} bytes, above "
+                    f"{_place(message)}: the outputs of the handler would have {size} bytes, above "
                     f"max_output_bytes={self._most_bytes}; publish less for a message, or raise "
                     "Settings(max_output_bytes=…)"
                 )
@@ -157,15 +159,17 @@ class OutputBuffer:
         self.attempts.pop(message, None)
 
 
-def _pairs(headers: OutputHeaders, place: str) -> Headers:
-    if not headers:
-        return ()
+def _place(message: Message) -> str:
+    return f"publish at {message.partition.id} position {message.position}"
+
+
+def _pairs(headers: OutputHeaders, message: Message) -> Headers:
     pairs: list[tuple[str, bytes]] = []
     for pair in headers.items() if isinstance(headers, Mapping) else headers:
         named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
         if not named or not isinstance(pair[1], bytes | str):
             raise TypeError(
-                f"publish at {place}: headers has {kind_of(pair)}; pass a dict, or pairs, of names and bytes"
+                f"{_place(message)}: headers has {kind_of(pair)}; pass a dict, or pairs, of names and bytes"
             )
         pairs.append((pair[0], pair[1].encode() if isinstance(pair[1], str) else pair[1]))
     return tuple(pairs)

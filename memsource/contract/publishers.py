@@ -1,4 +1,4 @@
-"""The contract suite of ``lanes.publisher.Publisher``.
+"""The contract suite of ``lanes.outputs.publisher.Publisher``.
 
 The author of a backend writes a ``PublisherHarness`` and runs every check of ``publisher_checks(harness.can)``, each
 with a new harness, under any test runner. A failed check raises ``ContractBroken``.
@@ -14,7 +14,7 @@ import anyio
 
 from lanes.core.types import PartitionId
 from lanes.errors import is_retryable
-from lanes.publisher import Output, Publisher
+from lanes.outputs.publisher import Output, Publisher
 from memsource.contract.harness import ContractBroken, checks_within, expect
 
 __all__ = ["PublisherAbility", "PublisherCheck", "PublisherHarness", "Visible", "publisher_checks"]
@@ -57,7 +57,14 @@ class PublisherHarness(Protocol):
         """An existing target without outputs."""
 
     def publisher(self, name: str = "one") -> Publisher:
-        """Return an unopened publisher of a service with this name."""
+        """Return an unopened publisher of a service.
+
+        Args:
+            name: Name of the service, for a backend that deduplicates.
+
+        Returns:
+            The publisher.
+        """
 
     async def visible(self) -> Sequence[Visible]:
         """Return all outputs of the target as a reader sees them, in their order."""
@@ -224,19 +231,24 @@ async def check_a_wrong_target_fails_alone(harness: PublisherHarness) -> None:
 async def check_an_outage_is_retryable(harness: PublisherHarness) -> None:
     """During an outage an output fails with a retryable error, and is confirmed when it is sent again afterwards."""
     async with _opened(harness.publisher()) as publisher:
-        await _confirmed(publisher, output_to(harness.target, 1))
+        await _sent_until_confirmed(publisher, output_to(harness.target, 1))
         one = output_to(harness.target, 2)
         async with harness.outage():
             error = await _error_of(publisher, one)
             expect(error is not None, f"{one!r} was confirmed by a broker that is down")
             expect(is_retryable(error, unknown=True), f"an outage must be retryable, not {error!r}")  # type: ignore[arg-type]
-        with anyio.fail_after(TIMEOUT):
-            error = await _error_of(publisher, one)
-            while error is not None:
-                await anyio.sleep(0.05)
-                error = await _error_of(publisher, one)
+        await _sent_until_confirmed(publisher, one)
         found = {visible.value for visible in await harness.visible()}
     expect(b"value 2" in found, f"visible is {found}, but must contain the output that was sent again")
+
+
+async def _sent_until_confirmed(publisher: Publisher, output: Output) -> None:
+    """Send an output as a consumer does, again after each failure. The first write to a new broker may take long."""
+    with anyio.fail_after(TIMEOUT):
+        error = await _error_of(publisher, output)
+        while error is not None:
+            await anyio.sleep(0.05)
+            error = await _error_of(publisher, output)
 
 
 async def _error_of(publisher: Publisher, output: Output) -> Exception | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lanes.publisher import Output, Report
+from lanes.outputs.publisher import Output, Report
 from memsource.memory.scripted import Call, Scripted
 
 
@@ -26,12 +26,12 @@ class MemoryPublisher(Scripted):
         return f"<MemoryPublisher: {len(self.outputs)} outputs>"
 
     async def open(self) -> None:
-        """Do nothing; see ``lanes.publisher.Publisher.open``."""
+        """Do nothing; see ``lanes.outputs.publisher.Publisher.open``."""
         async with self._meet(Call("open")):
             pass
 
     async def publish(self, outputs: Sequence[Output], report: Report) -> None:
-        """Write outputs; see ``lanes.publisher.Publisher.publish``.
+        """Write outputs; see ``lanes.outputs.publisher.Publisher.publish``.
 
         Args:
             outputs: The outputs.
@@ -44,10 +44,17 @@ class MemoryPublisher(Scripted):
             report(output, self.refused.get(output.target))
 
     def published(self, target: str) -> list[Output]:
-        """Return the visible outputs to a target, in the order of their writes."""
+        """Return the visible outputs to a target, in the order of their writes.
+
+        Args:
+            target: Topic or subject.
+
+        Returns:
+            A new list.
+        """
         return [output for output in self.outputs if output.target == target]
 
     async def aclose(self) -> None:
-        """Do nothing; see ``lanes.publisher.Publisher.aclose``."""
+        """Do nothing; see ``lanes.outputs.publisher.Publisher.aclose``."""
         async with self._meet(Call("aclose")):
             pass

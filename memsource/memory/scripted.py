@@ -18,7 +18,7 @@ from lanes.arguments import check_whole
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ContractError
-from lanes.publisher import Output
+from lanes.outputs.publisher import Output
 from lanes.source import Delivered, Exhausted, Progressed, SourceEvent
 from memsource.memory.broker import Delivery
 from memsource.memory.group import Group

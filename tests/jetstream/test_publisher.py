@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 import lanes
 from lanes.errors import ConfigError, SourceError
-from lanes.publisher import Output, Publisher
+from lanes.outputs.publisher import Output, Publisher
 from lanes_jetstream import JetStreamPublisher, JetStreamSource, subject_token
 from memsource.contract.publishers import (
     PublisherAbility,

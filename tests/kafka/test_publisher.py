@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
+import anyio
 import pytest
 from anyio.to_thread import run_sync
 
+from lanes import Message
 from lanes.errors import ConfigError
-from lanes.publisher import Publisher
+from lanes.outputs.publisher import Publisher
 from lanes_kafka import KafkaPublisher
 from lanes_kafka.client.records import READER
 from lanes_kafka.publisher import publisher_settings
@@ -21,12 +23,19 @@ from memsource.contract.publishers import (
     Visible,
     publisher_checks,
 )
+from memsource.memory.source import MemorySource
 from tests.components import KafkaServer
+from tests.fakes.support import consumer_of, published
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.dead_letters import records
 from tests.kafka.mock_cluster import MockCluster
 from tests.kafka.workload import Topic
 from tests.memsource.contract.outage import killed
+
+
+@pytest.fixture(scope="module", params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 class KafkaHarness:
@@ -68,6 +77,28 @@ async def test_the_contract_holds_on_the_mock_cluster(check: PublisherCheck, clu
 @pytest.mark.parametrize("check", publisher_checks(ON_THE_MOCK), ids=lambda check: check.__name__)
 async def test_the_contract_holds_on_a_broker(check: PublisherCheck, topic: MakeTopic) -> None:
     await check(KafkaHarness(topic(partitions=1), ON_THE_MOCK))
+
+
+@pytest.mark.anyio
+async def test_a_consumer_publishes_each_message_in_the_order_of_its_key(cluster: MockCluster, name: str) -> None:
+    cluster.create(name, 1)
+    harness = KafkaHarness(Topic(cluster.url, name, 1), ())
+    keys = [f"key {number % 7}" for number in range(100)]
+    broker = published(*keys)
+    source = MemorySource(broker)
+    source.finish()
+
+    async def handler(message: Message) -> None:
+        await message.publish(name, message.value, key=message.key)
+
+    with anyio.fail_after(60):
+        await consumer_of(source, handler, publisher=harness.publisher()).run()
+    assert broker.unfinished == 0
+    visible = await harness.visible()
+    assert len(visible) == 100
+    for key in set(keys):
+        numbers = [int(one.value or b"") for one in visible if one.key == key.encode()]
+        assert numbers == [number for number, other in enumerate(keys) if other == key]
 
 
 @pytest.fixture

@@ -108,8 +108,8 @@ _RETRY: Final = (
     Mutant(
         "attempts_not_counted",
         "lanes.core.lane",
-        "                message.attempt += 1\n                over",
-        "                over",
+        "                message.attempt += message.state == HELD\n",
+        "",
         "a message that always fails is retried without end",
         "jetstream",
         ("AttemptsCount",),

@@ -26,6 +26,7 @@ PUBLIC: Final = (
     "lanes.ring",
     # For authors of a backend: docs/guides/writing-a-source.md
     "lanes.source",
+    "lanes.outputs",
     "lanes.core.types",
     "lanes.clock",
     "lanes.retention",
@@ -40,6 +41,7 @@ PUBLIC: Final = (
     "memsource.contract.leases",
     "memsource.contract.epochs",
     "memsource.contract.dead_letters",
+    "memsource.contract.publishers",
     "memsource.contract.attempts",
     "memsource.contract.states",
     "memsource.contract.locks",

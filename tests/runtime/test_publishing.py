@@ -10,7 +10,7 @@ import pytest
 
 from lanes import ConfigError, Consumer, LanesError, Message, Settings, SourceError, Term
 from lanes.core.types import PartitionId
-from lanes.publisher import Output, Report
+from lanes.outputs.publisher import Output, Report
 from memsource.memory.broker import MemoryBroker
 from memsource.memory.publisher import MemoryPublisher
 from memsource.memory.source import MemoryDeadLetters, MemorySource

@@ -40,6 +40,7 @@ PROMISES: Final = {
         "LossEndsLease",
         "MapNamesOwners",
         "NothingStartsInDoubt",
+        "OutputOrder",
         "OrderAcrossAssignments",
         "OwnedSlotsOnly",
         "OwnerOfItsSlot",
@@ -69,6 +70,7 @@ PROMISES: Final = {
         "NothingStranded",
         "OneCommitAtATime",
         "OneTerminalOutcome",
+        "OutputsAtLeastOnce",
         "OwnersCommit",
         "PositionsRise",
         "StartsOnce",
@@ -87,6 +89,7 @@ PROMISES: Final = {
         "CompletedIsKept",
         "DrainInTime",
         "DrainWaitsForRunning",
+        "GivenUpOutputs",
         "HandedOver",
         "HandedOverAfterDrain",
         "KeptAlive",
@@ -148,7 +151,10 @@ class Backend(NamedTuple):
 BACKENDS: Final = (
     Backend(
         "in memory",
-        ("jetstream", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
+        (
+            *("jetstream", "kafka", "engine", "modes", "budgets", "kept_attempts", "retry_loops"),
+            *("publishing", "publishing_batches"),
+        ),
         "schedules",
     ),
     Backend("Kafka", ("kafka_adapter", "kafka_widths"), "kafka_schedules", "kafka_pairs", ("kafka", "faults")),

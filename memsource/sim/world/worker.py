@@ -24,7 +24,7 @@ from lanes.errors import HandlerHalted, SourceError
 from lanes.handlers import Decode, Handler, handler_name, is_async
 from lanes.history.recorder import Recorder, history_of
 from lanes.history.writer import GivenUp, SegmentFile
-from lanes.publisher import Output, Report
+from lanes.outputs.publisher import Output, Report
 from lanes.source import (
     Backlogged,
     Checkpointing,
@@ -453,7 +453,7 @@ class _WorkerDeadLetters:
 
 
 class _WorkerPublisher:
-    """A worker's publisher to the world's broker; see ``lanes.publisher.Publisher``.
+    """A worker's publisher to the world's broker; see ``lanes.outputs.publisher.Publisher``.
 
     The outputs of a call become visible one by one, in turns of the loop that the schedule chooses.
     """

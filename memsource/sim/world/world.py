@@ -21,7 +21,7 @@ from lanes.core.types import PartitionKey, key_bytes
 from lanes.dead_letter import DeadLetter
 from lanes.handlers import Handler
 from lanes.history.writer import key_hash
-from lanes.publisher import Output
+from lanes.outputs.publisher import Output
 from lanes.source import DeadLetters
 from memsource.history.outputs import VisibleOutput
 from memsource.memory.topic import Record
@@ -425,7 +425,11 @@ class World:
         self.injection.note(max(self.now, self._latest) + _STEP / 2, fault, whom)
 
     def show(self, outputs: Sequence[Output]) -> None:
-        """Store outputs of a worker, which readers see from now on. Does not block."""
+        """Store outputs of a worker, which readers see from now on. Does not block.
+
+        Args:
+            outputs: The outputs, in the order of their writes.
+        """
         for output in outputs:
             self._published.append(output)
             key = None if output.key is None else key_hash(output.key)

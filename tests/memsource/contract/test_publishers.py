@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lanes.errors import LanesError, SourceError
-from lanes.publisher import Output, Publisher, Report, output_id
+from lanes.outputs.publisher import Output, Publisher, Report, output_id
 from memsource import MemoryPublisher
 from memsource.contract.harness import ContractBroken
 from memsource.contract.publishers import PublisherAbility, PublisherCheck, Visible, publisher_checks

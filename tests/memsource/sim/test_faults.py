@@ -37,7 +37,7 @@ def test_every_kind_of_fault_is_drawn_with_any_size_and_at_any_boundary() -> Non
         assert {sum(fault.kind == kind for fault in found) for found in drawn} == {0, 1, 2}
         assert {fault.amount for found in drawn for fault in found if fault.kind == kind} == set(AMOUNTS[kind])
     assert {fault.at for found in drawn for fault in found} == {0, 1, 2, 3, 4}
-    full = sum(len(found) == len(budget) == 22 for found in drawn)
+    full = sum(len(found) == len(budget) == 24 for found in drawn)
     assert 0 < full < 300
 
 
