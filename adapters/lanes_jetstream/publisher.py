@@ -19,6 +19,18 @@ _ID: Final = "Nats-Msg-Id"
 KEY: Final = "Lanes-Key"
 """Header with the key of an output, as UTF-8."""
 
+_PERMANENT: Final = frozenset(
+    {
+        10054,  # message size exceeds maximum allowed
+        10060,  # expected stream does not match
+        10070,  # wrong last msg ID
+        10071,  # wrong last sequence
+        10165,  # invalid per-message TTL
+        10166,  # per-message TTL is disabled
+    }
+)
+"""Values of ``err_code`` with which a stream refuses an output because of its size or its headers."""
+
 
 @names_unknown_options("JetStreamPublisher")
 class JetStreamPublisher:
@@ -102,7 +114,7 @@ class JetStreamPublisher:
                 f"{client.max_payload}; publish less, or raise max_payload"
             )
         try:
-            await publish(client, output.target, output.value, headers, "output")
+            await publish(client, output.target, output.value, headers, "output", _PERMANENT)
         except SourceError as error:
             if isinstance(error.__cause__, nats.errors.NoRespondersError) and await self._is_uncaptured(output.target):
                 raise SourceError(

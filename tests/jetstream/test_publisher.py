@@ -117,6 +117,31 @@ async def test_an_output_that_cannot_be_sent_fails_for_good(kind: str, stream: S
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("value", "headers", "said"),
+    [
+        (bytes(200), (), "message size exceeds maximum allowed"),
+        (b"", (("Nats-Expected-Stream", b"another"),), "expected stream does not match"),
+        (b"", (("Nats-Expected-Last-Sequence", b"7"),), "wrong last sequence"),
+    ],
+)
+async def test_an_output_that_its_stream_refuses_fails_for_good(
+    value: bytes, headers: tuple[tuple[str, bytes], ...], said: str, stream: Stream
+) -> None:
+    name = f"{stream.name}limited"
+    await stream.client.jetstream().add_stream(name=name, subjects=[name], max_msg_size=150)
+    publisher = JetStreamPublisher(stream.client, "billing")
+    await publisher.open()
+    found: list[Exception | None] = []
+    output = replace(output_to(name, 1), value=value, headers=headers)
+    await publisher.publish([output], lambda output, error: found.append(error))
+    await stream.client.jetstream().delete_stream(name)
+    [error] = found
+    assert isinstance(error, SourceError) and not error.retryable
+    assert said in str(error)
+
+
+@pytest.mark.anyio
 async def test_a_subject_without_a_stream_is_named_and_sent_again(stream: Stream) -> None:
     publisher = JetStreamPublisher(stream.client, "billing")
     await publisher.open()

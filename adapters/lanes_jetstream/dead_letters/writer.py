@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import nats.errors
@@ -139,10 +139,18 @@ async def capturing_streams(connection: Connection, subject: str, what: str = "s
     return found.get("streams") or []
 
 
-async def publish(client: Client, subject: str, body: bytes, headers: dict[str, str], what: str) -> dict[str, Any]:
+async def publish(
+    client: Client,
+    subject: str,
+    body: bytes,
+    headers: dict[str, str],
+    what: str,
+    permanent: Container[int] = (),
+) -> dict[str, Any]:
     """Publish a message, and return the stream's confirmation.
 
-    Raises a retryable ``SourceError`` that names ``what`` if the stream does not confirm the message.
+    Raises a ``SourceError`` that names ``what`` if the stream does not confirm the message. The error is retryable,
+    except after a refusal whose ``err_code`` is in ``permanent``.
     """
     try:
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
@@ -156,7 +164,8 @@ async def publish(client: Client, subject: str, body: bytes, headers: dict[str, 
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream accepted it"
-        raise SourceError(f"{subject} refused a {what}: {refusal}; check the limits of the stream", retryable=True)
+        final = isinstance(why, dict) and why.get("err_code") in permanent
+        raise SourceError(f"{subject} refused a {what}: {refusal}; check the limits of the stream", retryable=not final)
     return confirmation
 
 
