@@ -55,6 +55,7 @@ _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
     "linger.ms": ("linger.ms", "queue.buffering.max.ms"),
     "message.timeout.ms": ("message.timeout.ms", "delivery.timeout.ms"),
 }
+_SILENT: Final = "delivery.report.only.error"
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 _T = TypeVar("_T")
@@ -97,6 +98,11 @@ def safe_settings(config: Mapping[str, Any], safe: Mapping[str, Any], what: str)
             raise ConfigError(
                 f"{name}={shown_value(given[name])}: {what} must outlive a broker; set 'all', or leave it out"
             )
+    if str(given.get(_SILENT, False)).lower() not in ("false", "f", "0"):
+        raise ConfigError(
+            f"{_SILENT}={shown_value(given[_SILENT])}: the confirmations of {what} would be missing; leave the setting "
+            "out"
+        )
     missing = [name for name in safe if not any(other in given for other in _spellings(name))]
     return given | {name: safe[name] for name in missing}
 
@@ -270,8 +276,13 @@ class ConfirmedProducer:
             return KafkaException(self._fatal)
         return failure
 
+    @property
+    def is_open(self) -> bool:
+        """Whether ``open`` was called, and ``aclose`` was not called since."""
+        return self._thread is not None
+
     def _check_open(self) -> None:
-        if self._thread is None:
+        if not self.is_open:
             raise SourceError(f"{self._name}: not opened, or already closed; await open() first")
 
     async def aclose(self, timeout: float = FLUSH_TIMEOUT) -> None:
