@@ -29,6 +29,16 @@ _PERMANENT: Final = NOT_ALLOWED | {
 }
 """Errors of a record that fails until an operator or the handler changes something."""
 
+_OF_A_BATCH: Final = frozenset(
+    {
+        KafkaError._INVALID_DIFFERENT_RECORD,
+        KafkaError.INVALID_RECORD,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+    }
+)
+"""Errors with which a broker refuses all records of a batch, although some of them may be fine."""
+
 _SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
@@ -61,6 +71,9 @@ class KafkaPublisher:
     The producer is idempotent, and all in-sync replicas confirm each output. The key of an output chooses its
     partition, by the partitioner of the settings. The object runs on asyncio and on trio.
 
+    A broker refuses a whole batch because of one record, or because the batch exceeds ``max.message.bytes`` of the
+    topic. The publisher then sends each record of the batch alone, so a wrong output fails alone.
+
     An output without a confirmation within ``message.timeout.ms`` (10 s unless set) is sent again, so a topic may then
     have the output twice. A reader of the topic deduplicates by its own key, if it has to.
 
@@ -75,6 +88,9 @@ class KafkaPublisher:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._producer = ConfirmedProducer(publisher_settings(config), "outputs")
         self._settings = self._producer.settings
+        # The topic has its own limit. The client would apply ``message.max.bytes`` before compression.
+        alone = {"message.max.bytes": 1_000_000_000, **publisher_settings(config), "batch.num.messages": 1}
+        self._alone = ConfirmedProducer(alone, "outputs")
 
     def __repr__(self) -> str:
         return "<KafkaPublisher>"
@@ -99,21 +115,41 @@ class KafkaPublisher:
             outputs: The outputs.
             report: Called once for each output.
         """
-        await self._producer.connect()
+        if not self._producer.is_open:
+            # A permanent error would send the messages of the other consumer to the dead letters.
+            raise SourceError(
+                "outputs: the publisher is closed, maybe by another consumer; pass each consumer a publisher of its "
+                "own",
+                retryable=True,
+            )
+        refused = await self._send(self._producer, outputs, report, batches=True)
+        if refused:
+            self._alone.open()
+            await self._send(self._alone, refused, report, batches=False)
+
+    async def _send(
+        self, producer: ConfirmedProducer, outputs: Sequence[Output], report: Report, *, batches: bool
+    ) -> list[Output]:
+        """Write outputs and wait for their confirmations. Return the outputs to send alone, without a report."""
+        await producer.connect()
         left, ended = len(outputs), anyio.Event()
+        refused: list[Output] = []
 
         def done(output: Output, failure: KafkaException | SourceError | None) -> None:
             nonlocal left
             left -= 1
             if not left:
                 ended.set()
+            if batches and isinstance(failure, KafkaException) and failure.args[0].code() in _OF_A_BATCH:
+                refused.append(output)
+                return
             report(output, self._failure(output, failure) if isinstance(failure, KafkaException) else failure)
 
         for output in outputs:
             if is_topic(output.target):
                 headers = [*output.headers, *output.trace]
                 record = Record(output.key, output.value, [(name, value) for name, value in headers])
-                self._producer.write(output.target, record, partial(done, output))
+                producer.write(output.target, record, partial(done, output))
             else:
                 wrong = SourceError(
                     f"output to {output.target!r}: the target is no topic; use 1 to 249 letters, digits, '.', '_' "
@@ -121,6 +157,7 @@ class KafkaPublisher:
                 )
                 done(output, wrong)
         await ended.wait()
+        return refused
 
     def _failure(self, output: Output, failure: KafkaException) -> SourceError:
         error: KafkaError = failure.args[0]
@@ -137,3 +174,4 @@ class KafkaPublisher:
     async def aclose(self) -> None:
         """Wait up to 5 seconds for unconfirmed outputs, and then close the client. Idempotent."""
         await self._producer.aclose()
+        await self._alone.aclose()

@@ -11,8 +11,8 @@ import pytest
 from anyio.to_thread import run_sync
 
 from lanes import Message
-from lanes.errors import ConfigError
-from lanes.outputs.publisher import Publisher
+from lanes.errors import ConfigError, SourceError
+from lanes.outputs.publisher import Output, Publisher
 from lanes_kafka import KafkaPublisher
 from lanes_kafka.client.records import READER
 from lanes_kafka.publisher import publisher_settings
@@ -21,6 +21,7 @@ from memsource.contract.publishers import (
     PublisherCheck,
     PublisherHarness,
     Visible,
+    output_to,
     publisher_checks,
 )
 from memsource.memory.source import MemorySource
@@ -101,6 +102,61 @@ async def test_a_consumer_publishes_each_message_in_the_order_of_its_key(cluster
         assert numbers == [number for number, other in enumerate(keys) if other == key]
 
 
+async def reports_of(publisher: Publisher, *outputs: Output) -> dict[int, Exception | None]:
+    """Publish outputs in one call, and return their errors by position."""
+    found: dict[int, Exception | None] = {}
+
+    def report(output: Output, error: Exception | None) -> None:
+        assert output.position not in found
+        found[output.position] = error
+
+    with anyio.fail_after(60):
+        await publisher.publish(outputs, report)
+    return found
+
+
+@pytest.mark.anyio
+async def test_an_output_above_the_limit_of_its_topic_fails_alone(topic: MakeTopic) -> None:
+    made = topic(config={"max.message.bytes": "10000"})
+    publisher = KafkaPublisher({"bootstrap.servers": made.url, "linger.ms": 100})
+    await publisher.open()
+    # Together the small outputs are above the limit too.
+    outputs = [output_to(made.name, position, value=bytes(2_000)) for position in range(20)]
+    outputs[7].value = bytes(20_000)
+    found = await reports_of(publisher, *outputs)
+    await publisher.aclose()
+    refused = found.pop(7)
+    assert found == dict.fromkeys(found) and len(found) == 19
+    assert isinstance(refused, SourceError) and not refused.retryable
+    assert "MSG_SIZE_TOO_LARGE" in str(refused)
+    assert len(await run_sync(records, made)) == 19
+
+
+@pytest.mark.anyio
+async def test_an_output_without_a_key_to_a_compacted_topic_fails_alone(topic: MakeTopic) -> None:
+    made = topic(config={"cleanup.policy": "compact"})
+    publisher = KafkaPublisher({"bootstrap.servers": made.url, "linger.ms": 100})
+    await publisher.open()
+    outputs = [output_to(made.name, position) for position in range(10)]
+    outputs[3].key = None
+    found = await reports_of(publisher, *outputs)
+    await publisher.aclose()
+    refused = found.pop(3)
+    assert found == dict.fromkeys(found) and len(found) == 9
+    assert isinstance(refused, SourceError) and not refused.retryable
+
+
+@pytest.mark.anyio
+async def test_an_output_above_the_default_limit_of_the_client_is_written_if_the_topic_allows_it(
+    topic: MakeTopic,
+) -> None:
+    made = topic(config={"max.message.bytes": "3000000"})
+    publisher = KafkaPublisher({"bootstrap.servers": made.url})
+    await publisher.open()
+    assert await reports_of(publisher, output_to(made.name, 1, value=bytes(2_000_000))) == {1: None}
+    await publisher.aclose()
+
+
 @pytest.fixture
 def private(kafka_prepared: None) -> Iterator[KafkaServer]:
     """A broker that the test may kill."""
@@ -146,6 +202,7 @@ def test_the_settings_of_a_consumer_are_omitted() -> None:
         ("enable.idempotence", "false", "enable.idempotence='false'"),
         ("acks", 1, "acks=1: outputs must outlive a broker; set 'all', or leave it out"),
         ("request.required.acks", 0, "request.required.acks=0"),
+        ("delivery.report.only.error", True, "delivery.report.only.error=True: the confirmations of outputs would be"),
         ("transactional.id", "mine", "transactional.id='mine': the publisher sends outputs without transactions"),
     ],
 )
@@ -153,6 +210,18 @@ def test_settings_that_lose_or_repeat_outputs_are_refused(setting: str, value: A
     with pytest.raises(ConfigError) as error:
         KafkaPublisher({"bootstrap.servers": "b:1", setting: value})
     assert str(error.value).startswith(said)
+
+
+@pytest.mark.anyio
+async def test_an_output_waits_after_another_consumer_has_closed_the_publisher(cluster: MockCluster, name: str) -> None:
+    cluster.create(name, 1)
+    harness = KafkaHarness(Topic(cluster.url, name, 1), ())
+    publisher = harness.publisher()
+    await publisher.open()
+    await publisher.aclose()
+    with pytest.raises(SourceError, match="pass each consumer a publisher of its own") as error:
+        await publisher.publish([output_to(name, 1)], lambda output, error: None)
+    assert error.value.retryable
 
 
 def test_settings_as_keyword_arguments_are_refused() -> None:
