@@ -20,7 +20,7 @@ class Produced(Outcome):
 
     Attributes:
         outputs: The outputs, for the runtime. The engine does not read them.
-        size: Sum of the sizes of the outputs, in bytes.
+        size: Size of the outputs in memory, in bytes.
     """
 
     outputs: object

@@ -569,6 +569,7 @@ class Message(MessageInternals):
             LanesError: The handler of this message does not run.
             MessageError: The outputs exceed ``Settings.max_outputs`` or ``max_output_bytes``.
             TypeError: An argument has another type.
+            ValueError: ``target`` or the name of a header is no printable text.
         """
         outputs = self.partition.outputs
         if outputs is None:

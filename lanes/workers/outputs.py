@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from lanes.arguments import kind_of
 from lanes.core.lane import RUNNING
@@ -16,6 +17,9 @@ from lanes.outputs.publisher import Headers, Output
 
 _Chain = tuple[str, bytes | None]
 """Target and key, whose outputs the broker receives in order."""
+
+_OVERHEAD: Final = 500
+"""Bytes of memory of an output besides its key, value and headers, about."""
 
 
 class Outputs:
@@ -30,10 +34,11 @@ class Outputs:
         size: Sum of the sizes of the outputs, in bytes.
         chains: The unconfirmed outputs by target and key.
         sending: Number of outputs that the publisher has now.
+        confirmed: Number of confirmed outputs that the metrics do not count yet.
         error: The error of a failed send; None = no send has failed. A permanent error replaces another error.
     """
 
-    __slots__ = ("chains", "error", "made", "message", "sending", "size")
+    __slots__ = ("chains", "confirmed", "error", "made", "message", "sending", "size")
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -41,6 +46,7 @@ class Outputs:
         self.size = 0
         self.chains: dict[_Chain, deque[Output]] = {}
         self.sending = 0
+        self.confirmed = 0
         self.error: Exception | None = None
 
     def add(self, output: Output) -> None:
@@ -91,6 +97,8 @@ class OutputBuffer:
                 f"{_place(message)}: target is {kind_of(target) if target else 'empty'}; pass the name of a topic or "
                 'subject, such as "invoices"'
             )
+        if not target.isprintable():
+            raise ValueError(f"{_place(message)}: target has a control character or half a character; correct the name")
         if value is not None and not isinstance(value, bytes):
             raise TypeError(
                 f"{_place(message)}: value is {kind_of(value)}; pass bytes, such as json.dumps(…).encode(), or None "
@@ -99,6 +107,10 @@ class OutputBuffer:
         pairs = _pairs(headers, message) if headers else ()
         named = None if key is None else key_bytes(key)
         trace = [(name, text.encode()) for name, text in carrier().items()] if self._traced else ()
+        if trace and pairs:
+            # A handler may pass on the headers of its message, among them the trace context of the sender.
+            replaced = {name.lower() for name, _ in trace}
+            pairs = tuple(pair for pair in pairs if pair[0].lower() not in replaced)
         partition = message.partition
         with self._lock:
             outputs = self.attempts.get(message)
@@ -135,7 +147,7 @@ class OutputBuffer:
     def taken(self, message: Message) -> Outcome:
         """Remove the outputs of a handler that has succeeded, and return the outcome of the message."""
         outputs = self.attempts.pop(message, None)
-        return ACK if outputs is None else Produced(outputs, outputs.size)
+        return ACK if outputs is None else Produced(outputs, outputs.size + _OVERHEAD * outputs.made)
 
     def taken_of(self, batch: Sequence[Message], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Remove the outputs of a batch, and return the outcomes of its messages.
@@ -170,6 +182,11 @@ def _pairs(headers: OutputHeaders, message: Message) -> Headers:
         if not named or not isinstance(pair[1], bytes | str):
             raise TypeError(
                 f"{_place(message)}: headers has {kind_of(pair)}; pass a dict, or pairs, of names and bytes"
+            )
+        if not pair[0] or not pair[0].isprintable():
+            raise ValueError(
+                f"{_place(message)}: a header's name is empty, or has a control character or half a character; correct "
+                "the name"
             )
         pairs.append((pair[0], pair[1].encode() if isinstance(pair[1], str) else pair[1]))
     return tuple(pairs)
