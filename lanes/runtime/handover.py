@@ -12,6 +12,7 @@ import anyio
 from lanes.config import RELEASE_WITHIN, SETTLE_WITHIN
 from lanes.core import drain as phases
 from lanes.core.drain import Limits, PartitionDrain
+from lanes.core.lane import PUBLISH_HELD
 from lanes.core.types import NEVER, Message, Parting, Partition
 from lanes.errors import SourceError
 from lanes.observe.cut_off import CutOffLog, named, running
@@ -123,7 +124,9 @@ class Handover:
         """
         if partition in self._drains:
             return False
-        waiting = [lane.head for lane in self._engine.stopped_lanes() if lane.head.partition is partition]
+        # The drain sends unconfirmed outputs again, so their messages are not given up.
+        stopped = [lane.head for lane in self._engine.stopped_lanes() if lane.head.state != PUBLISH_HELD]
+        waiting = [head for head in stopped if head.partition is partition]
         limits = Limits(self._grace, SETTLE_WITHIN, _SETTLE_LIMIT)
         freezes = self._context.freezes
         held = freezes is not None and freezes.held
