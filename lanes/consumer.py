@@ -521,6 +521,7 @@ class Consumer:
                 stranded=() if self._stranding is None else self._stranding.stranded(),
                 kept=None if self._keeping is None else self._keeping.kept_log(),
                 unowned=None if self._ranged is None else self._ranged.unowned(),
+                published=0 if run.output_sender is None else run.output_sender.confirmed,
             )
         )
 

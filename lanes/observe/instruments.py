@@ -119,6 +119,14 @@ GAUGES: Final = (
     Gauge("lanes.held", "{lane}", "Lanes that wait for a retry.", _one(lambda s: s.held)),
     Gauge("lanes.blocked", "{lane}", "Lanes that wait for unblock or park.", _one(lambda s: s.blocked)),
     Gauge("lanes.parking", "{lane}", "Lanes whose dead letter is not confirmed yet.", _one(lambda s: s.parking)),
+    Gauge("lanes.publishing", "{message}", "Messages with unconfirmed outputs.", _one(lambda s: s.publishing)),
+    Gauge(
+        "lanes.publish_held",
+        "{message}",
+        "Messages whose outputs wait for the next send after a failure.",
+        _one(lambda s: s.publish_held),
+    ),
+    Gauge("lanes.publishing.bytes", "By", "Bytes of unconfirmed outputs.", _one(lambda s: s.publishing_bytes)),
     Gauge("lanes.taking", "1", "1 while intake runs, 0 from a high to the low water mark.", _one(lambda s: s.taking)),
     Gauge("lanes.paused", "1", "1 while the user has paused the consumer.", _one(lambda s: s.paused)),
     Gauge(
@@ -245,6 +253,10 @@ class Instruments:
         self.settled = meter.create_counter("lanes.settled", "{message}", "Messages settled.")
         self.retries = meter.create_counter("lanes.retries", "{message}", "Attempts that failed and are repeated.")
         self.dead_letters = meter.create_counter("lanes.dead_letters", "{message}", "Dead letters confirmed.")
+        self.outputs = meter.create_counter("lanes.outputs", "{output}", "Outputs confirmed.")
+        self.output_failures = meter.create_counter(
+            "lanes.output_failures", "{message}", "Sends of a message's outputs that failed."
+        )
         self.zombies = meter.create_counter("lanes.zombies", "{message}", "Results after the fence of an assignment.")
         self.redelivered = meter.create_counter("lanes.redelivered", "{message}", "Redelivered and late positions.")
         self.loop_held = meter.create_counter("lanes.loop.held", "s", "Time for which calls held the event loop.")

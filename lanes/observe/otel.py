@@ -172,6 +172,14 @@ class Telemetry:
         """Count a dead letter that the broker confirmed."""
         self._add(self._instruments.dead_letters, 1, self.labels(message.partition))
 
+    def outputs(self, partition: Partition, count: int) -> None:
+        """Count outputs that the broker confirmed."""
+        self._add(self._instruments.outputs, count, self.labels(partition))
+
+    def publish_failed(self, message: Message) -> None:
+        """Count a message some of whose outputs the broker has not confirmed."""
+        self._add(self._instruments.output_failures, 1, self.labels(message.partition))
+
     def zombie(self, message: Message) -> None:
         """Count an ignored result, which arrived after the fence of its assignment."""
         self._add(self._instruments.zombies, 1, self.labels(message.partition))

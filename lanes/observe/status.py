@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeVar
 
 from lanes.core.engine import Engine
-from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD, RUNNING
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD, PUBLISH_HELD, RUNNING
 from lanes.core.ledgers import OffsetLedger
 from lanes.core.partition_budgets import PartitionBudgetEngine
 from lanes.core.types import Partition
@@ -174,12 +174,16 @@ class Status:
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
+        publishing: Number of messages with unconfirmed outputs, and of the messages of batches that wait for them.
+        publish_held: Number of those messages whose last send failed, and that wait for the next send.
+        publishing_bytes: Bytes of the unconfirmed outputs in memory. At ``max_in_flight_bytes`` no handler starts.
         taking: Whether intake runs: False from the high water mark until the low water mark, or until an idle handler
             has room.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of failed attempts since the start after which the lane waited for a retry.
         dead_lettered: Number of confirmed dead letters since the start.
+        published: Number of confirmed outputs since the start.
         zombies: Number of results since the start that arrived after the fence of their assignment.
         redelivered: Number of redelivered messages since the start, by cause.
         consumer_target: Largest number of partitions that this process prefers to own; None = this process has no
@@ -233,6 +237,10 @@ class Status:
     queues: Mapping[str, QueueStatus] = field(default_factory=dict)
     kept: KeptLog | None = None
     unowned: int | None = None
+    publishing: int = 0
+    publish_held: int = 0
+    publishing_bytes: int = 0
+    published: int = 0
 
 
 Lag = Callable[[Partition], int | None]
@@ -266,6 +274,7 @@ def snapshot(
     stranded: Sequence[Stranded] = (),
     kept: KeptLog | None = None,
     unowned: int | None = None,
+    published: int = 0,
 ) -> Status:
     """Return the status of an engine at ``now``; ``lag`` returns the lag of a partition. O(in flight)."""
     flow = engine.flow
@@ -308,6 +317,10 @@ def snapshot(
         queues={queue.name: _queue(engine, queue, partitions.values(), stranded) for queue in queues},
         kept=kept,
         unowned=unowned,
+        publishing=len(engine.publishing.produced) + len(engine.publishing.handled),
+        publish_held=stopped.count(PUBLISH_HELD),
+        publishing_bytes=engine.publishing.size,
+        published=published,
     )
 
 

@@ -86,6 +86,11 @@ class Tap:
         if self.history is not None:
             self.history.publishing(message, count, self._clock())
 
+    def outputs(self, message: Message, count: int) -> None:
+        """Record that the broker has confirmed ``count`` outputs of a message."""
+        if self.telemetry is not None:
+            self.telemetry.outputs(message.partition, count)
+
     def published(self, message: Message) -> None:
         """Record that the broker has confirmed all outputs of a message."""
         if self.history is not None:
@@ -95,6 +100,8 @@ class Tap:
         """Record that a send of outputs failed."""
         if self.history is not None:
             self.history.publish_failed(message, error, self._clock())
+        if self.telemetry is not None:
+            self.telemetry.publish_failed(message)
 
     def blocked(self, message: Message) -> None:
         """Record that a message blocks its lane."""

@@ -135,6 +135,7 @@ class OutputSender:
         message = outputs.message
         if error is None:
             self.confirmed += 1
+            outputs.confirmed += 1
             chain = outputs.chains[output.target, output.key]
             chain.popleft()
             if not chain:
@@ -149,6 +150,9 @@ class OutputSender:
     def _ended(self, outputs: Outputs) -> None:
         """Report the end of all sends of a message to the engine."""
         message, now = outputs.message, self._clock()
+        confirmed, outputs.confirmed = outputs.confirmed, 0
+        if confirmed:
+            self._tap.outputs(message, confirmed)
         if outputs.error is None:
             self._tap.published(message)
             self._engine.published(message, now)

@@ -12,7 +12,7 @@ from typing import Final
 from lanes.attempts import error_type
 from lanes.clock import Clock, monotonic
 from lanes.consumer import Consumer
-from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD
+from lanes.core.lane import BLOCKED, DEAD_LETTERING, DEAD_LETTERING_BLOCKED, HELD, PUBLISH_HELD
 from lanes.errors import LanesError
 from lanes.observe.health import Health
 from lanes.observe.status import Status, undisturbed
@@ -30,7 +30,13 @@ STILL: Final = 10.0
 SHOWN: Final = 50
 """Maximum number of stopped lanes in a view."""
 
-_WAITS: Final = {HELD: "retry", BLOCKED: "blocked", DEAD_LETTERING: "parking", DEAD_LETTERING_BLOCKED: "parking"}
+_WAITS: Final = {
+    HELD: "retry",
+    BLOCKED: "blocked",
+    DEAD_LETTERING: "parking",
+    DEAD_LETTERING_BLOCKED: "parking",
+    PUBLISH_HELD: "outputs",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +45,12 @@ class Stopped:
 
     Attributes:
         waits: ``"retry"`` = for the next attempt. ``"blocked"`` = for an operator. ``"parking"`` = for the confirmation
-            of the dead letter.
+            of the dead letter. ``"outputs"`` = for the next send of its outputs.
         partition: Source and number of the partition.
         position: Position of the head.
         attempt: Number of the attempts so far.
         age: Seconds since the delivery of the head.
-        left: Seconds until the next attempt; 0.0 for another wait.
+        left: Seconds until the next attempt or send; 0.0 for another wait.
         error: Name of the type of the last exception, without its text.
         key: Key of the head; None = no key. A key is user data, so no ``repr`` shows the key.
     """

@@ -57,7 +57,7 @@ function showState(now) {
 
 // The stopped lanes, and behind them the oldest message of each partition that waits for long.
 function holders(now) {
-  const found = now.stopped.map((one) => ({ ...one, operable: one.waits === "blocked" || one.waits === "retry" }));
+  const found = now.stopped.map((one) => ({ ...one, operable: ["blocked", "retry", "outputs"].includes(one.waits) }));
   const known = new Set(found.map((one) => one.partition + " " + one.position));
   for (const [partition, each] of Object.entries(now.status?.partitions ?? {})) {
     const oldest = each.oldest;
@@ -65,7 +65,7 @@ function holders(now) {
       found.push({ ...oldest, waits: "handler", left: 0, error: "", operable: false });
     }
   }
-  const rank = { blocked: 0, parking: 1, retry: 2, handler: 2 };
+  const rank = { blocked: 0, parking: 1, retry: 2, outputs: 2, handler: 2 };
   return found.sort((a, b) => rank[a.waits] - rank[b.waits] || b.age - a.age);
 }
 
@@ -82,7 +82,7 @@ function showHolders(now) {
   for (const reason of [...now.reasons, ...now.findings]) line(reasons, reason);
   rows(byId("holders"), found.slice(0, ROWS), (row, one) => {
     cell(row, "key", keyOf(one));
-    const waits = { blocked: "for an operator", parking: "for its dead letter", retry: "retry in " + seconds(one.left), handler: "its handler runs or waits" };
+    const waits = { blocked: "for an operator", parking: "for its dead letter", retry: "retry in " + seconds(one.left), outputs: "outputs again in " + seconds(one.left), handler: "its handler runs or waits" };
     cell(row, "", waits[one.waits], one.waits === "blocked");
     cell(row, "age", seconds(one.age));
     cell(row, "", one.partition + " position " + one.position);

@@ -83,6 +83,7 @@ def status(**changes: Any) -> Status:
     names = [
         *("in_flight", "max_in_flight", "peak_in_flight", "in_flight_bytes", "max_in_flight_bytes"),
         *("peak_in_flight_bytes", "running", "concurrency", "ready", "held", "blocked", "parking"),
+        *("publishing", "publish_held", "publishing_bytes", "published"),
         *("settled", "retries", "dead_lettered", "zombies", "loop_held"),
     ]
     fields: dict[str, Any] = {name: 100 + number for number, name in enumerate(names)}
@@ -137,6 +138,8 @@ def count_everything(telemetry: Telemetry, one: Message) -> None:
     telemetry.settled(one.partition, 1)
     telemetry.retried(one)
     telemetry.dead_lettered(one)
+    telemetry.outputs(one.partition, 1)
+    telemetry.publish_failed(one)
     telemetry.zombie(one)
     telemetry.redelivered(one, "held")
     telemetry.loop_held(1.5)

@@ -39,6 +39,9 @@ WHOLE = {
     "lanes.held": "held",
     "lanes.blocked": "blocked",
     "lanes.parking": "parking",
+    "lanes.publishing": "publishing",
+    "lanes.publish_held": "publish_held",
+    "lanes.publishing.bytes": "publishing_bytes",
     "lanes.taking": "taking",
     "lanes.paused": "paused",
     "lanes.under_provisioned": "under_provisioned",
@@ -137,6 +140,8 @@ def test_each_counter_counts_its_events(sdk: Sdk) -> None:
     telemetry.settled(one.partition, 300)
     telemetry.retried(one)
     telemetry.dead_lettered(one)
+    telemetry.outputs(one.partition, 3)
+    telemetry.publish_failed(one)
     telemetry.zombie(one)
     for cause in ("held", "held", "late"):
         telemetry.redelivered(one, cause)
@@ -145,7 +150,9 @@ def test_each_counter_counts_its_events(sdk: Sdk) -> None:
     received = LABELS | {"messaging.operation.name": "receive"}
     assert sdk.numbers("messaging.client.consumed.messages") == [(511, received)]
     assert sdk.numbers("lanes.settled") == [(307, LABELS)]
-    assert [sdk.numbers(f"lanes.{name}") for name in ("retries", "dead_letters", "zombies")] == [[(1, LABELS)]] * 3
+    once = ("retries", "dead_letters", "output_failures", "zombies")
+    assert [sdk.numbers(f"lanes.{name}") for name in once] == [[(1, LABELS)]] * 4
+    assert sdk.numbers("lanes.outputs") == [(3, LABELS)]
     assert sdk.numbers("lanes.redelivered") == [
         (2, LABELS | {"lanes.cause": "held"}),
         (1, LABELS | {"lanes.cause": "late"}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -15,6 +16,7 @@ from memsource.memory.broker import MemoryBroker
 from memsource.memory.publisher import MemoryPublisher
 from memsource.memory.source import MemoryDeadLetters, MemorySource
 from tests.fakes.support import consumer_of, published, started, turns, until
+from tests.fakes.telemetry import TRACE, TRACEPARENT, Sdk
 
 
 def told(publisher: MemoryPublisher, target: str = "out") -> list[bytes]:
@@ -268,6 +270,22 @@ async def test_a_drain_repeats_a_failed_send() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_drain_does_not_report_a_message_whose_outputs_it_sends_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "lanes")
+    broker, publisher = published("a"), MemoryPublisher()
+    publisher.refused["out"] = OSError("not now")
+    consumer = consumer_of(MemorySource(broker), copy, publisher=publisher, backoff=0.01)
+    async with started(consumer) as run:
+        await until(lambda: consumer.status().publish_held == 1)
+        consumer.stop()
+        await turns()
+        del publisher.refused["out"]
+        assert await run.end() is None
+    assert (told(publisher), broker.acked()) == ([b"0"], [0])
+    assert "its next owner runs" not in caplog.text
+
+
+@pytest.mark.anyio
 async def test_a_drain_gives_up_outputs_at_its_limit(caplog: pytest.LogCaptureFixture) -> None:
     broker, publisher = published("a", "b"), MemoryPublisher()
     publisher.block("publish")
@@ -367,6 +385,29 @@ async def test_an_output_of_a_wrong_type_fails_the_attempt(arguments: tuple[Any,
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("target", "header", "said"),
+    [
+        ("out\udc80", "name", "target has a control character or half a character"),
+        ("out\n", "name", "target has a control character or half a character"),
+        ("out", "name\udc80", "a header's name is empty, or has a control character or half a character"),
+        ("out", "na\0me", "a header's name is empty, or has a control character or half a character"),
+        ("out", "", "a header's name is empty, or has a control character or half a character"),
+    ],
+)
+async def test_a_name_that_no_broker_can_store_fails_the_attempt(target: str, header: str, said: str) -> None:
+    broker, publisher = published("a"), MemoryPublisher()
+
+    async def handler(message: Message) -> None:
+        await message.publish(target, b"", headers={header: b""})
+
+    await run_all(broker, handler, publisher, dead_letters=MemoryDeadLetters(broker))
+    assert broker.dead_letters[0].error_type == "ValueError"
+    assert said in broker.dead_letters[0].error_text
+    assert publisher.outputs == []
+
+
+@pytest.mark.anyio
 async def test_an_output_has_its_origin_and_its_content() -> None:
     broker, publisher = published("a", "b"), MemoryPublisher()
 
@@ -395,15 +436,99 @@ async def test_the_outputs_in_memory_stop_new_handlers_at_the_bound() -> None:
         begun.append(message.position)
         await message.publish("out", bytes(1000))
 
-    consumer = consumer_of(MemorySource(broker), handler, publisher=publisher, concurrency=2, max_in_flight_bytes=5000)
+    consumer = consumer_of(MemorySource(broker), handler, publisher=publisher, concurrency=2, max_in_flight_bytes=7500)
     async with started(consumer) as run:
-        await until(lambda: len(begun) == 5)
+        await until(lambda: len(begun) == 5)  # an output of 1,000 bytes counts as 1,500
         await turns()
         assert len(begun) <= 6
         publisher.unblock("publish")
         await until(lambda: broker.unfinished == 0)
         assert await run.stop() is None
     assert len(publisher.outputs) == 20
+
+
+@pytest.mark.anyio
+async def test_outputs_without_bytes_stop_new_handlers_too() -> None:
+    broker, publisher = published(*map(str, range(20))), MemoryPublisher()
+    publisher.block("publish")
+    begun: list[int] = []
+
+    async def handler(message: Message) -> None:
+        begun.append(message.position)
+        for _ in range(4):
+            await message.publish("out", b"")
+
+    consumer = consumer_of(MemorySource(broker), handler, publisher=publisher, concurrency=2, max_in_flight_bytes=9000)
+    async with started(consumer) as run:
+        await until(lambda: len(begun) == 5)  # each message counts as 4 × 500 bytes
+        await turns()
+        assert len(begun) <= 6
+        publisher.unblock("publish")
+        await until(lambda: broker.unfinished == 0)
+        assert await run.stop() is None
+    assert len(publisher.outputs) == 80
+
+
+@pytest.mark.anyio
+async def test_the_status_and_the_metrics_count_outputs(sdk: Sdk) -> None:
+    broker, publisher = published("a", "b", "c"), MemoryPublisher()
+    publisher.refused["out"] = OSError("not now")
+
+    async def handler(message: Message) -> None:
+        await message.publish("out" if message.key == b"a" else "other", b"123")
+        await message.publish("third", b"4567")
+
+    consumer = consumer_of(MemorySource(broker), handler, publisher=publisher, backoff=0.01)
+    async with started(consumer) as run:
+        await until(lambda: consumer.status().publish_held == 1 and consumer.status().published == 5)
+        status = consumer.status()
+        assert (status.publishing, status.publishing_bytes) == (1, 3 + 4 + 2 * 500)
+        del publisher.refused["out"]
+        await until(lambda: broker.unfinished == 0)
+        status = consumer.status()
+        assert (status.publishing, status.publish_held, status.publishing_bytes, status.published) == (0, 0, 0, 6)
+        assert await run.stop() is None
+    assert sum(number for number, _ in sdk.numbers("lanes.outputs")) == 6
+    assert sum(number for number, _ in sdk.numbers("lanes.output_failures")) >= 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", HANDLERS)
+async def test_the_trace_of_the_handler_goes_on_in_its_outputs(kind: str, sdk: Sdk) -> None:
+    handler, settings = HANDLERS[kind]
+    publisher = MemoryPublisher()
+    await run_all(published("a"), handler, publisher, **settings)
+    [span], [output] = sdk.spans(), publisher.outputs
+    assert span.context is not None and output.headers == ()
+    trace, parent, flags = span.context.trace_id, span.context.span_id, span.context.trace_flags
+    assert dict(output.trace) == {"traceparent": f"00-{trace:032x}-{parent:016x}-{flags:02x}".encode()}
+
+
+@pytest.mark.anyio
+async def test_a_passed_on_trace_context_is_replaced(sdk: Sdk) -> None:
+    broker, publisher = MemoryBroker(), MemoryPublisher()
+    broker.publish("0", key="a", headers=[("Traceparent", TRACEPARENT[1]), ("x", b"1")])
+
+    async def handler(message: Message) -> None:
+        await message.publish("out", b"", headers=message.headers)
+
+    await run_all(broker, handler, publisher)
+    [span], [output] = sdk.spans(), publisher.outputs
+    assert span.context is not None and f"{span.context.trace_id:032x}" == TRACE
+    assert output.headers == (("x", b"1"),)
+    assert dict(output.trace) == {"traceparent": f"00-{TRACE}-{span.context.span_id:016x}-01".encode()}
+
+
+@pytest.mark.anyio
+async def test_without_telemetry_the_headers_pass_unchanged() -> None:
+    publisher = MemoryPublisher()
+
+    async def handler(message: Message) -> None:
+        await message.publish("out", b"", headers=[TRACEPARENT])
+
+    await run_all(published("a"), handler, publisher)
+    [output] = publisher.outputs
+    assert (output.headers, list(output.trace)) == ((TRACEPARENT,), [])
 
 
 class Silent(MemoryPublisher):

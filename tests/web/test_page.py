@@ -21,6 +21,7 @@ from lanes.history.writer import key_hash
 from lanes.web.lines import KEPT
 from lanes.web.port import Port
 from lanes.web.values import SHOWN_PARTITIONS
+from memsource.memory.publisher import MemoryPublisher
 from memsource.memory.source import MemorySource
 from tests.fakes.support import Gated, acknowledge, consumer_of, fail, published, started, until
 from tests.web.conftest import Ports, ask
@@ -83,6 +84,24 @@ async def test_a_lane_that_waits_for_its_retry_is_shown_with_the_time_that_is_le
         found = await anyio.to_thread.run_sync(lambda: next(each for each in snapshots(port) if each["stopped"]))
         assert found["stopped"][0]["waits"] == "retry"
         assert 0 < found["stopped"][0]["left"] <= 30
+        consumer.stop(at_once=True)
+        await run.end()
+
+
+async def test_a_lane_that_waits_for_the_next_send_of_its_outputs_is_shown(ports: Ports) -> None:
+    publisher = MemoryPublisher()
+    publisher.refused["out"] = OSError("not now")
+
+    async def handler(message: Message) -> None:
+        await message.publish("out", b"")
+
+    consumer = consumer_of(MemorySource(published("a")), handler, publisher=publisher, backoff=20.0)
+    port = ports.open(consumer)
+    async with started(consumer) as run:
+        await until(lambda: consumer.status().publish_held)
+        found = await anyio.to_thread.run_sync(lambda: next(each for each in snapshots(port) if each["stopped"]))
+        assert found["stopped"][0]["waits"] == "outputs"
+        assert (found["stopped"][0]["error"], found["stopped"][0]["position"]) == ("OSError", 0)
         consumer.stop(at_once=True)
         await run.end()
 
