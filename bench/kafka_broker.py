@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import lanes
 from bench.source import Traffic, keys_of
 from bench.waiting import Loop, tuned_run
-from lanes import Message, Settings
+from lanes import Message, Publisher, Settings
 from lanes_kafka import KafkaSource
 from tests.components import KafkaServer
 
@@ -182,9 +182,10 @@ def consume(
     handler: Callable[[Message], Awaitable[None]] | None,
     settings: Settings,
     loop: Loop = asyncio.new_event_loop,
+    publisher: Publisher | None = None,
 ) -> float:
     """Handle all messages by ``lanes`` and return messages a second; see ``clocked_run``."""
-    return clocked_run(backlog, handler, settings, loop).rate
+    return clocked_run(backlog, handler, settings, loop, publisher).rate
 
 
 def clocked_run(
@@ -192,6 +193,7 @@ def clocked_run(
     handler: Callable[[Message], Awaitable[None]] | None,
     settings: Settings,
     loop: Loop = asyncio.new_event_loop,
+    publisher: Publisher | None = None,
 ) -> Clocked:
     """Handle all messages by ``lanes``, and return the clock from the first handler's end to the last handler's end.
 
@@ -207,7 +209,8 @@ def clocked_run(
         await handler(message)
         clocked.handled()
 
-    consumer = lanes.Consumer(backlog.source(), counting if handler is None else counted, settings=settings)
+    counter = counting if handler is None else counted
+    consumer = lanes.Consumer(backlog.source(), counter, settings=settings, publisher=publisher)
     tuned_run(consumer.run(), loop)
     return clocked
 

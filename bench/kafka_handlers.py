@@ -9,6 +9,9 @@ process that reads the same messages in a plain loop.
 Running: the figure is the time-weighted number of running handlers in the 10 ms case, divided by the number of possible
 handlers. A handler is possible if it runs or its lane is ready, up to the concurrency.
 
+Publisher: the 10 ms case, in which each handler publishes one output of 100 bytes to another topic. The baseline is
+the same handler without an output.
+
 Zipf: the case of `bench.waiting`, with its baseline.
 
 Batch: ten handler calls of 1 ms run at once, with 50 messages in each call. The baseline has one message a call.
@@ -25,13 +28,15 @@ from typing import Final
 import lanes
 from bench.figures import Effort, Figure, Pair, cost, interleaved, middle, rate
 from bench.kafka_bounds import peak
-from bench.kafka_broker import Backlog, Clocked, alone, broker, consume, fill, plainly
+from bench.kafka_broker import Backlog, Clocked, alone, broker, consume, create, fill, plainly
 from bench.waiting import CONCURRENCY, WAITING_KEYS, loops, one_by_one, shown, tasks_alone, tuned_run, wait
 from lanes import Message, Settings
 from lanes.core.engine import Engine
+from lanes_kafka import KafkaPublisher
 
 WAITING_GOAL: Final = 0.75
 RUNNING_GOAL: Final = 0.95
+PUBLISHER_GOAL: Final = 0.7
 WAITING_MESSAGES: Final = 100_000
 WAITING: Final = Settings(concurrency=CONCURRENCY, max_in_flight=4 * CONCURRENCY)
 
@@ -59,8 +64,12 @@ def figures(effort: Effort) -> list[Figure]:
             )
             goal = WAITING_GOAL if name == "asyncio" else None
             waiting.append(rate(f"kafka-handlers 10 ms{shown(name)}", "messages/s", figure, tasks, goal))
+        create(url, "results")
         most, plain = (alone(_peak, backlog, by=by) for by in ("lanes", "plain"))
         running = middle([_running(backlog) for _ in range(effort.repeats)])
+        without, published = interleaved(
+            [partial(consume, backlog, wait, WAITING), partial(_publish, backlog)], effort.repeats
+        )
         backlog = fill(url, "zipf", effort.messages(ZIPF_MESSAGES), ZIPF_KEYS, "zipf")
         zipf = middle([_zipf(backlog) for _ in range(effort.repeats)])
         backlog = fill(url, "batch", effort.messages(BATCH_MESSAGES), BATCH_KEYS)
@@ -71,9 +80,18 @@ def figures(effort: Effort) -> list[Figure]:
         *waiting,
         cost("kafka-handlers 10 ms, memory", "MiB peak", most, plain, MEMORY_GOAL),
         rate("kafka-handlers running", "handlers", *running, RUNNING_GOAL),
+        rate("kafka-handlers publisher 10 ms", "messages/s", published, without, PUBLISHER_GOAL),
         rate("kafka-handlers zipf", "messages/s", *zipf, ZIPF_GOAL),
         rate(f"kafka-handlers batch of {SIZE}", "messages/s", batch, single, BATCH_GOAL),
     ]
+
+
+def _publish(backlog: Backlog) -> float:
+    async def handler(message: Message) -> None:
+        await wait(message)
+        await message.publish("results", message.value, key=message.key)
+
+    return consume(backlog, handler, WAITING, publisher=KafkaPublisher({"bootstrap.servers": backlog.url}))
 
 
 async def _call(message: Message) -> None:
