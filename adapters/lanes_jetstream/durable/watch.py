@@ -40,6 +40,11 @@ earlier.
 """
 
 
+SHRUNK_AGAIN_WITHIN: Final = 60.0
+"""Seconds in which a second shrunk ack_wait proves a running second process. Later it comes from another, new process.
+"""
+
+
 class ReadState(NamedTuple):
     """The progress of a source at one time.
 
@@ -94,8 +99,9 @@ class DurableWatch:
     def __post_init__(self) -> None:
         self._suspected: float | None = None
         self._interrupt: Callable[[str], None]
-        # Number of takeovers before the first sight of a shrunk ack_wait.
+        # Number of takeovers before the first sight of a shrunk ack_wait, and its time.
         self._shrunk_after: int | None = None
+        self._shrunk_at = 0.0
         self._before: ConsumerState | None = None
         self._takeovers = -1
         self._base = 0
@@ -226,12 +232,15 @@ class DurableWatch:
         """Make the source restore ack_wait by a takeover, or raise ``SourceError`` for a running second process.
 
         The server may process the request of a dead process late, after this process has restored ack_wait. A shrunk
-        ack_wait after a further takeover comes from a running process.
+        ack_wait after a further takeover, within ``SHRUNK_AGAIN_WITHIN`` seconds, comes from a running process.
         """
-        if self._shrunk_after is None:
-            self._shrunk_after = takeovers
+        now = monotonic()
+        if self._shrunk_after is None or (
+            takeovers > self._shrunk_after and now - self._shrunk_at > SHRUNK_AGAIN_WITHIN
+        ):
+            self._shrunk_after, self._shrunk_at = takeovers, now
             self._interrupt("ack_wait is shrunk by a late request of an earlier process, or by another process")
-        elif takeovers > self._shrunk_after:
+        elif again:
             raise SourceError(self.durable.second_puller)
 
     def _is_shared(self, snapshot: ConsumerSnapshot, before: ReadState, now: ReadState) -> bool:
