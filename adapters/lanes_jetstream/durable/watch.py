@@ -235,9 +235,8 @@ class DurableWatch:
         ack_wait after a further takeover, within ``SHRUNK_AGAIN_WITHIN`` seconds, comes from a running process.
         """
         now = monotonic()
-        if self._shrunk_after is None or (
-            takeovers > self._shrunk_after and now - self._shrunk_at > SHRUNK_AGAIN_WITHIN
-        ):
+        again = self._shrunk_after is not None and takeovers > self._shrunk_after
+        if self._shrunk_after is None or (again and now - self._shrunk_at > SHRUNK_AGAIN_WITHIN):
             self._shrunk_after, self._shrunk_at = takeovers, now
             self._interrupt("ack_wait is shrunk by a late request of an earlier process, or by another process")
         elif again:
