@@ -3,7 +3,7 @@
 Reading order: ``consumer``, ``config``, ``arguments``, ``handlers``, ``source``, ``retention``, ``errors``,
 ``dead_letter``, ``attempts``, ``events``, ``process``, ``clock``, ``loops``, ``line_limit``; then the packages
 ``core``, ``ring``, ``outputs``, ``queues``, ``workers``, ``runtime``, ``observe``, ``history``, ``ownership``,
-``cohort``, ``dead_letters``, ``web``, ``cli``.
+``cohort``, ``dead_letters``, ``web``, ``service``, ``cli``.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
 
         if ends_process:
             consumer._end_process = end_process
-        signals = _StopSignals("lanes.main" if ends_process else "lanes.serve", drain, stop_at_once, grace)
+        signals = StopSignals("lanes.main" if ends_process else "lanes.serve", drain, stop_at_once, grace)
         try:
             # Not ``run``, which would log the error that this function reports.
             await consumer._consume()
@@ -261,6 +261,19 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
         finally:
             signals.close(bounded=at_once and ends_process)
     return _status(consumer._life.name, failure, at_once=at_once)
+
+
+async def serve_alone(consumer: Consumer) -> int:
+    """Run a consumer as the only job of this process, as ``main`` does, and return the exit status.
+
+    Args:
+        consumer: The consumer.
+
+    Returns:
+        ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
+    """
+    with _collector("tuned"):
+        return await _serve(consumer, GRACE, ends_process=True)
 
 
 def _status(name: str, failure: BaseException | None, *, at_once: bool) -> int:
@@ -292,13 +305,13 @@ def _exit_status(leaving: SystemExit) -> int:
 
 
 _JOINED_WITHIN: Final = 1.0
-"""Seconds that the thread of ``_StopSignals`` gets to end."""
+"""Seconds that the thread of ``StopSignals`` gets to end."""
 
 _ANSWERED: Final = 0x80
-"""Bit that marks a byte from the signal handler of ``_StopSignals``. The thread does not forward such a byte."""
+"""Bit that marks a byte from the signal handler of ``StopSignals``. The thread does not forward such a byte."""
 
 
-class _StopSignals:
+class StopSignals:
     """The signals that stop a process, answered by a separate thread from the constructor until ``close``.
 
     The system's signal handler writes the number of each signal into a socket, and a thread reads the socket. The

@@ -3,5 +3,5 @@
 Reading order: ``misuse`` (an error), ``kit`` (tools of every command), ``group`` (groups and commands), ``app`` (the
 console script), ``registered`` (the entry points), ``ring``, ``queue_names`` (options), ``route``, ``brokers`` (options
 that reach a broker, and its client), ``queue``, ``dead_letters``, ``dead_letter_places`` (their options), ``origins``
-(their selection), ``views`` (their texts), ``doctor`` (results of checks).
+(their selection), ``views`` (their texts), ``doctor`` (results of checks), ``run`` (a service of several processes).
 """

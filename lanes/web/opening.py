@@ -34,7 +34,7 @@ def port_of(consumer: Consumer, http: str | Web | None) -> AbstractContextManage
     if http is None:
         return nullcontext()
     web = web_of(http)
-    _check_extra("http=")
+    check_extra("http=")
     from lanes.web.port import Port
 
     return Port(consumer, web)
@@ -47,7 +47,7 @@ def application(
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
     web = Web(address="127.0.0.1:0", show_keys=show_keys, hosts=hosts, operate=operate, token=token)
-    _check_extra("lanes.web.app")
+    check_extra("lanes.web.app")
     from lanes.web.board import Board
     from lanes.web.commands import Commands
     from lanes.web.lines import Lines
@@ -61,7 +61,8 @@ def application(
     return Routes(board, Metrics(board.view.name), web, lines, commands).application()
 
 
-def _check_extra(what: str) -> None:
+def check_extra(what: str) -> None:
+    """Raise ``ConfigError`` unless the modules of the extra ``web`` are installed, which ``what`` needs."""
     missing = [name for name in _NEEDED if not _installed(name)]
     if missing:
         raise ConfigError(f"{what} needs {', '.join(missing)}: pip install '.[web]' in the checkout of lanes")
