@@ -47,6 +47,28 @@ _LIST_WANTED: Final = re.compile("'Message' object is not (iterable|subscriptabl
 
 _CALLED: Final = "'bytes' object is not callable"
 
+_ATTRIBUTES_CALLED: Final = {
+    ".headers(": "message.headers is an attribute, a list of pairs of name and bytes; read it without ()",
+    ".key(": "message.key is an attribute; read it without ()",
+    ".partition(": "read message.partition.id, with the attributes source and number",
+}
+"""The remedy for a call of an attribute whose value is not bytes, by the call in the source line."""
+
+_NOT_CALLABLE: Final = re.compile("'(list|tuple|NoneType|Partition)' object is not callable")
+
+_READ_AS_JSON: Final = re.compile(
+    "byte indices must be integers or slices, not str|'bytes' object has no attribute '(get|items|keys|values)'"
+)
+"""Texts of Python's errors after a use of bytes as a JSON object."""
+
+_OF_THE_VALUE: Final = re.compile(r"\b(value|payload|body|data)\b")
+"""Words in the source line of such a use; other bytes are not the value of a message."""
+
+_BYTES: Final = (
+    "message.value is bytes; pass decode=lambda message: json.loads(message.value) to the consumer, and read "
+    "message.data"
+)
+
 _MEANT: Final[Mapping[str, str]] = {
     "data": "pass decode=… to the consumer, or read message.value",
     **dict.fromkeys(
@@ -60,6 +82,7 @@ _MEANT: Final[Mapping[str, str]] = {
     **dict.fromkeys(("payload", "body"), "read message.value"),
     "json": "pass decode=lambda message: json.loads(message.value) to the consumer, and read message.data",
     "timestamp": "read message.raw, the message of the client",
+    "error": "leave the call out, because the handler gets only messages, and lanes handles the errors of the client",
 }
 """The remedy by an attribute that messages of the clients have and a ``Message`` has not."""
 
@@ -175,10 +198,15 @@ def explain(error: BaseException, *, batch: bool = False) -> None:
             remedy = "with Settings(batch=…) the handler gets a list of messages; loop over it, or leave batch out"
     elif isinstance(error, TypeError) and _CALLED in error_text(error):
         remedy = "message.value and message.key are attributes; read them without ()"
+    elif isinstance(error, TypeError) and _NOT_CALLABLE.search(error_text(error)):
+        line = _line_of(error)
+        remedy = next((text for call, text in _ATTRIBUTES_CALLED.items() if call in line), "")
     elif isinstance(error, TypeError) and not batch and _LIST_WANTED.search(error_text(error)):
         remedy = "the handler gets one Message, with attributes such as message.value; Settings(batch=…) passes lists"
     if not remedy and isinstance(error, AttributeError | TypeError) and _NO_PAIRS.search(error_text(error)):
         remedy = _PAIRS if "headers" in _line_of(error) else ""
+    if not remedy and isinstance(error, AttributeError | TypeError) and _READ_AS_JSON.search(error_text(error)):
+        remedy = _BYTES if _OF_THE_VALUE.search(_line_of(error)) else ""
     if remedy and len(error.args) == 1 and remedy not in str(error.args[0]):
         error.args = (f"{error.args[0]}: {remedy}",)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
@@ -239,6 +239,38 @@ def calls_the_value(message: Any) -> None:
     message.value().decode()
 
 
+async def calls_the_headers(message: Any) -> None:
+    dict(message.headers())
+
+
+async def calls_a_missing_key(message: Any) -> None:
+    message.key().decode()
+
+
+async def calls_the_partition(message: Any) -> None:
+    message.partition()
+
+
+async def asks_for_an_error(message: Any) -> None:
+    assert message.error() is None
+
+
+async def indexes_the_value(message: Any) -> None:
+    message.value["item"]
+
+
+async def gets_from_the_value(message: Any) -> None:
+    message.value.get("item")
+
+
+async def calls_a_list_of_its_own(message: Any) -> None:
+    cast(Any, [message])()
+
+
+async def indexes_bytes_of_its_own(message: Any) -> None:
+    cast(Any, b"cached")["item"]
+
+
 async def reads_json(message: Any) -> None:
     message.json()
 
@@ -273,6 +305,20 @@ async def reads_a_key_of_a_list(batch: Any) -> None:
         (acknowledges, None, "no attribute 'ack': leave the call out, because lanes acknowledges the message"),
         (calls_the_value, None, "not callable: message.value and message.key are attributes; read them without ()"),
         (
+            calls_the_headers,
+            None,
+            "not callable: message.headers is an attribute, a list of pairs of name and bytes; read it without ()",
+        ),
+        (calls_a_missing_key, None, "'NoneType' object is not callable: message.key is an attribute; read it without"),
+        (calls_the_partition, None, "not callable: read message.partition.id, with the attributes source and number"),
+        (asks_for_an_error, None, "no attribute 'error': leave the call out, because the handler gets only messages"),
+        (
+            indexes_the_value,
+            None,
+            "not str: message.value is bytes; pass decode=lambda message: json.loads(message.value) to the consumer",
+        ),
+        (gets_from_the_value, None, "no attribute 'get': message.value is bytes; pass decode=lambda message: json."),
+        (
             reads_json,
             None,
             "no attribute 'json': pass decode=lambda message: json.loads(message.value) to the consumer",
@@ -291,6 +337,16 @@ async def test_a_handler_that_uses_its_argument_wrongly_gets_a_remedy(
     handler: Any, batch: int | None, said: str
 ) -> None:
     settings = Settings(batch=batch, retry=Retry(attempts=2, backoff=0))
+    key = None if handler is calls_a_missing_key else "a"
     with pytest.raises(HandlerHalted) as caught:
-        await Consumer(MemorySource(published("a")), handler, settings=settings).run()
+        await Consumer(MemorySource(published(key)), handler, settings=settings).run()
     assert str(caught.value).count(said) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("handler", [calls_a_list_of_its_own, indexes_bytes_of_its_own])
+async def test_an_error_about_an_object_of_the_handler_gets_no_remedy(handler: Any) -> None:
+    with pytest.raises(HandlerHalted) as caught:
+        await Consumer(MemorySource(published("a")), handler).run()
+    assert "message." not in str(caught.value)
+    assert "message." not in str(caught.value.__cause__)
