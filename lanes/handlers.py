@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import logging
 import os
 import pickle
 import re
@@ -12,7 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableSequence, Sequence
 from typing import Any, Final, Literal, cast, get_origin
 
-from lanes.arguments import kind_of
+from lanes.arguments import kind_of, shown_value
 from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
@@ -54,6 +55,16 @@ _DECODING_MODULES: Final = frozenset(
 )
 _DECODING_NAMES: Final = frozenset(("decode", "loads", "model_validate_json", "parse_raw", "unpackb", "validate_json"))
 """Functions of these names in these modules decode bytes or text, never a ``Message``."""
+
+log = logging.getLogger("lanes")
+
+_FAILING_RESULTS: Final = frozenset(
+    ("nack", "nak", "retry", "requeue", "reject", "term", "dead_letter", "dead-letter", "dlq")
+)
+"""Texts by which handlers of other libraries fail a message."""
+
+_told_results: Final[set[str]] = set()
+"""Modules and names of the handlers whose result was reported in the log."""
 
 _ANNOTATIONS_AS_TEXT: Final[dict[str, Any]] = (
     {"annotation_format": importlib.import_module("annotationlib").Format.STRING} if sys.version_info >= (3, 14) else {}
@@ -389,8 +400,12 @@ def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncH
 def check_returned(handler: object, returned: object, message: Message) -> None:
     """Raise ``ConfigError`` if a handler of one message returned an exception, or an awaitable.
 
-    The handler should raise the exception, and no code would await the awaitable. Any other result has no meaning.
+    The handler should raise the exception, and no code would await the awaitable. Any other result has no meaning. The
+    first result of a handler that looks like a failure is a warning in the log.
     """
+    if returned is False or (isinstance(returned, str) and returned.casefold() in _FAILING_RESULTS):
+        _warn_of_a_failing_result(handler, returned, message)
+        return
     if isinstance(returned, BaseException) or (isinstance(returned, type) and issubclass(returned, BaseException)):
         kind = returned if isinstance(returned, type) else type(returned)
         what = f"the class {kind.__name__}" if isinstance(returned, type) else f"the exception {kind.__name__}"
@@ -399,6 +414,23 @@ def check_returned(handler: object, returned: object, message: Message) -> None:
             "return acknowledges the message: raise it, with raise in place of return"
         )
     refuse_awaitable(handler, returned, message)
+
+
+def _warn_of_a_failing_result(handler: object, returned: object, message: Message) -> None:
+    """Log the first result by which a handler probably means to fail its message."""
+    module = getattr(handler, "__module__", None)
+    told = f"{module}:{_name(handler)}"
+    if told in _told_results:
+        return
+    _told_results.add(told)
+    log.warning(
+        "handler=%s returned %s at %s position %d, and a return acknowledges the message: write raise lanes.Nak(…) for "
+        "another attempt, raise lanes.Term(…) to give the message up, or return None",
+        _name(handler),
+        shown_value(returned),
+        message.partition.id,
+        message.position,
+    )
 
 
 def refuse_awaitable(handler: object, returned: object, message: Message) -> None:

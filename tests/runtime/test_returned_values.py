@@ -1,14 +1,18 @@
-"""A handler of one message that returns an exception or an awaitable stops the consumer, and settles no message."""
+"""A handler of one message that returns an exception or an awaitable stops the consumer, and settles no message.
+
+A result that looks like a failure, such as False, is a warning.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import pytest
 
 import lanes
-from lanes import ConfigError, Consumer, DeadLetter, Message, Settings
+from lanes import ConfigError, Consumer, DeadLetter, Message, Settings, handlers
 from lanes.dead_letters.box import replay
 from memsource import MemoryBroker, MemorySource
 from tests.fakes.support import published
@@ -145,3 +149,70 @@ def plainly_returns_term(message: Message) -> object:
 async def test_a_replay_with_a_returned_exception_fails(handler: Callable[[Message], object]) -> None:
     with pytest.raises(ConfigError, match="returned the exception Term at src/0 position 5"):
         await replay(dead_letter(), handler, None)
+
+
+async def finished(kind: Kind, results: Sequence[object], *, decode: bool = False) -> MemoryBroker:
+    """The broker after a run whose handler returned these results, one for each message."""
+    broker = published(*(str(number) for number in range(len(results))))
+    source = MemorySource(broker)
+    source.finish()
+    left = iter(results)
+
+    def plain(message: Message) -> object:
+        return next(left)
+
+    async def handle(message: Message) -> object:
+        return next(left)
+
+    consumer = Consumer(
+        source,
+        handle if kind == "async" else plain,
+        settings=Settings(concurrency=1, sync_handlers="inline" if kind == "inline" else "threads"),
+        decode=(lambda message: message.value) if decode else None,
+    )
+    await consumer.run()
+    return broker
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize("kind", ["async", "threads", "inline"])
+@pytest.mark.parametrize(("result", "shown"), [(False, "False"), ("nack", "'nack'"), ("Retry", "'Retry'")])
+async def test_the_first_result_that_looks_like_a_failure_is_a_warning(
+    kind: Kind,
+    decode: bool,
+    result: object,
+    shown: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(handlers, "_told_results", set())
+    broker = await finished(kind, [result, result, result], decode=decode)
+    name = "handle" if kind == "async" else "plain"
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert warning == (
+        f"handler=finished.<locals>.{name} returned {shown} at memory/0 position 0, and a return acknowledges the "
+        "message: write raise lanes.Nak(…) for another attempt, raise lanes.Term(…) to give the message up, or return "
+        "None"
+    )
+    assert broker.acked() == [0, 1, 2]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", ["async", "threads", "inline"])
+async def test_other_results_are_no_warning(
+    kind: Kind, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_told_results", set())
+    broker = await finished(kind, [True, "ack", "nacked 3 orders", 0, [], {"retry": False}, None, ""])
+    assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert len(broker.acked()) == 8
+
+
+@pytest.mark.anyio
+async def test_a_replay_warns_of_a_result_that_looks_like_a_failure(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_told_results", set())
+    await replay(dead_letter(), lambda message: "nack", None)
+    assert caplog.text.count("and a return acknowledges the message: write raise lanes.Nak(…)") == 1
