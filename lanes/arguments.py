@@ -40,6 +40,11 @@ OF_CONSUMERS: Final[Mapping[str, str]] = {
 }
 """Remedies for options of the consumer in the call of a source, by the names of the options."""
 
+OF_MAIN: Final[Mapping[str, str]] = {
+    "http": "write lanes.main(source, handler, http=…), or await lanes.serve(lanes.Consumer(…), http=…)"
+}
+"""Remedies for options of ``lanes.main`` and ``lanes.serve`` in the call of a consumer, by the names of the options."""
+
 _Class = TypeVar("_Class")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -51,10 +56,12 @@ def names_unknown_options(
     *,
     hints: Mapping[str, str] | None = None,
     homes: Mapping[str, str] | None = None,
+    unnamed: str = "",
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Make the constructor of a class raise an error that names the right arguments after a wrong call.
 
-    The wrong calls have an unknown option, a value without a name, or too few arguments.
+    The wrong calls have an unknown option, a value without a name, or too few arguments. A program may make a
+    ``NamedTuple`` for each message, so the decorator examines only those of its calls that Python refuses.
 
     Args:
         caller: Name by which users call the constructor.
@@ -62,12 +69,17 @@ def names_unknown_options(
         hints: Sentences about the values of required arguments, by argument name. The error about a missing argument
             shows these sentences.
         homes: Remedies for options that belong elsewhere, by the names of the options.
+        unnamed: Remedy for a value without a name, if its name alone does not help.
 
     Returns:
         The decorator of the class.
     """
 
     def decorate(cls: type[_Class]) -> type[_Class]:
+        if issubclass(cls, tuple):
+            make = names_wrong_calls(caller, refusal, method=True, hints=hints, homes=homes)(cls.__new__)
+            setattr(cls, "__new__", staticmethod(make))  # noqa: B010
+            return cls
         initialize = vars(cls)["__init__"]
         _, *parameters = inspect.signature(initialize).parameters.values()
         _OPTIONS[caller] = [parameter.name for parameter in parameters]
@@ -84,7 +96,8 @@ def names_unknown_options(
                 else:
                     return
             else:
-                refusal_of_call = refusal(refused)
+                too_many = unnamed and _needs_names(caller, parameters, len(values)) is not None
+                refusal_of_call = refusal(f"{refused}. {unnamed}" if too_many else refused)
             raise refusal_of_call
 
         setattr(cls, "__init__", checked)  # noqa: B010
@@ -110,6 +123,7 @@ def names_wrong_calls(
     refusal: Callable[[str], Exception],
     *,
     method: bool = False,
+    hints: Mapping[str, str] | None = None,
     homes: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """Let a function or a method name the right arguments for a wrong call, as ``names_unknown_options`` does.
@@ -118,6 +132,7 @@ def names_wrong_calls(
         caller: Name by which users call the function.
         refusal: Function that makes the error from its text.
         method: Whether the first parameter is the object of the method.
+        hints: Sentences about the values of required arguments, by argument name.
         homes: Remedies for options that belong elsewhere, by the names of the options.
 
     Returns:
@@ -137,7 +152,7 @@ def names_wrong_calls(
             except TypeError:
                 # Python raises TypeError for each wrong call. A right call whose body raised it keeps its error.
                 given = max(len(values) - unnamed, 0)
-                refused = _refused_call(caller, parameters, given, options, {}, homes or {})
+                refused = _refused_call(caller, parameters, given, options, hints or {}, homes or {})
                 if refused is None:
                     raise
             raise refusal(refused)
@@ -344,7 +359,9 @@ def _similar(name: str, known: Iterable[str]) -> list[str]:
     """Return the names that resemble an unknown name. The plural of a name resembles only this name."""
     names = sorted(known)
     singulars = {name.removesuffix("s"), re.sub("ies$", "y", name)}
-    return sorted(singulars.intersection(names)) or difflib.get_close_matches(name, names, cutoff=0.7)
+    # Swapped letters of a short name make a low ratio.
+    swapped = [each for each in names if sorted(each) == sorted(name)]
+    return sorted(singulars.intersection(names)) or swapped or difflib.get_close_matches(name, names, cutoff=0.7)
 
 
 def _needs_names(caller: str, parameters: Sequence[inspect.Parameter], given: int) -> ConfigError | None:

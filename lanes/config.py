@@ -39,7 +39,13 @@ RELEASE_WITHIN: Final = 10.0
 """Seconds for the release of a drained partition, or the remaining time of the lease if that is longer."""
 
 
-@names_unknown_options("Retry")
+_OF_NAK: Final = {
+    each: f"a handler asks for another attempt by raise lanes.Nak({each}=…)" for each in ("delay", "reason")
+}
+_IN_A_HANDLER: Final = "A handler asks for another attempt by raise lanes.Nak(reason)"
+
+
+@names_unknown_options("Retry", homes=_OF_NAK, unnamed=_IN_A_HANDLER)
 @dataclass(frozen=True, kw_only=True)
 class Retry:
     """The retries of a message: exponential backoff with full jitter, and then the poison policy.

@@ -16,7 +16,7 @@ from typing import Final, NoReturn, Self, TypedDict
 
 import anyio
 
-from lanes.arguments import names_unknown_options
+from lanes.arguments import OF_MAIN, names_unknown_options
 from lanes.attempts import Attempts
 from lanes.clock import Clock, monotonic
 from lanes.config import Settings
@@ -80,7 +80,7 @@ class ConsumerOptions(TypedDict, total=False):
     on_event: OnEvent | None
 
 
-@names_unknown_options("lanes.Consumer")
+@names_unknown_options("lanes.Consumer", homes=OF_MAIN)
 class Consumer:
     """One source, one handler, and the lanes between them.
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec
@@ -94,7 +95,7 @@ class HandlerProcessError(LanesError):
 
 
 def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options, None]:
-    """Make the constructor of ``Nak`` name the right call when a delay has no name."""
+    """Make the constructor of ``Nak`` name the right call when a delay has no name, or an option is unknown."""
 
     @functools.wraps(initialize)
     def checked(*values: _Options.args, **options: _Options.kwargs) -> None:
@@ -102,6 +103,11 @@ def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options,
         if len(given) > 1:
             shown = ", ".join(map(repr, given))
             raise TypeError(f"Nak({shown}): the delay needs its name; write Nak({given[0]!r}, delay={given[1]!r})")
+        for name in options:
+            if name not in ("reason", "delay"):
+                meant = difflib.get_close_matches(name, ("reason", "delay"), n=1)
+                guess = f"did you mean {meant[0]}=?" if meant else "write Nak(reason, delay=…)"
+                raise TypeError(f"Nak has no option {name}=: {guess}")
         initialize(*values, **options)
 
     return checked

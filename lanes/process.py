@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, NoReturn, ParamSpec, TypeVar, Unpack
 
 import anyio
 
-from lanes.arguments import check_one_of, check_seconds, kind_of, unknown_name
+from lanes.arguments import OF_MAIN, check_one_of, check_seconds, kind_of, unknown_name
 from lanes.consumer import Consumer, ConsumerOptions
 from lanes.dead_letter import error_text, printable
 from lanes.errors import ConfigError, HandlerHalted, LanesError
@@ -492,6 +492,8 @@ def _check_names(caller: str, options: Mapping[str, object]) -> None:
     known = ConsumerOptions.__annotations__
     for name in options:
         if name not in known:
+            if name in OF_MAIN:
+                raise ConfigError(f"lanes.{caller} has no option {name}=: {OF_MAIN[name]}")
             raise unknown_name(
                 f"lanes.{caller}", name, [*known, "backend", "gc", "http"] if caller == "main" else known
             )

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from lanes.arguments import check_flag, kind_of, shown_value
+from lanes.arguments import check_flag, kind_of, names_unknown_options, shown_value
 from lanes.errors import ConfigError
 
 TOKEN_LENGTH: Final = 16
@@ -30,6 +30,7 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+@names_unknown_options("lanes.web.Web")
 @dataclass(frozen=True, kw_only=True)
 class Web:
     """The settings of the port of a consumer; see ``lanes.main``.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ import memsource
 from lanes import ConfigError, Consumer, History, Journal, Message, Settings, Source
 from lanes_jetstream import Cohort, CohortStream, JetStreamDeadLetters, JetStreamSource
 from lanes_kafka import KafkaDeadLetters, KafkaSource
-from lanes_postgres import Positions, PostgresAttempts
+from lanes_postgres import Columns, Positions, PostgresAttempts, Record
 
 CONFIG = {"bootstrap.servers": "localhost:9092", "group.id": "billing"}
 SERVER = "nats://localhost:4222"
@@ -134,12 +137,23 @@ def test_settings_that_contradict_the_source_are_refused_before_a_connection(
         ),
         (Cohort, {"members": "b"}, "Cohort has no option members=: did you mean member=?"),
         (CohortStream, {"subjects": "a.*"}, "CohortStream has no option subjects=: did you mean subject=?"),
+        (Record, {"value": b"", "ky": "a"}, "lanes_postgres.Record has no option ky=: did you mean key=?"),
+        (Record, {"key": "a"}, "lanes_postgres.Record lacks value=: write lanes_postgres.Record(value)"),
+        (Columns, {"kye": "a"}, "lanes_postgres.Columns has no option kye=: did you mean key=?"),
     ],
 )
 def test_an_unknown_argument_is_refused_with_a_similar_name(maker: Any, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         maker(**arguments)
     assert str(refused.value).startswith(said)
+
+
+def test_a_named_tuple_with_checked_names_stays_a_named_tuple() -> None:
+    record = Record(b"1", "a", subject="orders")
+    assert tuple(record) == (b"1", "a", "orders", (), None)
+    assert pickle.loads(pickle.dumps(record)) == copy.copy(record) == record
+    assert record._replace(key="b") == Record._make((b"1", "b", "orders", (), None))
+    assert list(inspect.signature(Record).parameters) == ["value", "key", "subject", "headers", "time"]
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,18 @@ def test_an_unknown_setting_is_named_with_a_known_one(options: Any, said: str) -
     assert inspect.signature(Settings).parameters["concurrency"].default == 100
 
 
+def test_a_retry_in_the_place_of_a_nak_is_refused_with_the_right_class() -> None:
+    make: Any = Retry
+    with pytest.raises(ConfigError) as refused:
+        make("later")
+    assert str(refused.value) == (
+        "Retry takes no argument(s) without a name, and the call has 1: write the names, such as attempts=…. A handler "
+        "asks for another attempt by raise lanes.Nak(reason)"
+    )
+    said = "Retry has no option delay=: a handler asks for another attempt by raise lanes.Nak(delay=…)"
+    assert refusal(Retry, delay=5) == said
+
+
 @pytest.mark.parametrize("name", ["timeout", "unhealthy_after"])
 @pytest.mark.parametrize("value", [0, 0.0, -1, -0.5])
 def test_a_time_of_zero_is_refused_for_a_setting_that_must_be_positive(name: str, value: float) -> None:
@@ -358,6 +370,19 @@ def test_a_delay_is_a_finite_number_of_seconds_from_0(delay: float) -> None:
 def test_a_delay_in_the_place_of_the_reason_is_refused() -> None:
     with pytest.raises(TypeError, match=r"^Nak\(30\): the reason must be a str; write Nak\(delay=…\)"):
         lanes.Nak(30)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"dealy": 5}, "Nak has no option dealy=: did you mean delay=?"),
+        ({"after": 5}, "Nak has no option after=: write Nak(reason, delay=…)"),
+    ],
+)
+def test_an_unknown_option_of_a_nak_is_refused_with_the_right_call(options: Any, said: str) -> None:
+    with pytest.raises(TypeError) as refused:
+        lanes.Nak("busy", **options)
+    assert str(refused.value) == said
 
 
 def test_a_delay_without_its_name_is_refused() -> None:

@@ -99,6 +99,21 @@ async def test_an_unknown_option_is_named_with_a_known_one() -> None:
     assert str(refused.value) == "lanes.run has no option deadletters=: did you mean dead_letters=?"
 
 
+@pytest.mark.anyio
+async def test_the_port_is_refused_by_a_consumer_with_its_place() -> None:
+    options: Any = {"http": "127.0.0.1:0"}
+    said = (
+        "has no option http=: write lanes.main(source, handler, http=…), or await lanes.serve(lanes.Consumer(…), "
+        "http=…)"
+    )
+    with pytest.raises(ConfigError) as refused:
+        Consumer(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert str(refused.value) == f"lanes.Consumer {said}"
+    with pytest.raises(ConfigError) as refused:
+        await lanes.run(MemorySource(MemoryBroker()), acknowledge, **options)
+    assert str(refused.value) == f"lanes.run {said}"
+
+
 CONSUMER = Consumer(MemorySource(MemoryBroker()), acknowledge)
 WANTS = "takes a source and a handler, and other arguments by their names: write"
 SERVE_WANTS = "lanes.serve takes one consumer, and other arguments by their names: write"

@@ -54,6 +54,24 @@ def test_another_value_is_refused(value: Any, error: str) -> None:
     assert error in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "options", "said"),
+    [
+        ((), {"adress": "127.0.0.1:1"}, "lanes.web.Web has no option adress=: did you mean address=?"),
+        ((), {}, "lanes.web.Web lacks address=: write lanes.web.Web(address=…)"),
+        (
+            ("127.0.0.1:1",),
+            {},
+            "lanes.web.Web takes no argument(s) without a name, and the call has 1: write the names, such as address=…",
+        ),
+    ],
+)
+def test_a_wrong_call_is_refused_with_the_right_one(values: Any, options: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Web(*values, **options)
+    assert str(refused.value) == said
+
+
 def test_an_address_of_another_type_and_a_wrong_flag_are_refused() -> None:
     with pytest.raises(ConfigError, match="address is an int"):
         Web(address=8080)  # type: ignore[arg-type]

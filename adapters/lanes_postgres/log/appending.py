@@ -60,6 +60,7 @@ _MANY: Final[LiteralString] = (
 _NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, '')"
 
 
+@names_unknown_options("lanes_postgres.Record")
 class Record(NamedTuple):
     """A message to append.
 

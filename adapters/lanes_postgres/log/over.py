@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 from psycopg import sql
 
+from lanes.arguments import names_unknown_options
 
+
+@names_unknown_options("lanes_postgres.Columns")
 class Columns(NamedTuple):
     """The columns of a table that a log reads. The log returns texts, numbers and JSON values as UTF-8 text.
 
