@@ -208,7 +208,7 @@ def _group(given: UserSettings) -> str:
     if not name:
         raise ConfigError(
             "group.id is missing or empty; set group.id, because partitions and positions belong to a group"
-            f"{_misspelt('group.id', given)}"
+            f"{misspelt('group.id', given.client)}"
         )
     if "://" in name:
         # The group is not shown, because a URL may have a password.
@@ -540,7 +540,7 @@ def check_addresses(given: UserSettings) -> None:
     if not any(given.get(name) for name in _ADDRESSES):
         raise ConfigError(
             "bootstrap.servers is missing; name at least one broker as host:port"
-            f"{_misspelt('bootstrap.servers', given)}"
+            f"{misspelt('bootstrap.servers', given.client)}"
         )
     servers = given.get("bootstrap.servers")
     if not servers:
@@ -561,10 +561,10 @@ def check_addresses(given: UserSettings) -> None:
         _check_address(name, address)
 
 
-def _misspelt(name: str, given: UserSettings) -> str:
+def misspelt(name: str, given: Mapping[str, Any]) -> str:
     """Return the name that the user wrote in place of ``name``, for the last part of an error; "" = no such name."""
     known = _CONSUMER_ONLY | _OF_EVERY_CLIENT
-    near = difflib.get_close_matches(name, [other for other in given.client if other not in known], n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, [other for other in given if other not in known], n=1, cutoff=0.75)
     return f"; write {name!r} in place of {near[0]!r}" if near else ""
 
 

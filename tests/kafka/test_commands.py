@@ -94,8 +94,22 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["kafka", "partition", "--partitions", "8", "--hex", "abc"], 64, "KEY 'abc': must be bytes in hex"),
         (["kafka", "partition", "--partitions", "8", "\ud800"], 64, "surrogates not allowed"),
         (["doctor", "kafka", "-X", "bootstrap.servers=127.0.0.1:9"], 64, "`lanes doctor kafka` needs --group NAME"),
-        (["doctor", "kafka", "--server", "127.0.0.1:9"], 64, "in --config FILE; run `lanes doctor kafka --help`"),
+        (
+            ["doctor", "kafka", "--server", "127.0.0.1:9"],
+            64,
+            "in --config FILE or by -X; run `lanes doctor kafka --help`",
+        ),
         (["doctor", "kafka"], 64, "`lanes doctor kafka` needs --server HOST:PORT"),
+        (
+            ["doctor", "kafka", "-X", "bootstrap.server=127.0.0.1:9"],
+            64,
+            "or by -X; write 'bootstrap.servers' in place of 'bootstrap.server'; run `lanes doctor kafka --help`",
+        ),
+        (
+            ["doctor", "kafka", "--server", "127.0.0.1:9", "-X", "groupid=x"],
+            64,
+            "needs --group NAME, or group.id in --config FILE or by -X; write 'group.id' in place of 'groupid'",
+        ),
         (["doctor", "kafka", "--json"], 64, "`lanes doctor kafka` needs --server HOST:PORT"),
         (["doctor", "kafka", "--server", "127.0.0.1:9", "-X", "a"], 64, "-X number 1 is not name=value"),
         (["doctor", "kafka", "--server", "kafka://b:9", "--group", "g"], 64, "--server: 'kafka://b:9' has the scheme"),

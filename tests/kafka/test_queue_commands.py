@@ -78,7 +78,7 @@ def test_a_number_in_the_wrong_direction_names_the_other_command(
         ),
         (["--stream", "S"], "needs --server ADDRESS of a NATS server, such as nats://127.0.0.1:4222"),
         (["--stream", "S", "--server", "a:1", "-X", "b=c"], "has --stream with --config or -X, which are for Ka"),
-        ([], "needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE"),
+        ([], "needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE or by -X"),
     ],
 )
 def test_the_options_choose_one_broker(lanes_queue: Command, arguments: list[str], words: str) -> None:

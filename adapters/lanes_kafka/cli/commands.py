@@ -18,7 +18,7 @@ from lanes.cli.kit import EXIT_USAGE, Misuse, command_group, option_values, prin
 from lanes.core.types import key_bytes
 from lanes_kafka.cli.config_file import given_settings
 from lanes_kafka.cli.doctor import examine
-from lanes_kafka.config import ClientConfig, client_config
+from lanes_kafka.config import ClientConfig, client_config, misspelt
 from lanes_kafka.dead_letters.box import KafkaDeadLetterBox
 from lanes_kafka.partitioners import crc32_partition, murmur2_partition
 
@@ -108,7 +108,7 @@ def doctor(
     with option_values():
         given = given_settings(config, settings, server=server, group=group)
         if not given.get("group.id"):
-            raise Misuse("needs --group NAME, or group.id in --config FILE")
+            raise Misuse(f"needs --group NAME, or group.id in --config FILE or by -X{misspelt('group.id', given)}")
         read = client_config(given)
     with waiting_line("the Kafka broker", server):
         checks = examine(read, topics)

@@ -13,7 +13,7 @@ from typing import Any
 
 from lanes.cli.misuse import Misuse
 from lanes.errors import ConfigError
-from lanes_kafka.config import ServerOption
+from lanes_kafka.config import ServerOption, misspelt
 
 
 def read_config(path: Path | None, settings: Sequence[str] = ()) -> dict[str, Any]:
@@ -64,7 +64,10 @@ def given_settings(config: Path | None, settings: Sequence[str], *, server: str,
         **read_config(None, settings),
     }
     if not any(read.get(name) for name in ("bootstrap.servers", "metadata.broker.list")):
-        raise Misuse("needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE")
+        raise Misuse(
+            "needs --server HOST:PORT of a Kafka broker, or bootstrap.servers in --config FILE or by -X"
+            f"{misspelt('bootstrap.servers', read)}"
+        )
     return read
 
 
