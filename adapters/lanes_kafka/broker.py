@@ -219,6 +219,20 @@ def describe_topic(
         admin.clear()
 
 
+def similar_to_missing(settings: Mapping[str, Any], topic: str) -> str:
+    """Return a "did you mean" text about topics that resemble a missing topic, through a client of its own. Blocks.
+
+    Args:
+        settings: Configuration of the client, which has already reached a broker.
+        topic: Name of the topic.
+
+    Returns:
+        The text; "" = no such topic, or no answer of the broker.
+    """
+    quiet: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": lambda error: None}
+    return similar_topic(AdminClient(quiet), topic)
+
+
 def _facts(admin: list[AdminClient], topic: str, give_up: Callable[[], bool]) -> TopicFacts:
     """Ask for the facts of a topic.
 

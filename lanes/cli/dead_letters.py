@@ -225,15 +225,20 @@ async def _list(box: DeadLetterBox, where: Where, limit: int, origins: Origins, 
             typer.echo(json.dumps(one))
     elif shown:
         print_table(_table(shown), width=_width())
-    elif origins and ids:
-        _note(f"{where}: no dead letters of {origins}")
     else:
-        _note(f"{where}: no dead letters{await box.why_empty() if isinstance(box, Explaining) else ''}")
+        _note(await _none(box, where, origins, ids))
     if more:
         _note(f"there are more than {limit} dead letters; use --limit to show more")
     if origins.others:
         _note(origins.left_out())
     return 0
+
+
+async def _none(box: DeadLetterBox, where: Where, origins: Origins, ids: Sequence[str]) -> str:
+    """Return the line about a selection without dead letters; ``ids`` = all ids of the box."""
+    if origins and ids:
+        return f"{where}: no dead letters of {origins}"
+    return f"{where}: no dead letters{await box.why_empty() if isinstance(box, Explaining) else ''}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:
@@ -333,12 +338,13 @@ class _Result(NamedTuple):
 async def _replay(
     box: DeadLetterBox, where: Where, ids: Sequence[str], origins: Origins, act: Act, as_json: bool
 ) -> int:
-    wanted = ids or await box.ids()
+    found = ids or await box.ids()
+    wanted: Sequence[str] = found
     if origins:
         wanted = [one.dead_letter.id async for one in _selected(box, wanted, origins)]
         origins.check()
     if not wanted:
-        _note(f"{where}: no dead letters{f' of {origins}' if origins else ''}")
+        _note(await _none(box, where, origins, found))
         if origins.others:
             _note(origins.left_out())
         return 0

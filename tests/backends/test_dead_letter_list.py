@@ -199,6 +199,8 @@ def test_an_empty_list_on_postgresql_names_the_other_dead_letters(command: Comma
     said = command("list", *place.options[:-1], "typo")
     assert (said.status, said.out) == (0, "")
     assert said.err == "lanes: typo: no dead letters; the table has dead letters of the names billing\n"
+    replay = command("replay", "--all", *place.options[:-1], "typo", "--handler", f"{HERE}:remember")
+    assert (replay.status, replay.err) == (said.status, said.err)
     place.delete()
 
 

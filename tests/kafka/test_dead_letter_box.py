@@ -270,8 +270,17 @@ async def test_a_header_that_cannot_be_sent_is_refused_by_name(topic: MakeTopic,
 @only_asyncio
 async def test_a_missing_dead_letter_topic_is_refused(topic: MakeTopic) -> None:
     there = topic()
-    with pytest.raises(lanes.ConfigError, match=r"does not exist; correct the name, or bootstrap\.servers"):
-        await KafkaDeadLetterBox({"bootstrap.servers": there.url}, f"{there.name}-not").open()
+    with pytest.raises(lanes.ConfigError, match=r"'not-there' does not exist; correct the name, or bootstrap\.servers"):
+        await KafkaDeadLetterBox({"bootstrap.servers": there.url}, "not-there").open()
+
+
+@only_asyncio
+@pytest.mark.parametrize("maker", [KafkaDeadLetterBox, KafkaDeadLetters])
+async def test_a_missing_dead_letter_topic_is_refused_with_a_similar_one(maker: Any, topic: MakeTopic) -> None:
+    there = topic()
+    with pytest.raises(lanes.ConfigError) as refused:
+        await maker({"bootstrap.servers": there.url}, f"{there.name}s").open()
+    assert f"'{there.name}s' does not exist (did you mean '{there.name}'?); " in str(refused.value)
 
 
 @pytest.fixture(scope="module")

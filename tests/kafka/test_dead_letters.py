@@ -172,7 +172,7 @@ async def test_compaction_keeps_dead_letters_of_one_key(topic: MakeTopic) -> Non
 @only_asyncio
 async def test_a_missing_topic_is_refused_and_not_created(topic: MakeTopic) -> None:
     there = topic()
-    with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist; create it"):
+    with pytest.raises(lanes.ConfigError, match=r"'.*-not' does not exist \(did you mean '.*'\?\); create it"):
         await lanes.run(
             MemorySource(MemoryBroker()), print, dead_letters=KafkaDeadLetters(config_of(there), f"{there.name}-not")
         )

@@ -20,7 +20,7 @@ from confluent_kafka import Message as Raw
 from lanes.core.types import Message, Partition, PartitionId
 from lanes.dead_letters.box import Disposition, FoundDeadLetters, StoredDeadLetter, check_origin
 from lanes.errors import ConfigError, MessageError, SourceError
-from lanes_kafka.broker import describe_topic
+from lanes_kafka.broker import describe_topic, similar_to_missing
 from lanes_kafka.client.records import READER
 from lanes_kafka.config import address_name
 from lanes_kafka.dead_letters.log_reader import LogReader, Range
@@ -175,7 +175,8 @@ class KafkaDeadLetterBox:
     def _open(self, wanted: _Wanted) -> None:
         if describe_topic(self._settings, self._topic, wanted, name=self._name) is None:
             raise ConfigError(
-                f"dead-letter topic {self._topic!r} does not exist; correct the name, or {address_name(self._settings)}"
+                f"dead-letter topic {self._topic!r} does not exist{similar_to_missing(self._settings, self._topic)}; "
+                f"correct the name, or {address_name(self._settings)}"
             )
         if self._reader is None:
             self._reader = LogReader(self._settings, self._topic)

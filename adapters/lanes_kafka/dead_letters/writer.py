@@ -11,7 +11,7 @@ from lanes.arguments import kind_of, names_unknown_options, shown_value
 from lanes.dead_letter import DeadLetter
 from lanes.errors import ConfigError, SourceError
 from lanes.source import Destination
-from lanes_kafka.broker import describe_topic
+from lanes_kafka.broker import describe_topic, similar_to_missing
 from lanes_kafka.dead_letters.producer import ConfirmedProducer, producer_settings
 from lanes_kafka.dead_letters.wire import Record, dead_letter_record
 from lanes_kafka.errors import NOT_ALLOWED, client_text
@@ -88,9 +88,10 @@ class KafkaDeadLetters:
                 lambda wanted: describe_topic(self._settings, self._topic, wanted, name=self._name)
             )
             if found is None:
+                similar = await self._producer.call(lambda wanted: similar_to_missing(self._settings, self._topic))
                 raise ConfigError(
-                    f"dead-letter topic {self._topic!r} does not exist; create it, with cleanup.policy=delete and a "
-                    "retention that leaves time to inspect dead letters"
+                    f"dead-letter topic {self._topic!r} does not exist{similar}; create it, with "
+                    "cleanup.policy=delete and a retention that leaves time to inspect dead letters"
                 )
             if not found.writable:
                 raise SourceError(
