@@ -23,6 +23,8 @@ SERVE_postgres := run postgres -- sh -c 'trap "exit 0" INT; echo "export POSTGRE
 SERVE_kafka := run kafka -- sh -c 'trap "exit 0" INT; echo "export KAFKA_URL={kafka}"; tail -f /dev/null & wait'
 DEMO := $(or $(DEMO_$(BROKER)),$(error BROKER=$(BROKER): must be jetstream, kafka or postgres))
 
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+
 export HYPOTHESIS_STORAGE_DIRECTORY := $(CURDIR)/.cache/hypothesis
 
 # Hundreds of processes are started: each would compile all it imports, where the environment forbids to keep that.
@@ -30,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/pycache
 
 .DEFAULT_GOAL := help
-.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign mutants check docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-postgres environment-run-spark environment-dev
+.PHONY: help run run-spark broker test test-fast test-slow test-spark campaign mutants check wheel workflows docs format bench fuzz soak model clean environment-run environment-run-kafka environment-run-postgres environment-run-spark environment-dev
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +77,15 @@ check: environment-dev  ## lint, types, imports, docstrings, the list of errors,
 	.venv/bin/lint-imports --cache-dir .cache/import-linter
 	.venv/bin/python -m tests.project.messages compare
 	$(MKDOCS) build --strict
+
+wheel: environment-dev  ## install the wheel in empty environments of the oldest and the newest Python, and run the README's programs
+	@exec .venv/bin/python -m tests.project.wheel
+
+# Go is not needed for anything else, so its absence only skips this check.
+workflows:  ## check the workflows of GitHub with actionlint, which Go builds in .cache
+	@if ! PATH="$$PATH:/usr/local/go/bin" GOBIN=$(CURDIR)/.cache/go GOFLAGS=-mod=mod go install $(ACTIONLINT) 2>/dev/null; then \
+	  echo "the workflows are not checked: Go is missing, or cannot build $(ACTIONLINT)"; \
+	else .cache/go/actionlint .github/workflows/*.yml && echo "the workflows have no fault"; fi
 
 docs: environment-dev  ## the documentation as a site, with the reference of the API, in .cache/site [ARGS=serve]
 	@$(MKDOCS) $(or $(ARGS),build --strict)
