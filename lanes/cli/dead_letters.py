@@ -35,7 +35,7 @@ from lanes.config import Settings
 from lanes.core.types import Message
 from lanes.dead_letter import error_text, printable
 from lanes.dead_letters.box import DeadLetterBox, Disposition, Explaining, StoredDeadLetter, replay
-from lanes.errors import ConfigError, SourceError
+from lanes.errors import ConfigError, MessageError, SourceError
 from lanes.handlers import check_handler
 from lanes.runtime.consumer_arguments import StartedByImport, import_for_a_function
 from lanes.workers.outcomes import counts
@@ -322,9 +322,14 @@ def _check_handler(name: str, handler: Callable[..., object], decode: Callable[.
     try:
         check_handler(handler, decode, Settings())
     except ConfigError as error:
-        # The option names a function of a module, and cannot have a lambda.
-        fault = str(error).replace("write decode=lambda message: ", "name a function of your own that returns ")
-        stop(f"--decode: {printable(fault)}")
+        stop(f"--decode: {printable(_of_the_option(str(error)))}")
+
+
+def _of_the_option(text: str) -> str:
+    """Return the text of an error about ``decode=`` in the words of the command line."""
+    # The option names a function of a module, and cannot have a lambda.
+    text = text.replace("write decode=lambda message: ", "name a function of your own that returns ")
+    return text.replace("correct decode=…", "correct --decode")
 
 
 class _Result(NamedTuple):
@@ -421,7 +426,10 @@ async def _replay_one(box: DeadLetterBox, stored: StoredDeadLetter, act: Act) ->
     except BaseException as error:
         if isinstance(error, Misuse) or not counts(error):
             raise
-        raise _Stays(f"stays: {type(error).__qualname__}: {error_text(error)}") from error
+        text = error_text(error)
+        if isinstance(error, MessageError) and error.unread:
+            text = _of_the_option(text)
+        raise _Stays(f"stays: {type(error).__qualname__}: {text}") from error
     await _dispose(box, stored, "replayed")
     return _Result("replayed", True, said)
 

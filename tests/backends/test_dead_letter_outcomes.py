@@ -53,6 +53,7 @@ def test_the_json_option_prints_the_outcome_of_each_dead_letter(command: Command
     assert replayed == {"id": good.id, "state": "replayed", "done": True, "said": "replayed"}
     assert (stays["id"], stays["state"], stays["done"]) == (bad.id, "stays", False)
     assert str(stays["said"]).startswith("stays: MessageError: decode failed")
+    assert str(stays["said"]).endswith(": correct --decode, or the producer of such messages")
     # A stream keeps no trace of a deleted dead letter.
     states = ("dropped", "unknown") if place.remembers else ("gone", "gone")
     assert [(one["id"], one["state"]) for one in (dropped, unknown)] == [(gone.id, states[0]), ("f" * 32, states[1])]
