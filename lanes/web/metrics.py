@@ -15,11 +15,20 @@ from lanes.observe.otel import is_idle
 
 log = logging.getLogger("lanes.web")
 
-SNIPPET: Final = (
-    "from opentelemetry.exporter.prometheus import PrometheusMetricReader; "
-    "MeterProvider(metric_readers=[PrometheusMetricReader(), …])"
-)
-"""The change of a program that has a ``MeterProvider`` without a reader for Prometheus."""
+_IMPORT: Final = "from opentelemetry.exporter.prometheus import PrometheusMetricReader; "
+
+
+def missing_reader() -> str:
+    """Return why no reader for Prometheus has a series, with the remedy."""
+    if is_idle(metrics.get_meter_provider()):
+        return (
+            f"the program has set no MeterProvider; write {_IMPORT}"
+            "metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))"
+        )
+    return (
+        f"the MeterProvider of the program has no reader for Prometheus; write {_IMPORT}"
+        "MeterProvider(metric_readers=[PrometheusMetricReader(), …])"
+    )
 
 
 class Metrics:
@@ -57,12 +66,7 @@ class Metrics:
         if not self._exist():
             if not self._told:
                 self._told = True
-                log.warning(
-                    "%s: /metrics has no metrics, because the MeterProvider of the program has no reader for "
-                    "Prometheus; write %s",
-                    self._name,
-                    SNIPPET,
-                )
+                log.warning("%s: /metrics has no metrics, because %s", self._name, missing_reader())
             return None
         encode, content_type = choose_encoder(accept)
         return encode(REGISTRY), content_type

@@ -47,6 +47,7 @@ function rows(table, found, fill) {
 function showState(now) {
   const words = [];
   if (!now.live) words.push("not live");
+  if (!now.healthy) words.push("unhealthy");
   words.push(now.draining ? "draining" : now.ready ? "ready" : "not ready");
   if (now.loop_silent > 2) words.push("the event loop has been silent for " + seconds(now.loop_silent));
   words.push("snapshot " + seconds(now.age) + " old");
@@ -112,7 +113,7 @@ function showCounts(now) {
     "wait for a worker": status.ready,
     "wait for a retry": status.held,
     "blocked": status.blocked,
-    "failed attempts": status.retries,
+    "retries": status.retries,
     "dead letters": status.dead_lettered,
     "partitions": now.partition_count,
     "intake": status.paused ? "paused" : status.taking ? "on" : "full",

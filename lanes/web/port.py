@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import socket
@@ -131,6 +132,9 @@ def listener(address: Address) -> socket.socket:
             raise ConfigError(f'http="{address}": the host is unknown; write a host such as "127.0.0.1:8080"') from None
         # The text of Python repeats the address.
         why = os.strerror(code) if code else str(error)
-        raise ConfigError(
-            f'http="{address}": cannot listen there ({why}); choose another port, or stop the process that uses it'
-        ) from None
+        remedy = "choose another port, or stop the process that uses it"
+        if code == errno.EADDRNOTAVAIL:
+            remedy = "write an address of this machine, such as 127.0.0.1, or 0.0.0.0 for all its addresses"
+        elif code == errno.EACCES:
+            remedy = "choose a port above 1023, or run the process with the right to use this one"
+        raise ConfigError(f'http="{address}": cannot listen there ({why}); {remedy}') from None

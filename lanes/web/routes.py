@@ -16,7 +16,7 @@ from starlette.routing import Route
 from lanes.web.board import FRESH, Board
 from lanes.web.commands import COMMANDS, Commands, Refused
 from lanes.web.lines import Lines
-from lanes.web.metrics import SNIPPET, Metrics
+from lanes.web.metrics import Metrics, missing_reader
 from lanes.web.settings import Web, address_of, is_of_host
 from lanes.web.values import page_of, reason_not_live, status_of, written
 
@@ -114,8 +114,7 @@ class Routes:
         """Answer the metrics in the format of Prometheus; 404 without a reader for Prometheus."""
         found = self._metrics.exposition(request.headers.get("accept", ""))
         if found is None:
-            text = f"the MeterProvider of the program has no reader for Prometheus; write {SNIPPET}\n"
-            return Response(text, 404, _HEADERS, media_type="text/plain")
+            return _text(missing_reader(), 404)
         body, content_type = found
         return Response(body, 200, {**_HEADERS, "content-type": content_type})
 
@@ -132,8 +131,10 @@ class Routes:
     async def operate(self, request: Request) -> Response:
         """Perform a command of an operator: 200 with a line, 401 without the token, 409 if it is refused."""
         assert self._commands is not None, "only a port with commands has this route"
-        if not self._commands.permits(request.headers.get("authorization", "")):
-            return _text("write the token of the operator", 401)
+        authorization = request.headers.get("authorization", "")
+        if not self._commands.permits(authorization):
+            given = authorization.removeprefix("Bearer").strip()
+            return _text(f"{'the token is wrong: ' if given else ''}write the token of the operator", 401)
         if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             # A form of another site can send other types without a question of the browser.
             return _text("send application/json", 415)

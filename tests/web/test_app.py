@@ -8,6 +8,8 @@ from typing import Any
 
 import anyio
 import pytest
+from opentelemetry.metrics import NoOpMeterProvider
+from prometheus_client import CollectorRegistry
 
 from lanes import ConfigError
 from lanes.web import app
@@ -17,7 +19,7 @@ from tests.fakes.support import Gated, acknowledge, consumer_of, published, star
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
 
-async def get(application: Any, path: str) -> tuple[int, Any]:
+async def answered(application: Any, path: str) -> tuple[int, bytes]:
     """Make one request of an ASGI application."""
     sent: list[MutableMapping[str, Any]] = []
 
@@ -29,7 +31,13 @@ async def get(application: Any, path: str) -> tuple[int, Any]:
 
     scope = {"type": "http", "method": "GET", "path": path, "root_path": "", "headers": [], "query_string": b""}
     await application({**scope, "http_version": "1.1", "scheme": "http"}, receive, send)
-    return sent[0]["status"], json.loads(b"".join(message.get("body", b"") for message in sent[1:]))
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent[1:])
+
+
+async def get(application: Any, path: str) -> tuple[int, Any]:
+    """The status and the JSON of an answer of the application."""
+    status, body = await answered(application, path)
+    return status, json.loads(body)
 
 
 async def test_an_application_on_the_loop_of_the_consumer_serves_the_probes() -> None:
@@ -67,3 +75,18 @@ async def test_another_object_is_refused() -> None:
         app("orders")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="show_keys=1: must be True or False"):
         app(consumer_of(MemorySource(published()), acknowledge), show_keys=1)  # type: ignore[arg-type]
+
+
+async def test_the_metrics_of_a_program_without_a_provider_say_what_to_write(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Another test of this process may have set a provider or added a reader.
+    monkeypatch.setattr("lanes.web.metrics.REGISTRY", CollectorRegistry())
+    monkeypatch.setattr("lanes.web.metrics.metrics.get_meter_provider", NoOpMeterProvider)
+    status, body = await answered(app(consumer_of(MemorySource(published()), acknowledge)), "/metrics")
+    said = (
+        "the program has set no MeterProvider; write from opentelemetry.exporter.prometheus import "
+        "PrometheusMetricReader; metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))"
+    )
+    assert (status, body.decode()) == (404, f"{said}\n")
+    assert f"/metrics has no metrics, because {said}" in caplog.text

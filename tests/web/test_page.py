@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,18 @@ from tests.web.conftest import Ports, ask
 pytestmark = pytest.mark.anyio
 
 EVIL: Final = b"<img src=x onerror=\"document.title='run'\"><script>document.title='run'</script>"
+NODE: Final = shutil.which("node")
+PAGE: Final = files("lanes.web").joinpath("page.js").read_text(encoding="utf-8").replace('"use strict";', "")
+NO_BROWSER: Final = """
+const found = {};
+globalThis.document = {
+  getElementById: (id) => (found[id] ??= Object.defineProperty({}, "addEventListener", { value() {} })),
+  addEventListener() {},
+};
+globalThis.EventSource = class {};
+"""
+"""The parts of a browser that the script of the page uses at its start."""
+
 BROWSER: Final = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -185,10 +198,29 @@ async def test_a_browser_shows_a_hostile_key_as_text(ports: Ports, tmp_path: Pat
         assert "<title>lanes</title>" in shown
         holders = re.findall(r"<tbody>.*?</tbody>", shown, re.DOTALL)[0]
         assert "for an operator" in holders
+        # The last attempt of a blocked message is a failed attempt without a retry.
+        assert "<dt>retries</dt>" in shown and "<dt>failed attempts</dt>" not in shown
         assert "<img" not in shown
         assert len(re.findall("<script", shown)) == 1
         consumer.stop(at_once=True)
         await run.end()
+
+
+@pytest.mark.skipif(NODE is None, reason="needs node")
+@pytest.mark.parametrize(
+    ("state", "said", "name"),
+    [
+        ({}, "ready · snapshot 0.5 s old", "good"),
+        ({"healthy": False}, "unhealthy · ready · snapshot 0.5 s old", "bad"),
+        ({"live": False, "healthy": False}, "not live · unhealthy · ready · snapshot 0.5 s old", "bad"),
+    ],
+)
+def test_the_state_in_red_says_why(state: dict[str, bool], said: str, name: str) -> None:
+    assert NODE is not None
+    now = {"name": "orders", "live": True, "healthy": True, "ready": True, "draining": False, "loop_silent": 0} | state
+    script = f"{NO_BROWSER}{PAGE}showState({json.dumps({**now, 'age': 0.5})});console.log(JSON.stringify(found.state));"
+    shown = subprocess.run([NODE, "-e", script], capture_output=True, text=True, timeout=100, check=True).stdout
+    assert json.loads(shown) == {"textContent": said, "className": name}
 
 
 def _dom(port: Port, profile: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 import socket
@@ -16,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import lanes
 from lanes import ConfigError
 from lanes.web import Web
-from lanes.web.port import Port
+from lanes.web.port import Port, listener
+from lanes.web.settings import Address
 from memsource.memory.source import MemorySource
 from tests.conftest import Spawn
 from tests.fakes.support import acknowledge, consumer_of, published
@@ -117,17 +119,29 @@ def test_an_address_in_use_and_a_wrong_address_end_the_process_with_one_line(spa
         job = spawn("-c", PROGRAM.format(provider="", http=address, backend="asyncio"))
         _, said = job.communicate(timeout=30)
     assert job.returncode == 1
-    assert f'lanes: ConfigError: http="{address}": cannot listen there (Address already in use)' in said
+    assert f'lanes: ConfigError: http="{address}": cannot listen there (Address already in use); choose an' in said
     wrong = {
         "8080": "http='8080': write a host and a port",
         "no.such.host.invalid:8080": 'http="no.such.host.invalid:8080": the host is unknown',
-        "192.0.2.1:8080": 'http="192.0.2.1:8080": cannot listen there (Cannot assign requested address)',
+        "192.0.2.1:8080": 'http="192.0.2.1:8080": cannot listen there (Cannot assign requested address); write an '
+        "address of this machine, such as 127.0.0.1, or 0.0.0.0 for all its addresses",
     }
     for http, error in wrong.items():
         job = spawn("-c", PROGRAM.format(provider="", http=http, backend="asyncio"))
         _, said = job.communicate(timeout=30)
         assert (job.returncode, "Traceback" in said) == (1, False)
         assert f"lanes: ConfigError: {error}" in said
+
+
+def test_a_port_that_needs_a_right_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(
+        ConfigError, match=r"cannot listen there \(Permission denied\); choose a port above 1023, or run"
+    ):
+        listener(Address("127.0.0.1", 80))
 
 
 @pytest.mark.anyio
