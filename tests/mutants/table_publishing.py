@@ -44,7 +44,7 @@ PUBLISHING: Final = (
         "the next message of a key starts before the outputs of the former one are confirmed",
         "publishing",
         ("PerKeyOrder", "OutputOrder"),
-        ("engine", "one_message_of_a_key_is_on_its_way", "take", "nothing_is_lost"),
+        ("engine", "one_message_of_a_key_is_on_its_way", "take", "nothing_is_lost", "teardown"),
     ),
     Mutant(
         "drain_drops_outputs",
