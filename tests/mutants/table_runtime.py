@@ -158,7 +158,7 @@ RUNTIME: Final = (
         "after the timeout of a drain, messages that close the prefix still start",
         "kafka",
         ("DrainStartsNothing", "OneTerminalOutcome"),
-        first=2_028,
+        first=1_838,
     ),
     Mutant(
         "due_too_early",
