@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 OWN: Final = ("site.css", "iframe-worker.js")
 """Files beside this one that every page loads."""
 IMAGES: Final = (".png", ".svg")
-LANGUAGES: Final = {".pml": "c", ".py": "python", ".sh": "sh", ".toml": "toml"}
+LANGUAGES: Final = {".json": "json", ".pml": "c", ".py": "python", ".sh": "sh", ".toml": "toml", ".yml": "yaml"}
 
 LINK: Final = re.compile(r"\]\(([^)\s#]+)")
 TABLE: Final = re.compile(r"<table>.*?</table>", re.DOTALL)
