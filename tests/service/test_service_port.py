@@ -28,7 +28,8 @@ class TestProbes:
         address = free_address()
         with running(tmp_path, "app:consumer", "--workers", "2", "--http", address) as service:
             service.until(lambda: get(address, "/ready")[0] == 200, "ready")
-            assert service.text().count(": joined") == 2
+            # The log lines of a worker take another way than its status.
+            service.until(lambda: service.text().count(": joined") == 2, "joined")
             assert get(address, "/live") == (200, {"live": True, "reason": None})
             _, status = get(address, "/status")
             assert {each["pid"] for each in status["workers"]} == service.alive()
