@@ -132,18 +132,13 @@ class KafkaPublisher:
     ) -> list[Output]:
         """Write outputs and wait for their confirmations. Return the outputs to send alone, without a report."""
         await producer.connect()
-        left, ended = len(outputs), anyio.Event()
+        left, bell = len(outputs), anyio.Event()
         refused: list[Output] = []
+        results: list[tuple[Output, KafkaException | SourceError | None]] = []
 
         def done(output: Output, failure: KafkaException | SourceError | None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                ended.set()
-            if batches and isinstance(failure, KafkaException) and failure.args[0].code() in _OF_A_BATCH:
-                refused.append(output)
-                return
-            report(output, self._failure(output, failure) if isinstance(failure, KafkaException) else failure)
+            results.append((output, failure))
+            bell.set()
 
         for output in outputs:
             if is_topic(output.target):
@@ -156,7 +151,17 @@ class KafkaPublisher:
                     "and '-'"
                 )
                 done(output, wrong)
-        await ended.wait()
+        while left:
+            await bell.wait()
+            bell = anyio.Event()
+            left -= len(results)
+            reported, results = results, []
+            # Reported by this task, because a report may start a task, which a callback of the loop cannot.
+            for output, failure in reported:
+                if batches and isinstance(failure, KafkaException) and failure.args[0].code() in _OF_A_BATCH:
+                    refused.append(output)
+                else:
+                    report(output, self._failure(output, failure) if isinstance(failure, KafkaException) else failure)
         return refused
 
     def _failure(self, output: Output, failure: KafkaException) -> SourceError:

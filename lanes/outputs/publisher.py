@@ -83,7 +83,7 @@ class Publisher(Protocol):
 
         Args:
             outputs: The outputs, one or more. The publisher may send them in any order.
-            report: Called once for each output, in the thread of the event loop, and before the end of this call. The
+            report: Called once for each output, in a task of the event loop, and before the end of this call. The
                 consumer sends the output again after a ``SourceError`` with ``retryable=True``, and after any exception
                 that is no error of ``lanes``. Any other error is permanent, and the poison policy decides.
 

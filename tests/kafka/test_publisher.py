@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from memsource.contract.publishers import (
 )
 from memsource.memory.source import MemorySource
 from tests.components import KafkaServer
-from tests.fakes.support import consumer_of, published
+from tests.fakes.support import consumer_of, publish, published, started, until
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.dead_letters import records
 from tests.kafka.mock_cluster import MockCluster
@@ -222,6 +223,31 @@ async def test_an_output_waits_after_another_consumer_has_closed_the_publisher(c
     with pytest.raises(SourceError, match="pass each consumer a publisher of its own") as error:
         await publisher.publish([output_to(name, 1)], lambda output, error: None)
     assert error.value.retryable
+
+
+def test_a_confirmation_may_start_a_further_worker_on_a_plain_loop(cluster: MockCluster, name: str) -> None:
+    cluster.create(name, 1)
+    broker = published("a", "a")
+    ended: list[int] = []
+
+    async def handler(message: Message) -> None:
+        if message.key == b"b":
+            # The only worker runs while the broker confirms the output, so the next message needs another worker.
+            await until(lambda: 1 in ended)
+        elif message.position == 0:
+            publish(broker, ["b"])
+            await message.publish(name, b"an output")
+        ended.append(message.position)
+
+    async def consume() -> None:
+        publisher = KafkaPublisher({"bootstrap.servers": cluster.url, "linger.ms": 300})
+        async with started(consumer_of(MemorySource(broker), handler, publisher=publisher)) as run:
+            await until(lambda: broker.unfinished == 0)
+            assert await run.stop() is None
+
+    # Unlike ``anyio.run``, the run of asyncio gives callbacks of the loop no context by which anyio finds the loop.
+    asyncio.run(consume())
+    assert ended == [0, 1, 2]
 
 
 def test_settings_as_keyword_arguments_are_refused() -> None:
