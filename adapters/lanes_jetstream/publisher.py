@@ -14,10 +14,15 @@ from lanes.outputs.publisher import Output, Report, output_id
 from lanes_jetstream.dead_letters.writer import capturing_streams, publish
 from lanes_jetstream.wire.connection import Connection, Server
 
+_ROLLUP: Final = "Nats-Rollup"
+
 _ID: Final = "Nats-Msg-Id"
 
 KEY: Final = "Lanes-Key"
 """Header with the key of an output, as UTF-8."""
+
+_OWN: Final = frozenset({_ID.lower(), KEY.lower()})
+"""Headers that the publisher sets, in lower case. They replace the headers that a handler passes on."""
 
 _PERMANENT: Final = frozenset(
     {
@@ -49,7 +54,8 @@ class JetStreamPublisher:
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context. The object
             never closes a client of the caller.
-        name: Name of the service, the same in all its processes, and unlike the name of any other service.
+        name: Name of the consumer, the same in all its processes, and unlike the name of any other consumer. Two
+            consumers of one stream need different names, because equal outputs of equal names have one id.
 
     Raises:
         ConfigError: ``server`` is no NATS connection, or ``name`` is empty or no text.
@@ -59,7 +65,7 @@ class JetStreamPublisher:
         if not isinstance(name, str) or not name:
             raise ConfigError(
                 f"JetStreamPublisher: name is {kind_of(name) if name != '' else 'empty'}; pass the name of this "
-                "service, the same in all its processes"
+                "consumer, the same in all its processes"
             )
         self._name = name
         self._connection = Connection(server)
@@ -125,13 +131,14 @@ class JetStreamPublisher:
 
     def _headers(self, output: Output) -> dict[str, str]:
         headers: dict[str, str] = {}
-        pairs = [*output.headers, *output.trace]
+        # A handler may pass on the headers of its message, whose id and key are not those of the output.
+        pairs = [pair for pair in (*output.headers, *output.trace) if pair[0].lower() not in _OWN]
         if output.key is not None:
             pairs.append((KEY, output.key))
         for name, value in pairs:
-            if name.lower() == _ID.lower():
+            if name.lower() == _ROLLUP.lower():
                 raise SourceError(
-                    f"output to {output.target}: the publisher sets the header {_ID}; leave the header out"
+                    f"output to {output.target}: the header {_ROLLUP} would delete earlier outputs; leave it out"
                 )
             if name in headers:
                 raise SourceError(

@@ -88,9 +88,27 @@ async def test_an_outage_of_a_server_is_retryable(fresh_nats: Callable[..., Nats
     await client.close()
 
 
+@pytest.mark.anyio
+@pytest.mark.parametrize("key", [b"ann", None])
+async def test_a_passed_on_key_and_id_are_not_those_of_an_output(key: bytes | None, stream: Stream) -> None:
+    harness = JetStreamHarness(stream, ON_THE_SHARED_SERVER)
+    publisher = JetStreamPublisher(stream.client, "billing")
+    await publisher.open()
+    passed_on = (("Lanes-Key", b"bob"), ("lanes-key", b"eve"), ("nats-msg-id", b"1"), ("team", b"a"))
+
+    def report(output: Output, error: Exception | None) -> None:
+        assert error is None
+
+    async with harness.made():
+        await publisher.publish([replace(output_to(f"{harness._out}.x", 1), key=key, headers=passed_on)], report)
+        [seen] = await harness.visible()
+    assert seen.key == key
+    assert sorted(seen.headers) == ["team", "traceparent"]
+
+
 BAD = {
     "value": ({"value": None}, "JetStream has no messages without a value"),
-    "id": ({"headers": (("nats-msg-id", b"1"),)}, "the publisher sets the header Nats-Msg-Id"),
+    "rollup": ({"headers": (("Nats-Rollup", b"all"),)}, "the header Nats-Rollup would delete earlier outputs"),
     "repeated": ({"headers": (("a", b"1"), ("a", b"2"))}, "the header 'a' is there twice"),
     "bytes": ({"headers": (("a", b"\xff"),)}, "the header 'a' is not UTF-8"),
     "break": ({"headers": (("a", b"1\r\nb: 2"),)}, "the header 'a' has a blank, a colon or a line break"),
