@@ -9,8 +9,8 @@ The cases ``engine … ×`` divide the cost of a message among many messages by 
 cost is 1. Beyond ten thousand messages the processor's caches also affect the cost. The baseline beyond ten thousand
 messages is therefore the growth of the bare loop over the same objects.
 
-Cases that no default of `lanes` and no source reaches are information without a goal: deliveries of a single message,
-and 10⁵ or more messages in flight.
+Cases that no default of `lanes` reaches are information without a goal: deliveries of a single message, and 10⁵ or more
+messages in flight.
 """
 
 from __future__ import annotations
