@@ -204,12 +204,12 @@ class Supervisor:
                     reloading = asyncio.create_task(self._follow(self._service.reload))
                 await asyncio.gather(*(self._keep(worker) for worker in self.workers))
         finally:
+            for worker in self.workers:
+                worker.kill()
             if reloading is not None:
                 reloading.cancel()
                 with suppress(asyncio.CancelledError):
                     await reloading
-            for worker in self.workers:
-                worker.kill()
             server.close()
             signals.close(bounded=False)
         return self._status()
@@ -256,6 +256,13 @@ class Supervisor:
     # --- changed files
 
     async def _follow(self, folder: str) -> None:
+        try:
+            await self._reload(folder)
+        except Exception as error:
+            log.error("--reload: cannot watch %s (%s); the workers run on, without restarts", folder, error)
+            self._may_start.set()
+
+    async def _reload(self, folder: str) -> None:
         async for names in changes(folder):
             if self.stopping:
                 return

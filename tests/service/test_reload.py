@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from lanes.process import EXIT_DRAINED
+from lanes.service.supervisor import Service, Supervisor
 from tests.service.programs import APP, running
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -39,3 +41,16 @@ def test_a_signal_after_a_syntax_error_ends_the_service(tmp_path: Path) -> None:
     with running(tmp_path, "app:consumer", "--workers", "2", "--reload") as service:
         service.until_line("a change of a file restarts it", 2)
         assert service.stop() == EXIT_DRAINED
+
+
+def test_a_folder_that_cannot_be_watched_is_reported_and_the_workers_run_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = str(tmp_path / "gone")
+
+    async def follow() -> None:
+        await Supervisor(Service(target="app:consumer", reload=gone))._follow(gone)
+
+    anyio.run(follow)
+    [record] = caplog.records
+    assert record.getMessage().startswith(f"--reload: cannot watch {gone} (")
