@@ -86,7 +86,7 @@ def test_a_dead_letter_is_republished_with_its_id(command: Command, place: Place
     assert "already replayed" in command("replay", sent.id, *place.options, "--to-origin").out
     said = command("replay", "--all", *place.options, "--to-origin")
     assert (said.status, said.out) == (0, "")
-    assert said.err.endswith(": no dead letters\n") and said.err.count("\n") == 1
+    assert ": no dead letters" in said.err and said.err.count("\n") == 1
     ((value, headers),) = place.published()
     assert (value, headers["Lanes-Dead-Letter"], headers["color"]) == (b"payload", sent.id.encode(), b"red")
     assert ids(command, place) == []

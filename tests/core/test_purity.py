@@ -85,9 +85,9 @@ def test_a_core_module_imports_data_structures_and_the_core(module: str) -> None
     assert foreign <= {ERRORS}
 
 
-def test_the_errors_that_the_core_knows_import_annotations_and_a_decorator() -> None:
+def test_the_errors_that_the_core_knows_import_only_the_standard_library() -> None:
     imported = {name.partition(".")[0] for name in imports(ast.walk(tree_of(LANES / "errors.py")))}
-    assert imported == {"__future__", "collections", "functools", "typing"}
+    assert imported == {"__future__", "collections", "difflib", "functools", "typing"}
 
 
 def test_the_imports_that_the_core_may_use_are_in_the_standard_library() -> None:
