@@ -55,6 +55,13 @@ def test_runs_without_faults_handle_every_message(adapter: JetStreamAdapter) -> 
     assert {bool(made.run.happened["leased"]) for made in runs} == {True, False}
 
 
+def test_a_process_that_waits_for_its_turn_ends_before_a_later_one_starts(adapter: JetStreamAdapter) -> None:
+    # A process starts again after the order to stop, while a stopped one waits to be the only process on its durable.
+    made = run_schedule(schedule_of('["jetstream",795874642,[[52,"crash",5.0,7]],null,false,true]'), adapter)
+    assert made.run.findings == {}
+    assert made.run.happened["fault: crash"]
+
+
 def test_confirmed_dead_letters_are_in_their_stream(adapter: JetStreamAdapter) -> None:
     counts = []
     for seed in (1, 2, 4):

@@ -205,6 +205,7 @@ class JetStreamBroker(KeepsDeadLetters):
         self.deleted: set[tuple[str, int]] = set()
         self._inbox = ""
         self._free = asyncio.Event()
+        self._turns: list[str] = []
         loses = use == "durable" and rng.random() < _LOSES
         self.losses = sorted(rng.random() * _LOST_WITHIN for _ in range(_LOSSES if loses else 0))
 
@@ -406,10 +407,21 @@ class JetStreamBroker(KeepsDeadLetters):
             self.network.disconnect(each.member)
 
     async def turn(self, member: str) -> None:
-        """Wait for the turn of a member, because a supervisor runs one process at a time on a durable."""
-        while self._use == "durable" and self._running not in (None, member):
-            self._free.clear()
-            await self._free.wait()
+        """Wait for the turn of a member, because a supervisor runs one process at a time on a durable.
+
+        The members take their turns in the order of their calls. A process that starts after the order to stop would
+        otherwise keep the turn of a stopped member for ever.
+        """
+        self._turns.append(member)
+        try:
+            while self._use == "durable" and self._running != member:
+                if self._running is None and self._turns[0] == member:
+                    break
+                self._free.clear()
+                await self._free.wait()
+        finally:
+            self._turns.remove(member)
+            self._free.set()
         self._running = member
 
     def dismiss(self, member: str) -> None:
