@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_USAGE, GRACE, SAME_REQUEST
+from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_USAGE, SAME_REQUEST
 from tests.service.programs import running
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -33,9 +33,7 @@ def test_a_second_signal_ends_handlers_that_ignore_their_cancellation(tmp_path: 
         service.process.send_signal(signal.SIGTERM)
         service.until_line("draining, for which", 2)
         time.sleep(SAME_REQUEST)
-        begin = time.monotonic()
         assert service.stop() == EXIT_AT_ONCE
-        assert time.monotonic() - begin < GRACE + 1.0
         assert not service.alive()
 
 
