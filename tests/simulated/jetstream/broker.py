@@ -409,20 +409,23 @@ class JetStreamBroker(KeepsDeadLetters):
     async def turn(self, member: str) -> None:
         """Wait for the turn of a member, because a supervisor runs one process at a time on a durable.
 
-        The members take their turns in the order of their calls. A process that starts after the order to stop would
-        otherwise keep the turn of a stopped member for ever.
+        A member that was ordered to stop comes first. A process that starts after this order would otherwise keep the
+        turn of the stopped member for ever.
         """
         self._turns.append(member)
         try:
-            while self._use == "durable" and self._running != member:
-                if self._running is None and self._turns[0] == member:
-                    break
+            while self._use == "durable" and (self._running not in (None, member) or self._yields(member)):
                 self._free.clear()
                 await self._free.wait()
         finally:
             self._turns.remove(member)
             self._free.set()
         self._running = member
+
+    def _yields(self, member: str) -> bool:
+        """Return whether another member that was ordered to stop waits for its turn."""
+        others = [worker for name in self._turns if name != member and (worker := self.worker(name)) is not None]
+        return not self.is_stopped(member) and any(each.stopped and not each.gone for each in others)
 
     def dismiss(self, member: str) -> None:
         """Let the next member start on a durable, because the process of a member has ended."""
