@@ -271,8 +271,11 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
             "message: set Settings(batch=…), or take one Message"
         )
     if not batch and _excludes_message(annotation):
+        # The message of a client has the same name.
+        same = named.endswith(": Message")
         raise ConfigError(
-            f"handler={_name(handler)} takes {named}, but each call has a Message: annotate the parameter as "
+            f"handler={_name(handler)} takes {f'{parameter.name}: {text}' if same else named}, but each call has a "
+            f"{'lanes.Message' if same else 'Message'}: annotate the parameter as "
             "lanes.Message, and read message.value, or message.data with decode=…"
         )
 

@@ -27,6 +27,7 @@ _REFUSED: Final = re.compile(
 
 # The server and its client quote by ", psycopg by the repr of a text, which may hold a ' itself.
 _QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
+_RELATION: Final = re.compile(r'relation "([^"]*)"')
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
 
 _REMEDIES: Final[Mapping[str, str]] = {
@@ -54,6 +55,8 @@ def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     if state == "LN002":
         # A refusal of a function of lanes, with its remedy.
         return ConfigError(text)
+    if state == "42P01" and (missing := _RELATION.search(text)) and "lanes_" not in missing[1]:
+        return ConfigError(f"{text}; create the table, or correct the name given to Log.over")
     if state is not None and state in _REMEDIES:
         return ConfigError(f"{text}; {_REMEDIES[state]}")
     if state is None:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Optional, Protocol
 
+import confluent_kafka
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
@@ -281,6 +282,16 @@ def of_a_dict(order: dict[str, Any]) -> None: ...
 
 
 async def of_a_model(order: Order) -> None: ...
+
+
+def test_the_message_of_a_client_is_named_with_its_module() -> None:
+    async def of_a_client(message: confluent_kafka.Message) -> None: ...
+
+    said = refusal(of_a_client)
+    assert (
+        "takes message: confluent_kafka.cimpl.Message, but each call has a lanes.Message: annotate the parameter as"
+        in said
+    )
 
 
 @pytest.mark.parametrize(
