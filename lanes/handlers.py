@@ -274,8 +274,8 @@ def _check_annotation(handler: Callable[..., object], *, batch: bool) -> None:
         # The message of a client has the same name.
         same = named.endswith(": Message")
         raise ConfigError(
-            f"handler={_name(handler)} takes {f'{parameter.name}: {text}' if same else named}, but each call has a "
-            f"{'lanes.Message' if same else 'Message'}: annotate the parameter as "
+            f"handler={_name(handler)} takes {f'{parameter.name}: {text}' if same else named}, "
+            f"but each call has a Message{' of lanes' if same else ''}: annotate the parameter as "
             "lanes.Message, and read message.value, or message.data with decode=…"
         )
 

@@ -289,7 +289,7 @@ def test_the_message_of_a_client_is_named_with_its_module() -> None:
 
     said = refusal(of_a_client)
     assert (
-        "takes message: confluent_kafka.cimpl.Message, but each call has a lanes.Message: annotate the parameter as"
+        "takes message: confluent_kafka.cimpl.Message, but each call has a Message of lanes: annotate the parameter"
         in said
     )
 
