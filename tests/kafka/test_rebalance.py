@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import anyio
 import pytest
@@ -162,6 +163,9 @@ async def test_added_partitions_lose_nothing(protocol: str, start: str, topic: M
         await until(lambda: len(work.ended) == 5)
         events.admin.create_partitions([NewPartitions(events.name, 3)])[events.name].result(10)
         events.partitions = 3
+        # The controller answers before the broker knows the partitions.
+        listed = partial(events.admin.list_topics, events.name, timeout=5)
+        await until(lambda: len(listed().topics[events.name].partitions) == 3)
         # Produce before any member knows these partitions.
         for number in (1, 2):
             produce(events, 5, partition=number)
