@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from lanes.web.port import listener
+from lanes.web.port import listener, server_config
 from lanes.web.settings import Address, address_of
 
 log = logging.getLogger("lanes.web")
@@ -72,18 +72,7 @@ async def open_port(supervisor: AnySupervisor, address: str) -> AsyncIterator[No
     """Answer at the address during the block. Raises ``ConfigError`` if the system refuses the address."""
     wanted = address_of(address)
     with contextlib.closing(listener(wanted)) as listening:
-        server = _Server(
-            uvicorn.Config(
-                ServicePort(supervisor).application(),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=1,
-            )
-        )
+        server = _Server(server_config(ServicePort(supervisor).application()))
         answering = asyncio.create_task(server.serve(sockets=[listening]))
         log.info("serving http://%s", Address(wanted.host, listening.getsockname()[1]))
         try:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Self
 
 import uvicorn
+from starlette.applications import Starlette
 
 from lanes.consumer import Consumer
 from lanes.errors import ConfigError
@@ -73,19 +74,7 @@ class Port:
         self.address = Address(self.address.host, listening.getsockname()[1])
         self._metrics.provide()
         self._lines.open()
-        # The server must neither replace the handlers of signals nor configure the log of the program.
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._routes.application(),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                lifespan="off",
-                ws="none",
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = uvicorn.Server(server_config(self._routes.application()))
         self._thread = threading.Thread(
             target=self._answer, args=(self._server, listening), name="lanes-web", daemon=True
         )
@@ -119,6 +108,20 @@ class Port:
         while True:
             self._board.ask()
             await asyncio.sleep(FRESH)
+
+
+def server_config(application: Starlette) -> uvicorn.Config:
+    """Return the settings of a server that configures no log of the program."""
+    return uvicorn.Config(
+        application,
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
 
 
 def listener(address: Address) -> socket.socket:
