@@ -1,4 +1,4 @@
-"""Calls from the thread that owns a client to the event loop, and the answers of that thread to commands."""
+"""Passes calls from a client's thread to the event loop, and the thread's answers to commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 class Bridge:
     """Calls functions on the event loop that created the bridge, in the order of ``post``.
 
-    Several calls that threads post before the loop runs usually wake the loop only once.
+    If threads post several calls before the loop runs, the loop usually wakes only once.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Bridge:
         Any thread may call this method. The call does not block.
         """
         self._calls.append(call)
-        # Two threads may both find the flag unset: the loop is then woken twice, which does no harm.
+        # If two threads find the flag unset, they wake the loop twice. The second wake-up does no harm.
         if not self._waking:
             self.is_alive()
 
@@ -48,7 +48,8 @@ class Bridge:
         return True
 
     def _deliver(self) -> None:
-        # Reset before the queue is read: a thread that appends after the last read wakes the loop again.
+        # Reset the flag before reading the queue. A thread that appends a call after the last read then wakes the loop
+        # again.
         self._waking = False
         calls = self._calls
         while calls:
@@ -85,11 +86,17 @@ class Answer(Generic[T]):
         return self._value[0]
 
     def give(self, value: T) -> None:
-        """Answer with ``value``. Any thread may call this method. The first answer counts. The call does not block."""
+        """Answer with ``value``.
+
+        Any thread may call this method. A second answer has no effect. The call does not block.
+        """
         self._bridge.post(lambda: self._end([value], None))
 
     def fail(self, error: Exception) -> None:
-        """Answer with ``error``. Any thread may call this method. The first answer counts. The call does not block."""
+        """Answer with ``error``.
+
+        Any thread may call this method. A second answer has no effect. The call does not block.
+        """
         self._bridge.post(lambda: self._end([], error))
 
     def _end(self, value: list[T], error: Exception | None) -> None:

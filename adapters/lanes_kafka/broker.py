@@ -1,7 +1,7 @@
 """Requests of a reading client to a broker, each with a deadline.
 
-Reading order: one answer and the cause of a failure (``wait_for``, ``answer``, ``likely_cause``), the settings of a
-broker (``broker_settings``, ``metadata_limit``), the facts of a topic (``describe_topic``).
+Reading order: ``wait_for``, ``answer`` and ``likely_cause`` for one request; ``broker_settings`` and
+``metadata_limit``; ``describe_topic``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ COORDINATOR_TIMEOUT: Final = 3_600.0
 """Timeout in seconds of a request to a group's coordinator, the maximum that an ``AdminClient`` accepts.
 
 If such a request times out before the coordinator is reached, librdkafka 2.16 ends the process with a failed assertion
-as soon as the coordinator is reached again. To give up a request, close the client long before this timeout."""
+as soon as the coordinator is reached again. The caller therefore closes the client long before this timeout to end a
+request."""
 
 LEADER_MOVES: Final = frozenset({KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION})
 """Error codes of a new partition, or of a partition whose leader moves."""
@@ -91,7 +92,7 @@ def answer(admin: AdminClient, future: Future[_T], deadline: float, give_up: Cal
 def settings_of(
     admin: AdminClient, kind: ResourceType, name: str, deadline: float, give_up: Callable[[], bool] = lambda: False
 ) -> dict[str, str]:
-    """Return the set settings of a broker or a topic, by name. Blocks and raises like ``answer``."""
+    """Return the settings of a broker or a topic that have a value, by name. Blocks and raises like ``answer``."""
     resource = ConfigResource(kind, name)
     asked: dict[ConfigResource, Future[dict[str, Any]]] = admin.describe_configs(
         [resource], request_timeout=max(_POLL, deadline - time.monotonic())
@@ -101,7 +102,7 @@ def settings_of(
 
 
 def similar_topic(admin: AdminClient, topic: str, *, timeout: float = QUESTION_TIMEOUT) -> str:
-    """Return a "did you mean" text about topics that resemble a missing topic; "" = no such topic. Blocks."""
+    """Return a "did you mean" text about topics with names like a missing topic; "" = no similar topic. Blocks."""
     try:
         found = admin.list_topics(timeout=timeout).topics
     except KafkaException:
@@ -139,19 +140,19 @@ def broker_settings(admin: AdminClient, *, timeout: float = QUESTION_TIMEOUT) ->
     """Read the settings of one broker; empty = this user may not read the settings.
 
     The call blocks for up to ``timeout`` seconds. Raises ``SourceError`` for every failure except a missing permission.
-    The error is retryable if a repetition may succeed.
+    The error is retryable if a second call may succeed.
     """
     deadline = time.monotonic() + timeout
     try:
         cluster = answer(admin, admin.describe_cluster(request_timeout=timeout), deadline)
-        # Any broker will do: these settings should be equal on all brokers of a cluster.
+        # Ask any broker, because these settings should be equal on all brokers of a cluster.
         number = min(node.id for node in cluster.nodes)
         return settings_of(admin, ResourceType.BROKER, str(number), deadline)
     except KafkaException as failure:
         error = failure.args[0]
         if error.code() in NOT_ALLOWED:
             return {}
-        # The error shows neither the text nor the chain of the failure: both may hold a secret, which is unknown here.
+        # The error shows neither the text nor the chain of the failure, because both may contain a secret.
         permanent = is_permanent(error)
         remedy = "check that the broker runs"
         if permanent:
@@ -220,14 +221,14 @@ def describe_topic(
 
 
 def similar_to_missing(settings: Mapping[str, Any], topic: str) -> str:
-    """Return a "did you mean" text about topics that resemble a missing topic, through a client of its own. Blocks.
+    """Return a "did you mean" text about topics with names like a missing topic. Creates its own client. Blocks.
 
     Args:
         settings: Configuration of the client, which has already reached a broker.
         topic: Name of the topic.
 
     Returns:
-        The text; "" = no such topic, or no answer of the broker.
+        The text; "" = no similar topic, or no answer of the broker.
     """
     quiet: dict[str, Any] = {**settings, "enable.idempotence": False, "error_cb": lambda error: None}
     return similar_topic(AdminClient(quiet), topic)

@@ -19,14 +19,14 @@ from lanes_kafka.errors import closed_at_first_request
 log = logging.getLogger("lanes.kafka.client")
 
 _VARYING: Final = re.compile(r"\(after [^()]*\)|\d+ ?ms\b")
-"""Parts of a line that differ when the client repeats the line."""
+"""Parts of a line, such as times, that differ between repetitions of the line."""
 
 
 def _line(template: str, values: tuple[object, ...]) -> str:
     """Return a line without the name of its client.
 
-    Each log line of the client already names the owner. Two clients of one owner, for example the source and its admin
-    client, repeat each other's lines.
+    Each log line of the client already names the owner. Two clients of one owner, for example the source's consumer and
+    its admin client, often write the same lines.
     """
     if len(values) != 3:
         return template % values
@@ -46,7 +46,8 @@ class ClientLog:
         settings: Configuration of the clients, whose secrets no error or log line shows.
 
     Attributes:
-        reported: Errors that only log lines report. The owner may replace the list before it makes a client.
+        reported: Errors that the client reports only by log lines. The owner may replace the list before it makes a
+            client.
     """
 
     def __init__(self, name: str, clock: Clock, settings: Mapping[str, Any]) -> None:
@@ -65,7 +66,7 @@ class ClientLog:
         """Write a line. The client calls this method of its ``logger``.
 
         Args:
-            level: Level of the line. The method logs an error as a warning, because the client tries again.
+            level: Level of the line. The method logs an error as a warning, because the client retries.
             template: Format of the line.
             *values: Facility, name of the client, and text.
         """
@@ -90,9 +91,9 @@ class ClientLog:
         return printable(redacted(_line(template, values), self._settings)), self._clock() - at
 
     def due(self) -> None:
-        """Log the number of repetitions of each kind of line whose count is due."""
+        """Log the number of suppressed repetitions of each line, if the interval has passed."""
         self._folded.due()
 
     def end(self) -> None:
-        """Log the number of repetitions of each kind of line at the end of the clients."""
+        """Log the number of suppressed repetitions of each line, when the clients end."""
         self._folded.end()

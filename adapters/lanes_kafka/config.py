@@ -104,12 +104,12 @@ class ClientConfig:
         on_commit: The user's callback; None = no callback.
         chosen: The settings to which ``lanes`` gave a value.
         group: The id of the group.
-        protocol: The rebalance protocol.
+        protocol: Rebalance protocol of the group.
         instance: The id of a static member; None for a dynamic member.
         start: Position at which the group starts in a topic for which it has committed no position.
         out_of_range: Position at which to continue when the log does not contain the committed position.
         max_poll_interval: ``max.poll.interval.ms`` in seconds.
-        session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where it is a setting of the broker.
+        session_timeout: ``session.timeout.ms`` in seconds; None under KIP-848, where the broker has this setting.
         heartbeat_interval: ``heartbeat.interval.ms`` in seconds; None under KIP-848.
     """
 
@@ -135,17 +135,17 @@ def client_config(
 ) -> ClientConfig:
     """Check the dictionary of a ``confluent_kafka.Consumer``, and complete a copy.
 
-    The function merges ``default.topic.config`` into the copy, like the client. The function switches automatic commits
-    and automatic offset stores off, and refuses a setting that switches them on. The function sets
-    ``auto.offset.reset=error`` for the client, and the user's value becomes ``start`` and ``out_of_range``. ``chosen``
-    lists all settings that the function set. Pure and idempotent.
+    The function merges ``default.topic.config`` into the copy, like the client. The function disables automatic commits
+    and automatic offset stores, and refuses a setting that enables them. The function sets ``auto.offset.reset=error``
+    for the client, and derives ``start`` and ``out_of_range`` from the user's value. ``chosen`` lists all settings that
+    the function set. Pure and idempotent.
 
     Args:
         config: The user's dictionary.
-        start: Position at which the group starts in a topic for which it has committed no position. Default: as
-            ``auto.offset.reset``, or ``"beginning"``.
+        start: Position at which the group starts in a topic for which it has committed no position. Default: the
+            meaning of ``auto.offset.reset``, or ``"beginning"``.
         out_of_range: Position at which to continue when the log does not contain the committed
-            position. Default: as ``auto.offset.reset``, or ``"fail"``.
+            position. Default: the meaning of ``auto.offset.reset``, or ``"fail"``.
 
     Returns:
         The checked configuration.
@@ -176,7 +176,7 @@ def client_config(
         chosen=chosen,
         group=group,
         protocol=protocol,
-        # librdkafka treats an empty id like a missing id.
+        # librdkafka treats an empty ``group.instance.id`` like a missing one.
         instance=str(given.get("group.instance.id") or "").lstrip() or None,
         start=begin,
         out_of_range=beyond,
@@ -211,7 +211,7 @@ def _group(given: UserSettings) -> str:
             f"{misspelt('group.id', given.client)}"
         )
     if "://" in name:
-        # The group is not shown, because a URL may have a password.
+        # Do not show the group, because a URL may contain a password.
         raise ConfigError("group.id is an address, not the name of a group; write addresses into bootstrap.servers")
     return name
 
@@ -418,7 +418,7 @@ topic.metadata.propagation.max.ms topic.metadata.refresh.interval.ms topic.metad
 transaction.timeout.ms transactional.id
 """
 _OF_EVERY_CLIENT: Final = frozenset(_OTHERS.split())
-"""The other settings of a consumer or a producer. Any other setting works too, without a suggestion."""
+"""Further names of settings, for "did you mean" texts. The client also accepts settings outside this list."""
 
 _CALLED_BY_THE_CONSUMER: Final = frozenset(
     ("error_cb", "on_commit", "statistics.interval.ms", "stats_cb", "throttle_cb")
@@ -431,7 +431,7 @@ _NO_SECRET: Final = frozenset(("sasl.mechanism", "sasl.mechanisms", "sasl.oauthb
 
 
 def similar_setting(name: str) -> str:
-    """Return a "did you mean" text about settings that resemble an unknown name; "" = no such setting."""
+    """Return a "did you mean" text about settings with names like an unknown name; "" = no similar name."""
     return did_you_mean(name, _CONSUMER_ONLY | _OF_EVERY_CLIENT)
 
 
@@ -443,14 +443,14 @@ def is_secret(name: str) -> bool:
 _SIZE: Final = re.compile(
     r"Invalid response size (\d{1,9}|[1-3]\d{9}) \(0\.\.\d+\): increase receive\.message\.max\.bytes"
 )
-"""The client's error text for an answer that exceeds the size limit, by the size in its first four bytes."""
+"""The client's error text for an answer whose first four bytes, read as a size, exceed the limit."""
 
 
 def redacted(text: str, config: Mapping[str, Any]) -> str:
-    """Return a text of the client in which ``…`` replaces each secret of ``config`` and each word of a secret.
+    """Return the client's text with ``…`` in place of each secret of ``config`` and of each word of a secret.
 
-    If a server answers in another protocol, the client reads the answer as a size, and recommends a larger limit. The
-    returned text then names the real cause.
+    If a server uses another protocol, the client reads the beginning of its answer as a size, and recommends a larger
+    limit. The function then replaces this advice by the real cause.
     """
     words = {
         word
@@ -461,7 +461,7 @@ def redacted(text: str, config: Mapping[str, Any]) -> str:
         if word
     }
     for word in sorted(words, key=len, reverse=True):
-        # A short secret may be part of a longer word by chance, so a short secret is replaced only as a whole word.
+        # A short secret may be part of a longer word by chance, so replace a short secret only as a whole word.
         alone = "" if len(word) >= _LONG else r"(?<!\w)", "" if len(word) >= _LONG else r"(?!\w)"
         text = re.sub(alone[0] + re.escape(word) + alone[1], "…", text)
     return _SIZE.sub(_other_protocol, text)
@@ -489,7 +489,7 @@ class UserSettings:
     def __init__(self, config: Mapping[str, Any]) -> None:
         """Raise ``ConfigError`` if ``config`` is not a dictionary of settings.
 
-        The error shows the type of ``config``, and no value.
+        The error shows the type of ``config``, and never a value.
         """
         self.client: dict[str, Any] = _names_checked("config", config)
         if _NESTED in self.client:
@@ -503,13 +503,13 @@ class UserSettings:
     def get(self, name: str) -> Any:
         """Return the value of a setting; None = the setting is missing.
 
-        If the user wrote two names of the setting, the later entry counts.
+        If the dictionary has two names of the setting, the later entry applies.
         """
         values = [value for other, value in self.client.items() if _ALIASES.get(other, other) == name]
         return values[-1] if values else None
 
     def replace(self, name: str, value: object) -> None:
-        """Set a value under this name, and remove its aliases."""
+        """Set a value under this name, and remove the aliases of the name."""
         for other in [other for other in self.client if _ALIASES.get(other, other) == name]:
             del self.client[other]
         self.client[name] = value
@@ -562,7 +562,7 @@ def check_addresses(given: UserSettings) -> None:
 
 
 def misspelt(name: str, given: Mapping[str, Any]) -> str:
-    """Return the name that the user wrote in place of ``name``, for the last part of an error; "" = no such name."""
+    """Return the end of an error about a missing setting, with the user's misspelt name; "" = no misspelt name."""
     known = _CONSUMER_ONLY | _OF_EVERY_CLIENT
     near = difflib.get_close_matches(name, [other for other in given if other not in known], n=1, cutoff=0.75)
     return f"; write {name!r} in place of {near[0]!r}" if near else ""
@@ -587,7 +587,7 @@ def _check_address(name: str, address: str) -> None:
 
 
 def _names_checked(what: str, config: object) -> dict[str, Any]:
-    # The errors do not show ``config``: a text in place of a dictionary may hold a password.
+    # The errors do not show ``config``, because a text in place of a dictionary may contain a password.
     kind = type(config).__name__
     if not isinstance(config, Mapping):
         hint = ""

@@ -1,4 +1,4 @@
-"""Functions that classify and describe errors of the client, and a log of errors with a bounded rate."""
+"""Classifies and describes errors of the client, and logs errors at a bounded rate."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _PERMANENT: Final = (
 
 
 _HANDSHAKE: Final = "handshake failed"
-"""Words in the client's error after the broker has refused the login before the exchange of credentials."""
+"""Words in the client's error if the broker has refused the login before the exchange of credentials."""
 
 _FIRST_REQUEST: Final = "in state APIVERSION_QUERY"
 """Words in the client's line about a connection that ended before the answer to the first request."""
@@ -98,8 +98,8 @@ def is_login_refused(error: KafkaError) -> bool:
 def closed_at_first_request(line: str) -> KafkaError | None:
     """Return the error for a line of the client's log about a connection that ended at its first request, else None.
 
-    The client logs such an end at INFO, and reports only the timeout of the request. A listener with TLS ends the
-    connection of a client without TLS in this way.
+    The client logs the end of the connection at INFO, and reports only the timeout of the request. For example, a
+    listener with TLS ends the connection of a client without TLS.
     """
     if _FIRST_REQUEST not in line:
         return None
@@ -186,7 +186,7 @@ def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
 
 
 def setting_meant(text: str) -> str:
-    """Return "did you mean …?" if ``text`` names an unknown setting that resembles a known setting, else ""."""
+    """Return a "did you mean" text if ``text`` names an unknown setting with a name like a known setting, else ""."""
     found = _UNKNOWN.search(text)
     return "" if found is None else similar_setting(found[1])
 

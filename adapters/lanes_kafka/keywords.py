@@ -1,4 +1,4 @@
-"""The remedies for a call that passes settings of the client as keyword arguments, as with other Kafka clients."""
+"""Remedies for calls that pass settings of the client as keyword arguments, which other Kafka clients accept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of_the_client(caller: str, rest: str) -> dict[str, str]:
 
     Args:
         caller: Name of the class.
-        rest: Arguments after the dictionary in the correct call, for the remedy; "" = none.
+        rest: Arguments after the dictionary in the correct call, for the remedy; "" = no arguments.
 
     Returns:
         The remedies by keyword.

@@ -37,12 +37,12 @@ _OF_A_BATCH: Final = frozenset(
         KafkaError.RECORD_LIST_TOO_LARGE,
     }
 )
-"""Errors with which a broker refuses all records of a batch, although some of them may be fine."""
+"""Errors with which a broker refuses all records of a batch, even if some of the records are valid."""
 
 _SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
-    # An unconfirmed record must not leave long after its partition has another owner.
+    # The client must not send an unconfirmed record long after the partition of its message has another owner.
     "message.timeout.ms": WRITE_TIMEOUT_MS,
 }
 
@@ -74,8 +74,8 @@ class KafkaPublisher:
     A broker refuses a whole batch because of one record, or because the batch exceeds ``max.message.bytes`` of the
     topic. The publisher then sends each record of the batch alone, so a wrong output fails alone.
 
-    An output without a confirmation within ``message.timeout.ms`` (10 s unless set) is sent again, so a topic may then
-    have the output twice. A reader of the topic deduplicates by its own key, if it has to.
+    The consumer sends an output again if the broker does not confirm it within ``message.timeout.ms`` (default 10 s).
+    The topic may then contain the output twice. A reader of the topic that needs each output once must deduplicate.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` producer, or of the consumer. The publisher omits settings that
@@ -116,7 +116,7 @@ class KafkaPublisher:
             report: Called once for each output.
         """
         if not self._producer.is_open:
-            # A permanent error would send the messages of the other consumer to the dead letters.
+            # A permanent error would turn the messages of the other consumer into dead letters.
             raise SourceError(
                 "outputs: the publisher is closed, maybe by another consumer; pass each consumer a publisher of its "
                 "own",
@@ -156,7 +156,7 @@ class KafkaPublisher:
             bell = anyio.Event()
             left -= len(results)
             reported, results = results, []
-            # Reported by this task, because a report may start a task, which a callback of the loop cannot.
+            # Report from this task. A report may start a task, and a callback of the loop cannot start a task.
             for output, failure in reported:
                 if batches and isinstance(failure, KafkaException) and failure.args[0].code() in _OF_A_BATCH:
                     refused.append(output)

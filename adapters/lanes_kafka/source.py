@@ -1,4 +1,4 @@
-"""A member of a Kafka consumer group as a source. The group commits one position for each partition."""
+"""The source that reads as a member of a Kafka consumer group. The group stores one position for each partition."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KafkaSource:
         config: The dictionary of a ``confluent_kafka.Consumer``, which also names the group. ``lanes`` switches
             automatic commits off, sets ``auto.offset.reset`` to ``error``, and changes the defaults of unset fetch
             settings. All other settings keep their values.
-        topics: Names of the topics, or partitioned queues, each of whose partitions is a topic. The source accepts no
+        topics: Names of topics, or partitioned queues, in which each partition is a topic. The source accepts no
             patterns.
         key: A function from the client's message to its partition key. Default: the key of the record.
         start: Position at which a group starts in a topic for which the group has committed no position:
@@ -68,8 +68,8 @@ class KafkaSource:
             helps, for example, when another member has taken the same ``group.instance.id``. The pauses before rebuilds
             grow from 1 s to 30 s. After 5 minutes without a failure, the source may use all ``rebuilds`` again.
         consumer_target: Largest number of partitions that this process prefers to own, 1 or more; None = no target. The
-            broker assigns the partitions without knowledge of targets. ``Status.target_honoured`` is therefore False.
-            ``Status.under_provisioned`` shows an autoscaler whether this process exceeds its target.
+            broker ignores targets when it assigns partitions. ``Status.target_honoured`` is therefore False. An
+            autoscaler reads in ``Status.under_provisioned`` whether this process exceeds its target.
         on_growth: Reaction to a growing number of partitions of a topic during the run. Keys then move to other
             partitions and may lose their order. ``"alarm"`` logs a warning. ``"stop"`` ends the source with an error,
             and the consumer drains.
@@ -121,7 +121,7 @@ class KafkaSource:
         self._rebuilds = rebuilds
         self._consumer_target = consumer_target
         self._clock = monotonic
-        # A label of each metric, so the name is short and does not depend on the assigned partitions.
+        # The name is a label of each metric. It is therefore short and does not depend on the assigned partitions.
         self._name = f"kafka {self._config.group}/{shown}"
         self._prefetched = Prefetched()
         # The committed position of each partition, and whether no message above it is completed.
@@ -213,7 +213,7 @@ class KafkaSource:
             events = self._prefetched.take(room)
             if not events and self._failure is None and self._needs_demand(room):
                 self._ask(room)
-                # The new credit may be used up already, so that no message waits for those of other partitions.
+                # The thread may have used up the new credit already, so wait for no messages of other partitions.
                 events = self._prefetched.take(room)
             if events:
                 for event in events:
@@ -254,7 +254,7 @@ class KafkaSource:
     async def release(self, partition: Partition) -> None:
         """Release a drained partition.
 
-        Without a revocation by the group, the partition stays assigned and unread until ``aclose``.
+        If the group does not revoke the partition, it stays assigned until ``aclose``, and the client does not read it.
 
         Args:
             partition: The assignment to release.
@@ -267,7 +267,7 @@ class KafkaSource:
         await self._command(Release(partition, self._answer(), committed if complete else None))
 
     def freeze_limit(self) -> float:
-        """Return session minus heartbeat interval minus 1 s; see ``lanes.source.Confirming.freeze_limit``.
+        """Return the session minus the heartbeat interval minus 1 s; see ``lanes.source.Confirming.freeze_limit``.
 
         Returns:
             The seconds. The result is infinity before ``open``.
@@ -362,16 +362,16 @@ class KafkaSource:
             message: An unfinished message.
 
         Returns:
-            The earliest time by ``retention.ms`` and ``retention.bytes``. If this user may not read these settings of
-            the topic, the time follows from the deletions of the log.
+            The earliest time by ``retention.ms`` and ``retention.bytes``. If this user may not read these settings, the
+            source estimates the time from the observed deletions.
         """
         return None if self._client_thread is None else self._client_thread.retention.of(message)
 
     def stranded(self) -> Sequence[Stranded]:
         """Return the topics whose messages no member of the group reads; see ``lanes.source.Stranding.stranded``.
 
-        The client checks every 5 s for topics with the computed names up to twice the number of partitions. The client
-        also checks for topics of a former, larger number in which the group has committed positions.
+        Every 5 s the client checks topics with names of the queue, up to twice the number of partitions. The client
+        also checks topics of a former, larger number in which the group has committed positions.
 
         Returns:
             The topics.
@@ -380,10 +380,10 @@ class KafkaSource:
         return () if thread is None else thread.queue_watch.found
 
     def findings(self) -> Sequence[str]:
-        """Return texts about stranded messages and grown topics; see ``lanes.source.Reporting.findings``.
+        """Return texts about stranded messages and new partitions; see ``lanes.source.Reporting.findings``.
 
         Returns:
-            A text for each queue with stranded messages, and for each grown topic.
+            A text for each queue with stranded messages, and for each topic with new partitions.
         """
         if self._client_thread is None:
             return ()
@@ -399,7 +399,7 @@ class KafkaSource:
             destination: The topic of the dead letters.
 
         Returns:
-            True for a topic of this name, even of another cluster, because a dead letter names no cluster.
+            True for a topic of this name, even in another cluster, because a destination names no cluster.
         """
         return destination.system == _SYSTEM and destination.name in self._topics
 
@@ -441,7 +441,7 @@ class KafkaSource:
     def _needs_demand(self, room: Room) -> bool:
         """Return whether the thread needs a new demand.
 
-        Without a new demand the thread reads until it has used half of its credit.
+        The thread needs no new demand until it has used half of its credit.
         """
         prefetched, asked = self._prefetched, self._asked
         if asked is None or asked.paused != room.paused or self._assigned != prefetched.assigned:
@@ -456,7 +456,7 @@ class KafkaSource:
         self._asked, self._assigned = room, prefetched.assigned
         self._number += 1
         rewind = prefetched.rewind(room, self._owned.keys(), self._number, self._clock())
-        # The rewind has dropped messages, which makes room for others.
+        # The dropped messages make room for others.
         prefetched.granted = prefetched.credit(room, self._owned.keys())
         self._client_thread.demand(
             Demand(
@@ -488,7 +488,7 @@ class KafkaSource:
             self._answers.discard(command.answer)
 
     def _wait_time(self) -> float:
-        """Return the seconds to the next check of polls and prefetched messages, at the poll deadline at the latest."""
+        """Return the seconds to the next check of polls and prefetched messages, at most until the poll deadline."""
         assert self._client_thread is not None
         now = self._clock()
         left = self._config.max_poll_interval - (now - self._client_thread.polled)

@@ -17,7 +17,7 @@ NO_TOPIC: Final = "no topic can have this name; use 1 to 249 letters, digits, '.
 _TOPIC: Final = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 _NAMED: Final = 2
-"""Maximum number of topics and queues that the name of a source lists. The name counts all others."""
+"""Maximum number of topics and queues in the name of a source. The name ends with the number of all others."""
 
 
 def is_topic(name: str) -> bool:
@@ -34,7 +34,7 @@ def read_topics(
         topics: Names of topics, and partitioned queues.
 
     Returns:
-        The names of all topics, the queues among them, and a short text for both.
+        The names of all topics, the queues, and a short text that names both.
 
     Raises:
         ConfigError: A name is invalid or occurs twice, or two queues have the same name.

@@ -89,7 +89,7 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        # Not chained, because a decoder's error holds the whole document.
+        # Do not chain the error, because a decoder's error contains the whole document.
         where = f"line {error.lineno}: {error.msg}" if isinstance(error, json.JSONDecodeError) else "a number too long"
         raise ConfigError(f"{path}: not JSON ({where}); correct the file") from None
     except RecursionError:

@@ -136,7 +136,7 @@ class _Doctor:
         return Check(what, True, ", ".join(f"{name}={found[name]}" for name in _RETENTION if name in found))
 
     def _transactions(self, topic: str, numbers: Sequence[int]) -> Check:
-        """Check for unreadable messages of open transactions, between the last stable offset and the end."""
+        """Check for messages that an open transaction hides: messages between the last stable offset and the end."""
         what = f"transactions on {topic}"
         try:
             stable, ends = (
@@ -202,7 +202,7 @@ class _Doctor:
     def _is_of_another_kind(self) -> bool:
         """Return whether the broker lists a group that the broker described as missing."""
         with warnings.catch_warnings():
-            # The call that replaces this deprecated call lists consumer groups alone.
+            # This deprecated call also lists groups of other kinds. Its replacement lists only consumer groups.
             warnings.simplefilter("ignore", DeprecationWarning)
             try:
                 listed = self.admin.list_groups(timeout=self.timeout)

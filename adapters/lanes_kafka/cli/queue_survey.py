@@ -1,4 +1,4 @@
-"""The facts of a partitioned queue at a broker, and the creation and removal of its topics. All calls block.
+"""Reads the facts of a partitioned queue from a broker, and creates and removes its topics. All calls block.
 
 ``lanes queue`` makes a ``Cluster`` by ``queue_broker``; see ``lanes.cli.queue.QueueBroker``.
 """
@@ -41,7 +41,7 @@ _AT_ONCE: Final = 100
 """Maximum number of groups in one request for positions."""
 
 _QUESTION: Final = 1.0
-"""Maximum seconds of one request for positions. The client then repeats the request or gives up."""
+"""Maximum seconds of one request for positions. After this time the client repeats the request or fails."""
 
 _QUESTIONS: Final = 16
 """Maximum number of concurrent requests for positions of groups."""
@@ -132,8 +132,8 @@ class Cluster:
 
         Args:
             names: Names of the topics, beginning with partition 0.
-            named: Names of groups that count in each topic, even without a position. A group without a position has
-                finished no message. Empty = the groups of the first topic.
+            named: Names of groups to report for each topic, even groups without a position, which have finished no
+                message. Empty = the groups of the first topic.
 
         Returns:
             The facts.
@@ -272,7 +272,7 @@ class Cluster:
         while True:
             (listed,) = self._ask([self._admin.list_consumer_groups(request_timeout=QUESTION_TIMEOUT)], deadline)
             if not listed.errors:
-                # A client of the library ends the process at an empty group id, which old clients could have.
+                # librdkafka ends the process after an empty group id, which old clients could have.
                 return [each.group_id for each in listed.valid if each.group_id]
             for failure in listed.errors:
                 if failure.args[0].code() not in COORDINATOR_MOVES or monotonic() + _AGAIN > deadline:
@@ -290,7 +290,7 @@ class Cluster:
         try:
             return self._of_groups(groups, ask, deadline)
         finally:
-            # After Ctrl+C, the interpreter waits for the questions that run.
+            # After Ctrl+C, the interpreter waits for the running requests.
             self._asking = False
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -324,7 +324,7 @@ class Cluster:
     ) -> dict[str, Any]:
         """Return the answers for the existing groups.
 
-        The call repeats the request to a coordinator that starts or moves.
+        The call repeats a request if the coordinator is starting or moving.
         """
         found: dict[str, Any] = {}
         left = list(groups)

@@ -1,4 +1,4 @@
-"""The thread that owns a Kafka client, and the buffer of the thread's messages on the event loop.
+"""Runs the thread that owns a Kafka client, and buffers the thread's messages on the event loop.
 
 Reading order: ``thread``, ``mailbox``, ``prefetch`` (on the event loop), ``rebuilds``, ``group``, ``offsets``,
 ``topics``, ``intake``, ``read_rest``, ``records``, ``commits`` (a commit waits for its topic ids), ``membership``,

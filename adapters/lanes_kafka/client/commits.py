@@ -1,4 +1,4 @@
-"""Commits of one client. A commit waits for a check of its topic ids, if the broker has topic ids.
+"""Commits the positions of one client. If the broker has topic ids, a commit waits for a check of its topic ids.
 
 For a commit, the broker checks that the client is a member. The broker checks neither that the client owns the
 partition nor that the position rises. Therefore ``Commits`` checks, immediately before a send, that this client still
@@ -8,12 +8,12 @@ owns every partition. The engine guarantees that positions rise.
 deleted and created again, the same positions mean other messages. The broker accepts commits of such positions. The
 client reports no such change by a callback. When the new topic has grown past the client's position, the client
 continues in the new topic. ``TopicIdCheck`` therefore sends a commit with topic ids only after the broker has confirmed
-the same ids. The confirming request must be newer than the commit. Without such an answer the source commits no
+the same ids. The confirming request must be newer than the commit. Without this confirmation the source commits no
 position, because a commit could skip messages of the new topic. Handlers may then repeat finished messages.
 
 Two gaps remain. First, the client may repeat a commit within about half a second, and the new topic may receive the
-repetition. In this case the source finds a position of the old topic, and stops with an error. Second, the broker that
-answers the request about the ids may not know the new topic yet.
+repeated commit. The source then finds a position of the old topic, and stops with an error. Second, the broker that
+confirms the ids may not know the new topic yet.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _CALLBACK_TIMEOUT_WHEN_DOWN: Final = 1.0
 """Seconds allowed for a commit inside a callback while the client reports that no broker is reachable."""
 
 # ILLEGAL_GENERATION and STALE_MEMBER_EPOCH are missing: they report a running rebalance, in which a member keeps all
-# partitions that are not revoked. A member that a rebalance left out gets UNKNOWN_MEMBER_ID. ``consume`` returns the
-# errors that end the client among its messages.
+# partitions that are not revoked. A member outside the new group gets UNKNOWN_MEMBER_ID. ``consume`` returns the errors
+# that end the client among its messages.
 _LOST: Final = frozenset(
     {
         KafkaError.UNKNOWN_MEMBER_ID,
@@ -61,16 +61,16 @@ _LOST: Final = frozenset(
 )
 """Error codes of a commit by a former member of the group, which no retry can repair."""
 
-# The engine retries a commit unless its error code is one of these: a repeated commit is harmless.
+# The engine retries a commit with any other error code, because a repeated commit is harmless.
 _PERMANENT: Final = NOT_ALLOWED | {KafkaError.INVALID_GROUP_ID, KafkaError.UNSUPPORTED_VERSION}
 
 
 def metadata_room(admin: AdminClient, name: str) -> int:
-    """Ask how many UTF-16 units of commit metadata the broker accepts before the client's NUL: 0 to ``LIMIT``.
+    """Return the number of UTF-16 units of commit metadata that the broker accepts, 0 to ``LIMIT``.
 
-    If the broker does not report its limit, the result is ``LIMIT``, and each refused commit halves the limit. If the
-    limit is too small for a single completed message, the function logs a warning and returns 0. The call blocks for up
-    to 5 seconds.
+    The client adds one NUL to the metadata, which the result excludes. If the broker does not report its limit, the
+    result is ``LIMIT``, and each refused commit halves the limit. If the limit is too small for a single completed
+    message, the function logs a warning and returns 0. The call blocks for up to 5 seconds.
     """
     try:
         allowed = metadata_limit(admin)
@@ -97,7 +97,10 @@ def metadata_room(admin: AdminClient, name: str) -> int:
 
 
 def room_within(allowed: int) -> int:
-    """Return the UTF-16 units of metadata that ``offset.metadata.max.bytes=allowed`` leaves before the client's NUL."""
+    """Return the UTF-16 units that fit into ``offset.metadata.max.bytes=allowed``.
+
+    The result excludes the client's NUL.
+    """
     return max(0, min(LIMIT, allowed - 1))
 
 
@@ -108,12 +111,12 @@ def can_carry(room: int) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Commit:
-    """The positions of one commit request, which has one answer.
+    """The positions that one commit request sends.
 
     Attributes:
         settlements: The positions, at most one for each partition.
         answer: The answer to the event loop.
-        releases: Partition that the thread releases after this commit; None = no partition.
+        releases: Partition to release after this commit; None = no partition.
         deadline: Time of the clock after which an unanswered commit has failed; 0 = the client has not received the
             commit yet.
         offsets: The positions in the client's own type, which ``Commits`` sets when it sends the commit.
@@ -159,8 +162,8 @@ class Commits:
         Args:
             client: The client.
             commit: The commit.
-            timeout: Maximum seconds to wait until the broker shows the stored positions; None = do not block. A
-                callback of the client needs a timeout, because no answer to a commit arrives inside a callback.
+            timeout: Maximum seconds to wait until the broker shows the stored positions; None = do not block. Inside a
+                callback a timeout is necessary, because the client delivers no answer there.
         """
         if commit.answer.given_up:
             return
@@ -168,7 +171,7 @@ class Commits:
             # The loop may not have received the report of the loss yet.
             commit.fail(f"{self.name}: not committed: a partition was given up meanwhile")
             return
-        # The wait for the topic ids counts towards the deadline.
+        # The deadline includes the wait for the topic ids.
         commit.deadline = commit.deadline or self.clock() + COMMIT_TIMEOUT
         commit.offsets = [self._offset(each) for each in commit.settlements]
         try:
@@ -202,7 +205,7 @@ class Commits:
         """Process the answer to a commit. The client calls this method as its ``on_commit``."""
         for offset in offsets:
             commit = self.unanswered.get(PartitionId(offset.topic, offset.partition))
-            # The answer to an older commit with different positions is ignored: the older commit counts as failed.
+            # Ignore the answer to an older commit with different positions, because the older commit counts as failed.
             if commit is not None and any(_content(each) == _content(offset) for each in commit.offsets):
                 self._forget(commit)
                 # After an error of one partition, the outcome of the other partitions is unknown.
@@ -261,8 +264,8 @@ class TopicIdCheck:
 
     Only the thread that owns the client uses the object.
 
-    The object is True while commits wait. Only one request to the broker is open at a time. The next request covers
-    all commits that the loop queues before the answer.
+    The object is True while commits wait. At most one request for topic ids is open. The next request serves all
+    commits that the loop queues before the answer.
 
     Attributes:
         topics: The broker's descriptions of the topics.

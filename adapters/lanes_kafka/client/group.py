@@ -1,7 +1,7 @@
 """The partitions that a client owns in its group, and the callbacks that assign and revoke them.
 
-All code of this module runs in the thread that owns the client, mostly inside a call of ``consume`` or ``close``. An
-error in a callback ends the source, and the callback does not raise it.
+All code of this module runs in the thread that owns the client, mostly inside a call of ``consume`` or ``close``. If a
+callback fails, it does not raise the error, but ends the source.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ OF_POLL_INTERVAL: Final = 0.8
 """Share of ``max.poll.interval.ms`` for the drain, last commit and release of a partition. The rest is a margin."""
 
 _RECLAIM_AFTER: Final = 5.0
-"""Seconds after a presumed loss until a partition restarts that the client still owns."""
+"""Seconds after a presumed loss until a still owned partition restarts."""
 
 _COMMIT_STARTS_EVERY: Final = 5.0
 """Seconds between two attempts to commit the start positions of a group."""
 
 _ASK_BOUNDS_EVERY: Final = 5.0
-"""Seconds between two requests for the bounds of a log that does not reach the position to read. A request may block
+"""Seconds between two requests for the bounds of a log that does not contain the position to read. A request may block
 the thread."""
 
 _TOPIC_ID_TIMEOUT: Final = 2.0
@@ -64,9 +64,9 @@ class Assignment:
         end: Position after the last message that the client has read.
         positions_read: Number of positions that the client has read, including gaps.
         bytes_read: Size of the messages that the client has read, in bytes.
-        paused: Whether the thread has paused the client for the partition.
+        paused: Whether the thread has told the client to pause the partition.
         drained: Whether the thread drops new messages of the partition.
-        returning: Whether a release of the partition runs, inside a call that may run callbacks.
+        returning: Whether the thread is releasing the partition, in a call that may run callbacks.
         released: Whether the thread has released the partition. No later commit names a released partition.
         rebalance: Number of the callback that assigned the partition.
     """
@@ -117,13 +117,13 @@ class Group:
         fail: Function that ends the source with an error.
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
-        is_full: Function that returns True while the event loop has no room for messages.
+        is_full: Function that returns whether the event loop has no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
         owned: Current assignments, neither revoked nor lost, by partition.
         closing: Whether the client is about to close. The group then starts no assigned partition.
         rebalances: Number of callbacks since the start that assigned, revoked or lost partitions.
-        join_watch: The wait for the first answer of the group.
-        rejoining: Whether an outage with a loss of partitions has ended without a new assignment so far.
+        join_watch: Watch of the wait for the group's first answer.
+        rejoining: Whether the member waits for an assignment after an outage in which it lost partitions.
     """
 
     config: ClientConfig
@@ -168,7 +168,7 @@ class Group:
     def on_assign(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Fetch newly assigned partitions.
 
-        Before it reads a message, the client learns the start position and the pause of each partition.
+        The method sets the start position and the pause of each partition before the client reads a message.
         """
         self.rebalances += 1
         self.join_watch.answered()
@@ -179,7 +179,7 @@ class Group:
             self._lost = self._lost_in_outage = self.rejoining = False
             ids = [PartitionId(each.topic, each.partition) for each in partitions]
             if ids:
-                # The topic may have been recreated since the last question for its id.
+                # A user may have recreated the topic since the last request for its id.
                 self.topics.wait(_TOPIC_ID_TIMEOUT)
                 for name in dict.fromkeys(one.source for one in ids):
                     self.topics.appears(name, _TOPIC_ID_TIMEOUT)
@@ -202,7 +202,7 @@ class Group:
             limit = OF_POLL_INTERVAL * self.config.max_poll_interval
             self.deliver([Revoking(each.partition, limit) for each in waiting])
             until = self.clock() + limit
-            # The wait for a partition ends when the partition is released, or is lost meanwhile.
+            # The wait for a partition ends with the release or the loss of the partition.
             while any(self.owns(each.partition) for each in waiting) and not self.closing and self.clock() < until:
                 self.serve(until)
             self._lose(
@@ -232,7 +232,7 @@ class Group:
     def report_return(self) -> None:
         """Record and log the end of an outage, if the group has assigned no partition since a loss."""
         outage = self.topics.contact.outage()
-        # A short session ends before the outage is certain.
+        # With a short session, the session ends before the source reports an outage.
         self._lost_in_outage = self._lost and (self._lost_in_outage or outage is not None)
         returned = self._lost_in_outage and outage is None
         if returned and not self.rejoining:
@@ -269,7 +269,7 @@ class Group:
 
     @property
     def doubted(self) -> bool:
-        """Return whether a presumably lost partition waits for ``trust``."""
+        """Return whether a doubted partition waits for ``trust``."""
         return NEVER in self._presumed_lost.values()
 
     def doubt(self) -> None:
@@ -277,7 +277,7 @@ class Group:
 
         Idempotent.
 
-        The client's own state is not enough, because the client may learn of its removal late.
+        The client may learn late of its removal from the group, so the client's own state proves nothing.
         """
         self._presumed_lost = dict.fromkeys(self._presumed_lost, NEVER)
 
@@ -290,13 +290,13 @@ class Group:
         self._presumed_lost = {one: min(at, now) for one, at in self._presumed_lost.items()}
 
     def reclaim(self, client: Consumer, *, until: float | None = None) -> None:
-        """Restart presumably lost partitions that the client still owns 5 seconds later.
+        """Restart partitions that were presumed lost and that the client still owns after 5 seconds.
 
         A doubted partition waits for ``trust`` instead.
 
-        The call also repeats failed commits of start positions, and failed moves of positions out of range. The call
-        then starts the partitions that the client did not know at their assignment. The call may block until the broker
-        answers.
+        The call also retries failed commits of start positions, and failed moves of positions that are out of range.
+        Then the call starts the partitions that were unknown to the client at their assignment. The call may block
+        until the broker answers.
 
         Args:
             client: The client.
@@ -329,8 +329,8 @@ class Group:
     def out_of_range(self, client: Consumer, partition_id: PartitionId, offset: int) -> None:
         """Move a partition whose log does not contain ``offset`` to a position in its log, or end the source.
 
-        The setting ``out_of_range`` decides. The partition delivers nothing until the broker has reported the bounds of
-        its log. ``reclaim`` repeats the request.
+        The setting ``out_of_range`` decides. The partition delivers no message until the broker has reported the bounds
+        of the log. ``reclaim`` repeats the request for the bounds.
         """
         assignment = self.owned.get(partition_id)
         if assignment is not None:
@@ -358,7 +358,7 @@ class Group:
     def _starts_until(self) -> float:
         """Return the time until which a callback that begins now may ask for start positions.
 
-        The rest of ``max.poll.interval.ms`` is for the commit of new positions and for a margin.
+        The callback needs the rest of ``max.poll.interval.ms`` for the commit of new positions and for a margin.
         """
         allowed = OF_POLL_INTERVAL * self.config.max_poll_interval - QUERY_TIMEOUT
         return self.clock() + min(_START_TIMEOUT, allowed)
@@ -366,11 +366,12 @@ class Group:
     def _start(self, client: Consumer, ids: list[PartitionId], *, until: float, known: bool = False) -> None:
         """Ask for the start positions of the partitions ``ids`` until a given time, and fetch from these positions.
 
-        With ``known``, the client already owns the partitions, and seeks.
+        With ``known``, the client already owns the partitions, so the call seeks to the start positions.
         """
         if not ids:
             return
-        # Read the ids before the positions: a topic that is recreated in between then has an outdated id here.
+        # Read the ids before the positions. If a user recreates the topic between the reads, the id is then outdated,
+        # so the source notices the change.
         topic_ids = {one.source: self.topics.id_of(one.source) for one in ids}
         try:
             found = self._start_positions(client, ids, until)
@@ -405,8 +406,8 @@ class Group:
         """Postpone the start of unknown partitions until ``reclaim`` runs after a refresh of the metadata.
 
         The coordinator may know new partitions before this client does. A callback cannot refresh the metadata. In
-        confluent-kafka 2.16, ``list_topics`` drops the state of the call that serves the callback, and the next
-        callback of that call ends the process.
+        confluent-kafka 2.16, ``list_topics`` in a callback drops the state of the running ``consume`` call. The next
+        callback of this call ends the process.
         """
         if not known:
             # The client owns the partitions from now on, and must not read them yet.
@@ -433,7 +434,7 @@ class Group:
                     out_of_range=config.out_of_range,
                     hands_over=self.hands_over,
                     name=self.name,
-                    # A question that begins shortly before the end must not outlast max.poll.interval.ms.
+                    # A request that begins shortly before the end must not outlast max.poll.interval.ms.
                     timeout=lambda: max(_LEAST_TIMEOUT, min(QUERY_TIMEOUT, until - self.clock())),
                 )
             except KafkaException as failure:
@@ -456,17 +457,18 @@ class Group:
     def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
         """Commit new start positions, so that a later run starts from the same positions.
 
-        The call also repeats the failed commit of an earlier start. The call skips a partition that has a committed
-        position now.
+        The call also retries commits of start positions that failed earlier. The call skips a partition that already
+        has a committed position.
 
         Args:
             client: The client.
-            decided: Partitions of this member whose positions the caller has just read; empty = only repeat failed
+            decided: Partitions of this member whose positions the caller has just read; empty = only retry failed
                 commits.
         """
         if not self._uncommitted_starts or (not decided and self.clock() < self._commit_starts_at):
             return
-        # Other members may have started their partitions meanwhile, and so may this member since a failed commit.
+        # Other members may have committed start positions meanwhile. This member may have done so after a failed
+        # commit.
         asked = [TopicPartition(*one) for one in self._uncommitted_starts if one not in decided]
         try:
             known = client.committed(asked, QUERY_TIMEOUT) if asked else []
@@ -510,7 +512,7 @@ class Group:
 
     def _move(self, client: Consumer, assignment: Assignment, target: int) -> None:
         if target >= assignment.position:
-            # The move is a gap in the offsets, like a deleted message.
+            # The engine treats the skipped offsets as a gap, like deleted messages.
             self._assign_again(client, assignment, target)
             return
         # Positions must rise within one assignment, so the move to a lower position makes a new assignment.
@@ -536,15 +538,15 @@ class Group:
     def apply_pauses(
         self, client: Consumer, to_pause: frozenset[Partition], paused: frozenset[Partition], *, resume: bool = True
     ) -> None:
-        """Pause the client for ``to_pause`` and released partitions.
+        """Tell the client to pause ``to_pause`` and the released partitions.
 
-        With ``resume``, resume the client for all other partitions.
+        With ``resume``, tell the client to resume all other partitions.
 
         Args:
             client: The client.
             to_pause: Partitions to pause.
             paused: Partitions that the call does not resume.
-            resume: Whether to resume the client for owned partitions in neither ``to_pause`` nor ``paused``.
+            resume: Whether to resume the owned partitions in neither ``to_pause`` nor ``paused``.
         """
         owned = self.owned.values()
         unpaused = [each for each in owned if not each.paused]
@@ -555,7 +557,7 @@ class Group:
             self.set_paused(client, resumed, False)
 
     def set_paused(self, client: Consumer, assignments: list[Assignment], paused: bool) -> None:
-        """Pause or resume the client for these partitions."""
+        """Tell the client to pause or resume these partitions."""
         if assignments:
             (client.pause if paused else client.resume)([each.at() for each in assignments])
             for each in assignments:

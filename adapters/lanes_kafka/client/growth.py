@@ -1,4 +1,4 @@
-"""The check of the number of partitions of each topic. A larger number moves keys to other partitions."""
+"""Checks the number of partitions of each topic. A larger number moves keys to other partitions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class GrowthWatch:
     Args:
         name: Name of the source, for errors and log lines.
         on_growth: Reaction to an increase of a topic's partitions.
-        fail: Ends the source with an error.
+        fail: Function that ends the source with an error.
 
     Attributes:
-        grown: A text for each topic that has grown since the start. Any thread may read this attribute, because each
-            change replaces the dict.
+        grown: A text for each topic that has more partitions than at the start. Any thread may read this attribute,
+            because each change replaces the dict.
     """
 
     def __init__(self, name: str, on_growth: OnGrowth, fail: Callable[[SourceError], None]) -> None:
@@ -41,7 +41,7 @@ class GrowthWatch:
     def look(self, known: Mapping[str, Topic]) -> None:
         """Compare the numbers of partitions with the numbers at the start.
 
-        Log a warning or end the source, once for each growth. The call does not block.
+        For each increase, the call logs one warning or ends the source. The call does not block.
 
         Args:
             known: Topics by name. The first call stores the numbers of partitions at the start.

@@ -1,4 +1,4 @@
-"""Converts the messages of a client to events: runs of messages of a partition, and gaps between messages.
+"""Converts the messages of a client to events: consecutive messages of a partition, and gaps between messages.
 
 The code runs in the thread that owns the client.
 """
@@ -31,7 +31,7 @@ class Intake:
         client: Client whose messages the object reads.
         group: Assignments of the client.
         key: Function that returns the key of a message.
-        on_error: Function that receives each message that is an error.
+        on_error: Function that receives each error that the client returns in place of a message.
         average: Moving average of the size of a message, in bytes.
     """
 
@@ -59,7 +59,8 @@ class Intake:
             return self._events(raws), len(raws) >= count
         # A ``consume`` call for several messages waits until it has them all, so ask for one message first.
         raws = self._consume(1, timeout)
-        # A callback of the next ``consume`` must know the end of this message, or takes it for a gap.
+        # Record the end of this message first. A callback of the next ``consume`` would otherwise treat the message as
+        # a gap.
         events = self._events(raws)
         if events and count > 1:
             raws = self._consume(count - 1, 0.0)
@@ -87,9 +88,10 @@ class Intake:
         return events
 
     def gap_after(self, partition: Partition, committed: int) -> int | None:
-        """Return the end of the gap after the position ``committed``; None if a message or no gap follows the position.
+        """Return the end of the gap that begins at ``committed``; None if no gap begins there.
 
-        A callback may call this method. Inside a callback, the messages of the running ``consume`` are still unknown.
+        A callback may call this method. Inside a callback, the object does not know the messages of the running
+        ``consume`` yet.
         """
         assignment = self.group.assignment(partition)
         if assignment is None or assignment.end > committed:
@@ -100,8 +102,8 @@ class Intake:
     def read_past(self, partition: Partition, committed: int, patience: float) -> list[Delivered]:
         """Read a partition beyond its last message during its release, to find a gap at its end.
 
-        The client may read the last message before the transaction marker that follows it. The call ends when it has
-        found a message or a gap after ``committed``, or the end of the log at ``committed``. A revoke may end the
+        The client may read the last message before the transaction marker that follows it. The call ends when it finds
+        a message or a gap after ``committed``, or when the log ends at ``committed``. A revocation may end the
         assignment during the call. A callback must not call this method. Reads at most ``_READ_PAST_LIMIT`` messages.
 
         Args:
@@ -117,7 +119,7 @@ class Intake:
         if assignment is None:
             return others
         deadline, left = time.monotonic() + patience, _READ_PAST_LIMIT
-        # A revoke within this call must not wait for this release, which continues only after the call.
+        # A revocation during this call must not wait for this release, which continues only after the call.
         assignment.returning = True
         try:
             while self._is_unknown(assignment, committed) and left > 0 and (seconds := deadline - time.monotonic()) > 0:
@@ -125,7 +127,7 @@ class Intake:
                     self.group.set_paused(self.client, [assignment], False)
                 events, _ = self.read(min(left, 100), min(seconds, 0.02))
                 left -= sum(len(event.run) for event in events)
-                # Messages of the partition itself are dropped, because it is being given back.
+                # Drop messages of the partition itself, because the release is running.
                 others += [event for event in events if event.partition is not partition]
         finally:
             assignment.returning = False
@@ -144,7 +146,7 @@ class Intake:
         return self._without_stale(raws, rebalances) if raws and self.group.rebalances != rebalances else raws
 
     def _without_stale(self, raws: list[Raw], rebalances: int) -> list[Raw]:
-        """Drop messages of partitions that the last ``consume`` assigned, possibly of a former assignment."""
+        """Drop messages of newly assigned partitions, because a former assignment may own these messages."""
         again: dict[PartitionId, Assignment] = {}
         kept = []
         for raw in raws:
@@ -154,7 +156,7 @@ class Intake:
             else:
                 kept.append(raw)
         for assignment in again.values():
-            # Each message may belong to either of the two assignments: read all these messages again.
+            # Each message may belong to either assignment, so read all these messages again.
             self.client.seek(assignment.at(assignment.position))
         return kept
 
@@ -185,7 +187,7 @@ class Intake:
     def _delivered(self, partition_id: PartitionId, run: list[Raw]) -> Delivered | None:
         assignment = self.group.owned.get(partition_id)
         if assignment is None or assignment.drained:
-            # The messages belong to a former assignment, or to a partition that is given back.
+            # The messages belong to a former assignment, or to a partition during its release.
             return None
         if offset_of(run[0]) < assignment.position:
             run = [raw for raw in run if offset_of(raw) >= assignment.position]
@@ -201,7 +203,7 @@ class Intake:
 
 
 def _joined(first: Delivered, events: list[Delivered]) -> list[Delivered]:
-    """Merge the run of the first message into the next run of its assignment, to save a delivery."""
+    """Merge the first message into the next event of its assignment, to save a delivery."""
     for index, event in enumerate(events):
         if event.partition is first.partition:
             events[index] = Delivered(event.partition, first.run + event.run, first.size + event.size)

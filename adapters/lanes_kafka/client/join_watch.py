@@ -1,7 +1,8 @@
-"""The watch of a member's wait for the group's answer, which may last for the session of a dead member.
+"""Watches how long a member waits for the group's answer. The wait may last for the session of a dead member.
 
 A new member waits for the first answer of the broker. A member whose partitions were all revoked waits again, until the
-end of the rebalance. A member that lost its partitions, as after an outage, waits until the group takes it in again.
+end of the rebalance. A member that lost its partitions, for example in an outage, waits until it has joined the group
+again.
 
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
 Therefore the wait also ends after one session, when the group has removed every dead member.
@@ -24,7 +25,7 @@ WARN_EVERY: Final = 60.0
 """Seconds between two further log lines."""
 
 _MARGIN: Final = 5.0
-"""Seconds after the session that the group may need to assign the partitions of a dead member."""
+"""Seconds that the group may need, after a dead member's session, to assign the member's partitions."""
 
 
 class JoinWatch:
@@ -33,7 +34,7 @@ class JoinWatch:
     Args:
         name: Name of the source, for log lines.
         clock: Monotonic clock, in seconds.
-        tells_nothing: Whether the client reports no assignment without a partition, as under KIP-848.
+        tells_nothing: Whether the client does not report an empty assignment, as under KIP-848.
 
     Attributes:
         waits: Whether the group has never answered; any thread may read this attribute.
@@ -92,7 +93,7 @@ class JoinWatch:
         self._due = now + WARN_EVERY
         waited = now - self._since
         if self._tells_nothing:
-            # A group may have more members than partitions, which is no fault.
+            # A group may have more members than partitions, so an empty assignment is no fault.
             log.info(
                 "%s: the group has assigned no partition for %.0f s. The group may wait for a member that was "
                 "killed, at most %g s from the start (its session), or have more members than partitions",

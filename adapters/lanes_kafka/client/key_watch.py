@@ -1,4 +1,4 @@
-"""The warning, once for each topic, that two kinds of producers chose partitions by different hash functions."""
+"""Warns once for each topic if producers choose partitions by two different hash functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger("lanes.kafka")
 
 
 class KeyWatch:
-    """Keeps a census of each topic until it has logged the warning about two kinds of producers. Not thread-safe."""
+    """Counts the keys of each topic until the warning about this topic. Not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -40,7 +40,7 @@ class KeyWatch:
             census.observe(number, event.run, _key)
 
     def report(self, known: Mapping[str, Topic]) -> None:
-        """Log each finding once. If the number of a topic's partitions grows, its census starts again."""
+        """Log each warning once. If a topic has more partitions than before, count its keys from zero."""
         for topic, census in list(self._censuses.items()):
             report = census.report(topic)
             if report is not None:

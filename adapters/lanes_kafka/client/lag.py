@@ -1,4 +1,4 @@
-"""The module reads the end offsets of the owned partitions.
+"""Reads the end offsets of the owned partitions.
 
 The lag is the distance from the committed position to the end. The backlog is the distance from the position to read to
 the end of the readable messages, which is the beginning of an open transaction.
@@ -41,8 +41,8 @@ class _End(NamedTuple):
 
     Attributes:
         offset: The offset after the last message, even in an open transaction; ``OFFSET_INVALID`` while unknown.
-        stable: The offset after the last readable message, at the last answer of the broker; ``OFFSET_INVALID`` before
-            the first answer. Fetches do not report this offset.
+        stable: The offset after the last readable message, by the last answer of the broker; ``OFFSET_INVALID`` before
+            the first answer. A fetch does not report this offset.
         ask_at: Time at which to ask the broker, unless a fetch reports a higher end earlier.
         position: The next position to deliver.
     """
@@ -63,8 +63,8 @@ class EndOffsets:
 
     Args:
         clock: Monotonic clock, in seconds.
-        admin: Function that returns the client that requests the ends; None = no requests. The separate connections of
-            this client prevent that an unanswered fetch delays a request.
+        admin: Function that returns the client that requests the ends; None = no requests. This client has its own
+            connections, so an unanswered fetch delays no request.
         isolation: Isolation level of the client's fetches.
     """
 
@@ -78,7 +78,7 @@ class EndOffsets:
         self._admin = admin
         self._isolation = isolation
         self._asked: dict[Partition, Future[Any]] = {}
-        # The dict is replaced and never changed, because another thread may be reading it.
+        # Replace the dict and never change it, because another thread may be reading it.
         self._known: dict[Partition, _End] = {}
 
     def of(self, partition: Partition) -> int | None:
@@ -122,7 +122,8 @@ class EndOffsets:
             offset = cached_end(client, each)
             end = before
             if offset > before.offset:
-                # The messages before a higher end may be those of an open transaction: ask if none of them arrives.
+                # The messages before a higher end may belong to an open transaction. If none of them arrives, ask the
+                # broker.
                 ask_at = before.ask_at if position == before.position else now + ASK_AFTER
                 end = before._replace(offset=offset, ask_at=ask_at)
             known[each.partition] = end._replace(position=position)
@@ -130,7 +131,7 @@ class EndOffsets:
                 unknown.append(each)
         self._known = known
         if unknown and ask and not self._asked:
-            # The longest unanswered first, so that each of many partitions has its turn.
+            # Ask for the longest unanswered partitions first, so that no partition waits forever.
             self._ask(nsmallest(PORTION, unknown, key=lambda each: known[each.partition].ask_at))
 
     def _ask(self, assignments: list[Assignment]) -> None:
@@ -159,7 +160,7 @@ class EndOffsets:
                 end = int(future.result(0).offset)
                 answers[partition] = before._replace(offset=end, stable=end, ask_at=now + ASK_AFTER)
             except KafkaException:
-                # A partition may have no leader for a moment: keep the known end. An unknown lag needs no error,
+                # A partition may have no leader for a moment, so keep the known end. An unknown lag needs no error,
                 # because other calls of the client report an outage.
                 answers[partition] = before._replace(ask_at=now + _NOT_AGAIN_FOR)
         return answers

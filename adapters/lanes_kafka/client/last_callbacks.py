@@ -1,4 +1,4 @@
-"""The function that serves a client's last callbacks before its ``close``."""
+"""Serves a client's last callbacks before its ``close``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lanes.clock import Clock
 from lanes_kafka.client.group import Group
 
 _LAST_CALLBACKS: Final = 2.0
-"""Seconds allowed for the last callbacks. After this time ``close`` serves the callbacks."""
+"""Seconds allowed for the last callbacks. ``close`` serves any later callback."""
 
 _QUIET_FOR: Final = 0.01
 """Seconds without a callback after which the thread expects no further callback."""
@@ -19,9 +19,9 @@ _QUIET_FOR: Final = 0.01
 def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static: bool) -> None:
     """Serve the pending callbacks of a client before ``close``, which could hang in such a callback.
 
-    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The ended group
-    never answers the request of this callback, an assignment by default. The callback then waits forever, with the
-    interpreter's lock (librdkafka's issue 4884).
+    While librdkafka closes a client, it may end the group before it has served a queued rebalance. The callback of this
+    rebalance sends a request to the group, by default an assignment. The ended group never answers, so the callback
+    waits forever with the interpreter's lock (librdkafka's issue 4884).
 
     The call blocks for about 2 s at most. The call ignores errors, because ``close`` raises the same errors again.
 
@@ -43,7 +43,7 @@ def serve_last_callbacks(client: Consumer, group: Group, clock: Clock, *, static
                 # before it.
                 client.pause(client.assignment())
             rebalances = group.rebalances
-            # The messages that this call returns are dropped, because all partitions are given up.
+            # Drop the messages that this call returns, because the source no longer owns a partition.
             raws = client.consume(1, _QUIET_FOR)
             quiet = not raws and group.rebalances == rebalances and (static or not client.assignment())
     except KafkaException:

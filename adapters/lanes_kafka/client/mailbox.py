@@ -1,4 +1,4 @@
-"""The demands and commands of the event loop to the thread that owns a client, and the mailbox that queues commands."""
+"""The event loop's demands and commands for a client's thread, and the mailbox that queues the commands."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Demand:
         number: Number of this demand, higher than the number of every earlier demand.
         messages: Number of messages for which the event loop has room; 0 or less = no room.
         credit: Upper limit of the messages and bytes that the thread reads in total after its start.
-        assigned: Number of assignments that the loop knew. The thread ignores a demand that does not know the newest
-            assignment.
+        assigned: Number of assignments that the loop had received. The thread ignores a demand with less than the
+            newest number.
         paused: Partitions whose messages the loop does not deliver.
         rewind: For each partition with dropped messages: the number of the demand that dropped the messages, and the
             position from which to read again.
@@ -54,7 +54,7 @@ class Release:
 
 
 class Expire:
-    """The command to treat every partition as lost, after the thread has failed to poll the client in time."""
+    """The command to treat every partition as lost, because the thread has not polled the client in time."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class Confirm:
 
     Attributes:
         partitions: The assignments.
-        answer: Answer, which receives the assignments that this client owns.
+        answer: Receives the assignments that this client still owns.
     """
 
     partitions: Sequence[Partition]
@@ -75,7 +75,7 @@ class Close:
 
 
 Command = Commit | Release | Expire | Confirm | Close | None
-"""A command for the thread. None only wakes the thread, for a new ``Demand`` or an answer about topics."""
+"""A command for the thread. ``None`` only wakes the thread, for a new ``Demand`` or an answer about topics."""
 
 
 class Perform(Protocol):
@@ -111,7 +111,7 @@ class Mailbox:
         self._commands.put(command)
 
     def serve(self) -> bool:
-        """Perform all queued commands, and return whether the queue had a command. ``None`` does not count."""
+        """Perform all queued commands, and return whether the queue had a command other than ``None``."""
         served = False
         while True:
             try:

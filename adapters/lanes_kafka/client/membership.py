@@ -1,13 +1,13 @@
 """Asks the broker after a freeze of the process whether this client is still a member of its group.
 
 A group assigns the partitions of a member to other members when it has received no heartbeat for a session. After a
-freeze, a client learns of the loss with its next heartbeat at the earliest. The broker's list of members shows the
-change at once. A request for this list commits nothing. The group has never removed a listed member, so no other member
-owns the partitions of a listed member. During a rebalance, the group waits for a member or removes the member.
+freeze, a client learns of this loss from its next heartbeat or later. The broker's list of members shows the removal at
+once. A request for this list commits nothing. The group has not removed a listed member, so no other member owns the
+partitions of a listed member. During a rebalance, the group waits for a member or removes the member.
 
-A member outside the list has lost its partitions, even if the client still counts these partitions as owned. The
-heartbeats of such a client may have no answer for a whole session, for example after a router has dropped its
-connection. The client therefore recovers a lost partition only by an assignment, or after a newer list that has the
+A member outside the list has lost its partitions, even if the client still counts these partitions as owned. The broker
+may leave the heartbeats of such a client unanswered for a whole session, for example after a router has dropped the
+connection. The client therefore restarts a lost partition only after a new assignment, or after a newer list with this
 member.
 """
 
@@ -49,7 +49,7 @@ _LOG_EVERY: Final = 30.0
 """Seconds between two log lines while no broker answers."""
 
 _LOOK_EVERY: Final = 5.0
-"""Seconds between two requests while the client still counts presumably lost partitions as owned."""
+"""Seconds between two requests while the client counts partitions as owned that the thread presumes lost."""
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
 """Seconds without an answer or an error after which the client repeats a request."""
@@ -80,8 +80,8 @@ class Session(NamedTuple):
 def session_of(config: ClientConfig, admin: AdminClient) -> Session:
     """Return the session of a client.
 
-    Under KIP-848 the settings of the group count, or else the settings of the broker. If this user may read neither,
-    the defaults of a broker count. Without an answer the session is unknown. The call blocks for up to 20 seconds under
+    Under KIP-848 the settings of the group apply, or else the settings of the broker. If this user may read neither,
+    the defaults of a broker apply. Without an answer the session is unknown. The call blocks for up to 20 seconds under
     KIP-848.
     """
     if config.session_timeout is not None and config.heartbeat_interval is not None:
@@ -92,7 +92,7 @@ def session_of(config: ClientConfig, admin: AdminClient) -> Session:
 
 
 class SessionWatch:
-    """The newest known session of a member.
+    """Knows the newest session of a member.
 
     Under KIP-848 an operator may change the session while the member runs. ``refresh`` therefore asks for the settings
     of the group every minute, and every 5 seconds while the session is unknown. The former session applies while the
@@ -208,10 +208,10 @@ class Membership:
     def ask(self, command: Confirm) -> None:
         """Queue a command.
 
-        An open request does not answer the command, because the request may be older than the command.
+        The answer to an open request does not answer the command, because the request may be older than the command.
 
-        The command follows a freeze. The call therefore also doubts the partitions that the thread presumed lost
-        earlier.
+        The command follows a freeze. The call therefore also marks the partitions as doubted that the thread presumed
+        lost earlier.
         """
         self._waiting.append(command)
         self.group.doubt()
@@ -263,7 +263,7 @@ class Membership:
         self._look_at, self._given_up_at = now + _LOOK_EVERY, now + _GIVEN_UP_AFTER
         self._member = client.memberid() or ""
         if not self._member or not self.group.owned:
-            # The client has left the group, or was removed and knows it.
+            # The client has left the group, or knows that the group has removed it.
             self._answer(confirmed=False)
         if self._member and (self.group.owned or self.group.doubted):
             group = self.config.group
@@ -290,9 +290,9 @@ class Membership:
                 self.lost("the group removed this member while no thread of the process ran")
                 self.group.doubt()
             elif not self._waiting:
-                # A command that waits is newer than this list: the process may have been frozen in between.
+                # A waiting command is newer than this list. A freeze may lie between the list and the command.
                 self.group.trust()
-        # A callback that the client has queued may take partitions away.
+        # A queued callback of the client may revoke partitions.
         poll()
         self._answer(confirmed=self._member in members and self._member == client.memberid())
 

@@ -1,7 +1,7 @@
-"""The position at which reading a partition starts.
+"""Finds the position at which the source starts to read a partition.
 
-The start is the committed position. In a topic without committed positions ``start`` decides. If the log does not
-contain the committed position, ``out_of_range`` decides.
+The source starts at the committed position. In a topic without committed positions ``start`` decides. If the log does
+not contain the committed position, ``out_of_range`` decides.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class StartPosition(NamedTuple):
-    """The position at which reading a partition starts.
+    """The position at which the source starts to read a partition.
 
     Attributes:
         floor: The first position to read.
         completed: Runs of positions above ``floor`` that an earlier owner completed.
-        uncommitted: Whether ``floor`` is a new decision, which the client must commit.
+        uncommitted: Whether the client must commit ``floor``, because the broker has no such position.
     """
 
     floor: int
@@ -52,11 +52,11 @@ def start_positions(
     name: str,
     timeout: Callable[[], float] = lambda: QUERY_TIMEOUT,
 ) -> dict[PartitionId, StartPosition]:
-    """Ask for the position at which reading each partition starts.
+    """Find the position at which the source starts to read each partition.
 
     If the group has no committed position for a topic, a ``start`` other than ``"beginning"`` decides the positions of
-    all its partitions, not only of ``ids``. A partition that later has no position, while other partitions have
-    positions, is therefore newer than the first run. The source reads a newer partition from its beginning.
+    all its partitions, not only of ``ids``. If only some partitions have positions later, the other partitions are
+    therefore newer than the first run. The source reads a newer partition from its beginning.
 
     The call sends three or four requests in sequence. The call blocks until the broker has answered.
 
@@ -94,15 +94,15 @@ def start_positions(
             found[partition_id] = StartPosition(starts[partition_id], [], uncommitted=True)
             continue
         floor, low, high = committed[partition_id].offset, lows[partition_id], highs[partition_id]
-        # Metadata of another client is normal, and is ignored. The readable end may lie below completed messages while
-        # a transaction is open, so the end does not bound the completed runs.
+        # Ignore metadata that another client wrote. While a transaction is open, the readable end may lie below
+        # completed messages. The readable end therefore does not bound the completed runs.
         text = committed[partition_id].metadata if hands_over else None
         completed = decode(text or "", floor, _ANY_DISTANCE) or []
         if low <= floor <= high:
             found[partition_id] = StartPosition(floor, completed, uncommitted=False)
         else:
             target = position_in_range(partition_id, floor, low, high, out_of_range, name)
-            # A log that was truncated has other messages at the completed positions.
+            # After a truncation, the log has other messages at the completed positions.
             found[partition_id] = _beyond(target, completed if floor < low else [])
     return found
 
@@ -110,8 +110,8 @@ def start_positions(
 def _beyond(target: int, completed: Runs) -> StartPosition:
     """Return the start at ``target``, above a committed position that the log no longer contains.
 
-    Completed positions at and above ``target`` stay completed. A start with completed positions stays uncommitted,
-    because its commit without metadata would discard them.
+    Completed positions at and above ``target`` stay completed. The client does not commit a start with completed
+    positions, because a commit without metadata would discard these positions.
     """
     left = [(max(begin, target), end) for begin, end in completed if end > target]
     if left and left[0][0] == target:
@@ -160,7 +160,7 @@ def _starts(
         return {}
     if isinstance(start, datetime):
         found = _offsets(client, ids, milliseconds(start), timeout)
-        # A time after the newest message has no offset.
+        # The broker reports no offset for a time after the newest message.
         return {one: found[one] if found[one] >= 0 else highs[one] for one in ids}
     bound = lows if start == "beginning" else highs
     return {one: bound[one] for one in ids}
@@ -169,8 +169,8 @@ def _starts(
 def milliseconds(start: datetime) -> int:
     """Return the first millisecond since 1970 at or after ``start``.
 
-    Message times are whole milliseconds. A start that the function rounds up therefore includes no earlier message. A
-    time before 1970 becomes 0, because the broker reads negative times as names of positions.
+    Message times are whole milliseconds. The function rounds up, so that the start includes no earlier message. A time
+    before 1970 becomes 0, because the broker treats negative times as names of positions.
     """
     return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))
 

@@ -1,9 +1,9 @@
-"""The only buffer between a client and the engine. The messages of all partitions share the room of this buffer.
+"""The only buffer between a client and the engine, shared by the messages of all partitions.
 
-The queue of the client contains thousands of messages of one partition, then thousands of the next partition. In the
-order of the queue, handlers would run for one partition at a time, with at most one handler for each key.
-``Prefetched`` keeps messages on the event loop, and divides the room among the partitions. ``credit`` bounds the
-messages that the client's thread reads. The thread keeps no messages itself.
+The queue of the client contains thousands of messages of one partition, then thousands of the next partition. If the
+engine received messages in the order of the queue, handlers would run for one partition at a time. ``Prefetched`` keeps
+messages on the event loop, and divides the room among the partitions. ``credit`` bounds the messages that the client's
+thread reads. The thread keeps no messages itself.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lanes.core.types import Partition, Room
 from lanes.source import Assigned, Delivered, Lost, Progressed, Revoking, SourceEvent
 
 READ_AHEAD: Final = 20_000
-"""Maximum number of messages that the thread reads beyond the room if it reads several partitions. Undropped messages
-of paused partitions count too."""
+"""Maximum number of messages that the thread reads beyond the room if it reads several partitions. The number includes
+prefetched messages of paused partitions."""
 
 READ_AHEAD_BYTES: Final = 8 * 1024 * 1024
 """Maximum size in bytes of the messages that the thread reads beyond the room. One message may exceed this size."""
 
 REWIND_AFTER: Final = 1.0
-"""Seconds of a pause after which the source drops the messages of the partition and pauses the client for the
-partition. A pause and a rewind discard fetched messages, which the client must fetch again later.
+"""Seconds of a pause after which the source drops the prefetched messages of the partition. The client then pauses the
+partition too. A pause and a rewind discard fetched messages, which the client must fetch again later.
 """
 
 _NEVER: Final = (0, 0)
 
 
 class Credit(NamedTuple):
-    """Upper limit of the messages that the thread reads in total after its start.
+    """Upper limit of the messages that the thread reads in total since its start.
 
     A total needs no correction for messages in transit to the loop.
 
@@ -54,7 +54,7 @@ class Prefetched:
         received: Messages and bytes that the thread has added since the start, including dropped messages.
         granted: The last credit that the loop gave the thread.
         assigned: Number of assignments added since the start.
-        client_paused: Partitions for which the thread pauses the client.
+        client_paused: Partitions that the thread tells the client to pause.
     """
 
     def __init__(self) -> None:
@@ -65,13 +65,13 @@ class Prefetched:
         self._rewound: dict[Partition, tuple[int, int]] = {}
         self._paused_at: dict[Partition, float] = {}
         self._is_taking = False
-        # Whether an assignment is new, and whether the thread is still reading the first messages after it.
+        # Whether an assignment is new, and whether the thread is still reading the first messages after the assignment.
         self._is_new = self._is_filling = False
 
     def add(self, events: Sequence[SourceEvent], number: int, *, filling: bool = False) -> None:
         """Add events that the thread read for demand ``number``, except events before a rewind of their partition.
 
-        ``filling``: whether the thread continues to read at once, and adds events again even without a further message.
+        ``filling``: whether the thread continues to read at once. The thread then calls again, even without a message.
         """
         self._is_new = self._is_new and (filling or not self._is_filling)
         self._is_filling = filling
@@ -124,19 +124,20 @@ class Prefetched:
         aside, bytes_aside = self._aside(paused)
         waiting, bytes_waiting = self.messages - aside, self.bytes - bytes_aside
         places = max(0, room.messages)
-        # While handlers keep up, no reading ahead is needed, except at the first read after an assignment.
+        # While handlers keep up, the thread reads no further than the room, except in the first read after an
+        # assignment.
         ahead = reading > 1 and (places == 0 or self._is_new)
         if waiting and waiting >= places + (READ_AHEAD // 2 if ahead else 0):
             return self.received
         most = places + (READ_AHEAD if ahead else 0) - waiting
-        # Prefetched messages of paused partitions use up the read-ahead until they are dropped.
+        # Prefetched messages of paused partitions use up the read-ahead until ``rewind`` drops them.
         most = min(most, places + READ_AHEAD - waiting - aside)
         most_bytes = max(0, room.bytes) + (READ_AHEAD_BYTES if ahead else 0) - bytes_waiting
         most_bytes = min(most_bytes, max(0, room.bytes) + READ_AHEAD_BYTES - bytes_waiting - bytes_aside)
         return Credit(messages + max(0, most), size + max(0, most_bytes))
 
     def needs_credit(self, credit: Credit) -> bool:
-        """Return whether the thread needs this credit now, with at most half of its former credit left."""
+        """Return whether to send this credit now, because the thread has used half of its former credit."""
         return _is_due(credit.messages, self.granted.messages, self.received.messages) or _is_due(
             credit.bytes, self.granted.bytes, self.received.bytes
         )
@@ -149,7 +150,7 @@ class Prefetched:
         return sum(len(event.run) for event in found), sum(event.size for event in found)
 
     def due(self) -> float:
-        """Return the time at which ``rewind`` must next act on partitions paused at its last call; inf = never."""
+        """Return the time at which partitions paused at the last ``rewind`` need another ``rewind``; inf = never."""
         if not self._paused_at:
             return math.inf
         crowded = self._is_crowded()
@@ -164,7 +165,7 @@ class Prefetched:
         )
 
     def rewind(self, room: Room, owned: Set[Partition], number: int, now: float) -> dict[Partition, tuple[int, int]]:
-        """Drop the messages of partitions that stay paused, and choose the partitions for which to pause the client.
+        """Drop the messages of partitions that stay paused, and choose the partitions that the client pauses.
 
         A partition counts as staying paused after ``REWIND_AFTER`` seconds, or when the messages of paused partitions
         fill half of the read-ahead.
@@ -184,7 +185,7 @@ class Prefetched:
         crowded = self._is_crowded()
         over = {each for each, since in self._paused_at.items() if crowded or now - since >= REWIND_AFTER}
         if room.messages <= 0 and room.paused >= owned:
-            # The user paused all partitions, or the consumer has been full for a while.
+            # The user has paused all partitions, or the consumer has had no room for a while.
             self.client_paused = room.paused
         else:
             # A partition that waits for a commit may resume in a moment.

@@ -1,8 +1,8 @@
-"""The check of partitioned queues for messages in topics that no member of the group reads.
+"""Checks partitioned queues for messages in topics that no member of the group reads.
 
-Producers with another number of partitions than the workers write such messages. A check asks for the existing topics,
-the bounds of their logs, and the group. Most checks end after the first request, because no further topic of the queue
-exists.
+Producers write such messages if they use another number of partitions than the workers. A check requests the existing
+topics, the bounds of their logs, and the members and positions of the group. Most checks end after the first request,
+because no further topic of the queue exists.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ from lanes_kafka.errors import NOT_ALLOWED
 log = logging.getLogger("lanes.kafka")
 
 _POSITIONS_EVERY: Final = 60.0
-"""Seconds between two requests for the topics of a former, larger width, in which the group has positions."""
+"""Seconds between two searches for topics of a former, larger number of partitions in which the group has positions."""
 
 _ANSWER_WITHIN: Final = 1.0
-"""Seconds that one request for topics or positions may block the thread. An unreachable broker does not even answer
-the earlier requests of a look.
+"""Seconds that one request for topics or positions may block the thread. If the broker is unreachable, the earlier
+requests of the check already fail.
 """
 
 _GIVEN_UP_AFTER: Final = 2 * QUESTION_TIMEOUT
 """Seconds without an answer after which the object ends a check."""
 
 _MOVING: Final = (ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.COMPLETING_REBALANCING)
-"""States of a group in which its members own no partitions for a moment."""
+"""States of a group in which its members briefly own no partitions."""
 
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[OffsetSpec] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _Look: TypeAlias = Generator[Collection["Future[Any]"], None, None]
-"""A generator that runs one check, and yields requests whose answers it needs."""
+"""A generator that runs one check, and yields the requests whose answers the check needs."""
 
 
 class QueueWatch:
@@ -101,7 +101,7 @@ class QueueWatch:
         self._stranded = StrandedWatch(queues, group, PORTION)
         self._look: _Look | None = None
         self._waiting: Collection[Future[Any]] = ()
-        # Kept during a look only: a client that is asked for the coordinator must not outlive a lost question.
+        # Keep this client only during a check. After a lost request for the coordinator, the client must be closed.
         self._own: AdminClient | None = None
         self._next = clock() + LOOK_EVERY
         self._given_up_at = 0.0
@@ -188,7 +188,7 @@ class QueueWatch:
         self._conclude(asked, facts)
 
     def _former_names(self, admin: AdminClient) -> frozenset[str]:
-        """Return the topics of a former, larger width in which the group has positions."""
+        """Return the topics of a former, larger number of partitions in which the group has positions."""
         try:
             topics = admin.list_topics(timeout=_ANSWER_WITHIN).topics
             places = [

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 REST: Final = 0.005
-"""Seconds without a read after a small read that closely followed another read."""
+"""Seconds that the thread pauses after a small read that closely followed another read."""
 
 SMALL: Final = 100
-"""Number of messages below which a read is small, if the read has emptied the client's queue."""
+"""A read of fewer messages is small, if the read has emptied the client's queue."""
 
 
 class ReadRest:
-    """Decides how long the thread leaves messages in the client.
+    """Decides how long the thread pauses before the next read.
 
     A single message never waits, because the pause begins with the second of two close reads.
 

@@ -1,4 +1,4 @@
-"""The schedule by which a source rebuilds a client after a permanent failure."""
+"""Schedules the rebuilds of a client after permanent failures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Rebuilds:
     other, one client must give up.
 
     Args:
-        attempts: Number of rebuilds, 0 or more, without a period of health between them.
+        attempts: Maximum number of rebuilds, 0 or more, until the next ``HEALTHY_AFTER`` seconds without a failure.
         clock: Monotonic clock, in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Messages of ``lanes`` made from the client's records."""
+"""Makes messages of ``lanes`` from the client's records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def messages(partition: Partition, raws: Sequence[Raw], key: KeyFunction) -> tup
         size = len(raw)
         if own is not None:
             size += len(own)
-        # The one call of ``headers`` for a record without headers. The client keeps the list that the call makes.
+        # Call ``headers`` once, for a record without headers too. The client stores the list that this call makes.
         headers = raw.headers()
         if headers:
             size += _size_of(headers)

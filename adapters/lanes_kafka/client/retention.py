@@ -1,8 +1,8 @@
-"""Estimates of the time at which the broker deletes messages of a partition, by age or by the size of the log.
+"""Estimates when the broker deletes messages of a partition, by age or by the size of the log.
 
-A broker deletes whole segments. By size it deletes a segment only if the remaining log still reaches the limit. A
-message may therefore live longer than its limits allow. The client asks only about partitions whose oldest unfinished
-message waits for a retry, is blocked or is slow.
+A broker deletes whole segments. A size limit deletes a segment only if the remaining log still reaches the limit. The
+broker may therefore keep a message longer than the limits demand. The client asks only about partitions whose oldest
+unfinished message waits for a retry, is blocked or is slow.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _OVERHEAD: Final = 8.0
 """Least number of bytes on disk that a record of a large batch needs in addition to key, value and headers."""
 
 _SAMPLE: Final = 100
-"""Number of positions whose average size counts as the size of a position, even if the log has many more."""
+"""Number of positions that is a sufficient sample for the average size, even if the log has many more."""
 
 _SMALL_SAMPLE: Final = 10
-"""Number of positions whose average size counts if these positions are half of all positions after a message."""
+"""Number of positions that is a sufficient sample if it covers half of all positions after a message."""
 
 _SOON: Final = 1.0
-"""Least estimate of the remaining seconds while the log still begins below the message."""
+"""Minimum estimate of the remaining seconds while the log still contains the message."""
 
 _EARLIEST: Final[OffsetSpec] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 
@@ -100,10 +100,10 @@ class _Log:
         start: First offset of the log.
         end: Offset after the last readable message.
         keeps: Number of newest messages that the broker keeps, estimated from its deletions; None before a deletion.
-        read: Number of positions that the client has read from the log, gaps included.
+        read: Number of positions that the client has read from the log, including gaps.
         size: Size of the messages that the client has read from the log, in bytes.
         pace: Growth of ``end``, in positions per second.
-        at: Time of the facts of the log.
+        at: Time at which the broker reported the log.
     """
 
     start: int
@@ -129,7 +129,7 @@ class LogRetention:
     The event loop calls ``of``, and the thread that owns the client calls ``refresh``.
 
     Attributes:
-        admin: Returns the client to ask; None = do not ask.
+        admin: Function that returns the client to ask; None = do not ask.
         ends: End offsets of the owned partitions.
         clock: Monotonic clock, in seconds.
         wall: Wall clock, in seconds since 1970.
@@ -145,7 +145,7 @@ class LogRetention:
     _logs: dict[Partition, _Log] = field(default_factory=dict, init=False)
     _paces: dict[Partition, Pace] = field(default_factory=dict, init=False)
     _asked: dict[Partition, Future[Any]] = field(default_factory=dict, init=False)
-    # The partitions whose turn in the present round has not come, the next one last.
+    # The partitions that the present round still has to ask about. The last entry is next.
     _turns: list[Partition] = field(default_factory=list, init=False)
     _asked_limits: dict[str, Future[Any]] = field(default_factory=dict, init=False)
     _ask_at: float = field(default=0.0, init=False)
@@ -153,9 +153,9 @@ class LogRetention:
     # --- on the event loop
 
     def of(self, message: Message) -> Retention | None:
-        """Return the retention of a message by the last known facts.
+        """Return the retention of a message by the last answers of the broker.
 
-        The call also requests newer facts. The call does not block.
+        The call also makes ``refresh`` ask again. The call does not block.
         """
         partition = message.partition
         self._wanted[partition] = self.clock()
@@ -179,7 +179,7 @@ class LogRetention:
     def _by_size(self, message: Message, limits: _Limits, found: _Log) -> Retention | None:
         newer, keeps, age = found.end - message.position - 1, found.keeps, self.clock() - found.at
         if not limits.known:
-            # The deletions that were seen are the only sign of a limit.
+            # Only the observed deletions show a limit.
             return (
                 None
                 if keeps is None
@@ -192,7 +192,7 @@ class LogRetention:
             # No deletion since the first question. A segment is deleted if the log without the segment still has the
             # size.
             keeps = (found.end - found.start) * limits.size / (limits.size + limits.segment)
-        # Compressed messages are smaller than the average. A log that is smaller than its limit loses nothing.
+        # Compressed messages are smaller than the average. The broker deletes nothing from a log below its size limit.
         keeps = max(keeps, limits.size / (average + _OVERHEAD))
         return by_newer(newer, keeps, found.pace, f"retention.bytes={limits.size:.0f}", age=age)
 
@@ -203,7 +203,7 @@ class LogRetention:
 
         The call does not block.
 
-        A call asks for the log starts of a portion of the partitions. Each round covers every partition.
+        Each call asks about a portion of the partitions, so that several calls cover every partition.
 
         Args:
             owned: The assignments of the owned partitions.
@@ -257,7 +257,7 @@ class LogRetention:
                 try:
                     values = {name: entry.value for name, entry in future.result(0).items()}
                 except KafkaException as failure:
-                    # The next question may succeed. This user may also lack the permission to read the settings.
+                    # The next request may succeed. This user may also lack the permission to read the settings.
                     if failure.args[0].code() not in NOT_ALLOWED:
                         self._limits_at[topic] = now + ASK_EVERY
                     log.debug("the settings of topic %r are unknown: %s", topic, failure)
@@ -284,7 +284,7 @@ class LogRetention:
         self._logs[partition] = found
 
     def _kept(self, partition: Partition, deleted: int, left: int) -> float:
-        """Estimate the number of newest messages that the broker keeps, after a deletion that left ``left`` messages.
+        """Estimate the number of newest messages that the broker keeps. A deletion has just left ``left`` messages.
 
         The broker keeps up to one segment more than its limit. The size of the deleted segments shows the average size
         of a message on disk, and thus the number of messages within the limit.

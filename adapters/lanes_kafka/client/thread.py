@@ -1,9 +1,9 @@
-"""The thread that owns a client and makes all its calls. On the event loop, such a call could block for seconds.
+"""The thread that owns a client and makes all calls to the client. A call could block the event loop for seconds.
 
-The event loop sends demands and commands, and receives events and answers. The thread waits for the loop inside a call
-of the client only in a revoke, until the drain has ended. The thread serves demands and commands between two calls of
-``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds. If no message and no command has arrived for a
-while, each call waits for at most ``IDLE_POLL`` seconds.
+The event loop sends demands and commands, and receives events and answers. Inside a call to the client, the thread
+waits for the loop only in a revocation, until the drain has ended. The thread serves demands and commands between two
+calls of ``consume``. Each call of ``consume`` waits for at most ``POLL`` seconds. If no message and no command has
+arrived for a while, each call waits for at most ``IDLE_POLL`` seconds.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from lanes_kafka.errors import ErrorLog, client_message, exception_text, fatal_e
 log = logging.getLogger("lanes.kafka")
 
 POLL: Final = 0.02
-"""Maximum seconds that one call of the client waits for messages, and that a command waits for this call."""
+"""Maximum seconds that one call to the client waits for messages. A command waits for the end of this call."""
 
 IDLE_POLL: Final = 0.2
-"""Maximum seconds that one call of an idle client waits for messages. The longer wait saves CPU."""
+"""Maximum seconds that one call to an idle client waits for messages. The longer wait saves CPU."""
 
 IDLE_AFTER: Final = 2.0
 """Seconds without a message or a command after which the client is idle."""
@@ -81,7 +81,7 @@ _HOUSEKEEPING_EVERY: Final = 0.5
 """Seconds between two checks of positions, log ends, and whether the loop still runs."""
 
 _ERRORS_KEPT: Final = 100
-"""Maximum number of errors of the first requests among which the thread searches for a cause."""
+"""Maximum number of errors, from the first requests, in which the thread searches for a cause."""
 
 
 @dataclass(eq=False, repr=False)
@@ -101,16 +101,16 @@ class ClientThread:
         clock: Monotonic clock, in seconds.
         name: Name of the source, for errors and log lines.
         hands_over: Whether commits carry metadata for the next owner of a partition.
-        rebuilds: Number of rebuilds, 0 or more, without a period of health between them.
+        rebuilds: Maximum number of rebuilds; see ``Rebuilds``.
         queues: Partitioned queues among the topics.
-        on_growth: The reaction to a growing number of partitions of a topic.
+        on_growth: Reaction to an increase of a topic's partitions.
         polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
         end_offsets: End offsets of the owned partitions.
         retention: Retention of the owned partitions.
-        queue_watch: The check of ``queues``.
-        growth: The check of the number of partitions of the topics.
+        queue_watch: Object that checks ``queues``.
+        growth: Object that checks the number of partitions of the topics.
         errors: Log of the client's errors.
         client_log: Log of the lines that the client writes.
     """
@@ -150,7 +150,7 @@ class ClientThread:
         self._demand = Demand(0, 0, Credit(0, 0), 0, frozenset(), {})
         self._applied = self._demand
         self._mailbox = Mailbox(self._perform)
-        # What was sent to the loop since the start.
+        # Totals of the messages and events sent to the loop since the start.
         self._messages_sent = self._bytes_sent = self._assigned = 0
         self._filling = False
         self._failure: SourceError | None = None
@@ -179,11 +179,11 @@ class ClientThread:
         return self._session.session
 
     def last_error(self) -> tuple[str, float] | None:
-        """The last error or warning of the client and its age in seconds; None before the first.
+        """The last error or warning of the client and its age in seconds; None before the first error or warning.
 
         Any thread may call this method.
         """
-        # A request without an answer is only a warning in the log of the client.
+        # The client logs a request without an answer as a warning, and reports no error.
         said = [each for each in (self.errors.last(), self.client_log.last()) if each is not None]
         return min(said, key=lambda each: each[1], default=None)
 
@@ -238,7 +238,8 @@ class ClientThread:
         self.client_log.reported = reported
         connecting = self.client_log.added_to(config.admin) | {"error_cb": reported.append}
         try:
-            # Topics holds the only reference to this client: its threads and sockets end with the last reference.
+            # ``Topics`` has the only reference to this client. The client's threads and sockets end with the last
+            # reference.
             self._topics = Topics(self.names, AdminClient(connecting), self.clock, lambda: self.send(None))
             self._topics.check(OPEN_TIMEOUT, config.admin, self.name, reported)
             self.partitions = sum(topic.partitions for topic in self._topics.known.values())
@@ -284,7 +285,7 @@ class ClientThread:
         )
 
     def _join(self) -> None:
-        # The dictionary is copied, because a client keeps it, and the same configuration may make another client.
+        # Copy the dictionary, because a client keeps it, and the same configuration may make another client.
         client = self.client_log.added_to(self.config.client) | {
             "on_commit": self._on_commit,
             "error_cb": self.errors.on_error,
@@ -315,7 +316,8 @@ class ClientThread:
         now = self.clock()
         demand = self._demand
         if not demand.number:
-            # The caller of ``open`` may still refuse the source: join and commit nothing before the first receive.
+            # The caller of ``open`` may still refuse the source, so join and commit nothing before the first
+            # ``receive``.
             self._mailbox.wait(POLL)
             return
         self._group.join_watch.joins()
@@ -364,7 +366,7 @@ class ClientThread:
             if assignment is not None and not assignment.released:
                 assignment.position = position
                 self._client.seek(assignment.at(position))
-        # Resume no partition here: a partition that was paused for lack of room stays paused.
+        # Resume no partition here, so that a partition paused for lack of room stays paused.
         self._group.apply_pauses(self._client, demand.client_paused, demand.paused, resume=False)
 
     def _to_read(self, demand: Demand) -> int:
@@ -374,7 +376,7 @@ class ClientThread:
         size = demand.credit.bytes - self._bytes_sent
         if size <= 0:
             return 0
-        # A message that is larger than the credit is read alone.
+        # Read a message that exceeds the credit alone.
         return max(
             0, min(demand.credit.messages - self._messages_sent, int(size / max(1.0, self._intake.average)) or 1)
         )
@@ -384,7 +386,7 @@ class ClientThread:
         events, more = self._intake.read(min(count, BATCH), timeout)
         self.polled = self.clock()
         if self._demand.messages > 0:
-            # A callback of this call may have taken longer than ``PAUSE_AFTER``, although there is room.
+            # A callback of this call may have taken longer than ``PAUSE_AFTER``, even if the loop has room.
             self._idle_since = self.polled
         self._has_more = more
         if events:
@@ -459,7 +461,7 @@ class ClientThread:
         if error.fatal() or code == KafkaError._FATAL:
             self._fatal(error)
         elif code == KafkaError._AUTO_OFFSET_RESET:
-            # After a topic was recreated, every offset may be out of range: check the ids first.
+            # Check the ids first, because every offset may be out of range in a recreated topic.
             self._topics.wait(_TOPIC_ID_TIMEOUT)
             self._group.check_topics()
             self._group.out_of_range(self._client, partition_id_of(raw), offset_of(raw))
@@ -484,7 +486,7 @@ class ClientThread:
             why = f"only one member may have group.instance.id={self.config.instance!r}; give each member its own"
             what = f"{why}; the client has failed for good"
         what += f": {client_message(error, self.config.client)}"
-        # The error of the run follows, and has the text of the client too.
+        # The error of the run follows, and contains the text of the client too.
         self._group.lose_all(why)
         if self._rebuild_in is not None:
             # The client reports the same error repeatedly.
@@ -504,7 +506,7 @@ class ClientThread:
         self._make_group()
         due = self.clock() + pause
         while not self._group.closing and (left := due - self.clock()) > 0:
-            # During the pause no client exists, so the poll counts as done.
+            # No client exists during the pause, so count the poll as done.
             self.polled = self.clock()
             self._mailbox.wait(min(left, _HOUSEKEEPING_EVERY))
         if not self._group.closing:
@@ -549,7 +551,7 @@ class ClientThread:
     def _deliver(self, events: Sequence[SourceEvent], *, filling: bool = False) -> None:
         """Send events to the loop.
 
-        ``filling``: whether the thread continues to read at once, and calls this method again.
+        ``filling``: whether the thread continues to read at once, and then calls this method again.
         """
         if not events and not self._filling:
             return
@@ -565,7 +567,7 @@ class ClientThread:
 
     def _check_loop(self) -> None:
         if not self.bridge.is_alive():
-            # Without the loop no partition can be drained.
+            # Without the loop, no partition can drain.
             self._group.closing = True
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""The ids of the source's topics. After a deletion and a new creation, a topic has other messages at its offsets."""
+"""Watches the ids of the source's topics. A recreated topic has other messages at the same offsets."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ASK_EVERY: Final = 1.0
 """Seconds between two regular requests for the ids; ``ask`` may ask earlier."""
 
 _GONE_AFTER: Final = 0.5
-"""Seconds without a known topic in the answers after which the topic counts as deleted. A broker that has just started
-may not know the topic yet."""
+"""Seconds after which a topic that is missing in the answers counts as deleted. A broker that has just started may not
+know the topic yet."""
 
 _TIMEOUT: Final = 5.0
 _GIVEN_UP_AFTER: Final = 2 * _TIMEOUT
@@ -34,7 +34,7 @@ _AGAIN: Final = 0.1
 _NEITHER: Final = f"neither an answer nor an error for {_GIVEN_UP_AFTER:g} s"
 
 _APPEARS_WITHIN: Final = 1.0
-"""Seconds that a topic may stay unknown at the start."""
+"""Seconds at the start during which a topic may be unknown."""
 
 
 class Topic(NamedTuple):
@@ -62,7 +62,7 @@ class Topics:
         wake: Function that a thread of the client calls when ``poll`` may find an answer.
         known: The existing topics of the newest answer, by name.
         answered: Number of the request that ``known`` answers.
-        contact: Answers and failures of these requests, which the object sends every second.
+        contact: Record of answers and failures of the requests, which the object sends every second.
     """
 
     names: Sequence[str]
@@ -83,7 +83,7 @@ class Topics:
     def poll(self) -> bool:
         """Process an answer that has arrived, and send the next request when it is due. The call does not block.
 
-        Returns whether the call processed an answer. The object repeats a failed request.
+        Returns whether the call processed an answer. A later call repeats a failed request.
         """
         answered = False
         if self._is_asked():
@@ -95,11 +95,11 @@ class Topics:
         return answered
 
     def ask(self) -> int:
-        """Send a request now, or after the end of the open request.
+        """Send a request now, or after the answer to the open request.
 
-        Return the number of the new request. The call does not block.
+        Returns the number of the new request. The call does not block.
 
-        The broker answers the new request after this call. The answer to the open request may be earlier.
+        The answer to the new request is newer than this call. The answer to the open request may be older.
         """
         if not self._is_asked():
             self._begin()
@@ -170,7 +170,7 @@ class Topics:
                 )
 
     def change(self, topic: str, incarnation: str) -> str | None:
-        """Return a text about the deletion or new id of a topic whose id was ``incarnation``; None = no change."""
+        """Return a text about the deletion or the new id of a topic whose id was ``incarnation``; None = no change."""
         now = self.known.get(topic)
         if now is None:
             return "deleted"
@@ -187,7 +187,7 @@ class Topics:
         self._asked, self.admin = {}, None
 
     def _similar(self, topic: str) -> str:
-        """Return a "did you mean" text about the topics that resemble a missing topic. Blocks."""
+        """Return a "did you mean" text about topics with names like a missing topic. Blocks."""
         return "" if self.admin is None else similar_topic(self.admin, topic, timeout=_TIMEOUT)
 
     def _lacks(self, topic: str) -> bool:
@@ -196,7 +196,7 @@ class Topics:
     def _is_asked(self) -> bool:
         """Whether a request waits for its answer.
 
-        After 10 s the object gives the request up and ignores a late answer.
+        After 10 s the request has failed, and the object ignores a late answer.
         """
         if self.clock() >= self._given_up_at and not self._is_done():
             self._asked = {}
@@ -218,7 +218,8 @@ class Topics:
         asked = self._asked
 
         def arrived(_: object) -> None:
-            # Each topic has its own future, and ``poll`` needs all of them: one wake-up for the last one is enough.
+            # Each topic has its own future, and ``poll`` needs all futures. One wake-up after the last future is
+            # therefore enough.
             if all(each.done() for each in asked.values()):
                 self.wake()
 
@@ -260,6 +261,6 @@ class Topics:
         return whole
 
     def _may_come_back(self, name: str) -> bool:
-        """Return whether a missing topic was known until recently, and therefore does not count as deleted yet."""
+        """Return whether a missing topic does not count as deleted yet, because a recent answer contained it."""
         now = self.clock()
         return name in self.known and now - self._missing.setdefault(name, now) < _GONE_AFTER

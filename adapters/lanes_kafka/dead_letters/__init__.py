@@ -1,4 +1,4 @@
-"""Dead letters in a Kafka topic: the code that writes, reads and disposes of dead letters.
+"""Writes, reads and disposes of dead letters in a Kafka topic.
 
 Reading order: ``wire``, ``producer``, ``writer``, ``log_reader``, ``box``.
 """

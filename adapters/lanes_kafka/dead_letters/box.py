@@ -1,9 +1,9 @@
-"""The dead letters of a topic, for the operator, who lists, finds, republishes and disposes of them.
+"""Lists, finds, republishes and disposes of the dead letters of a topic, for an operator.
 
 A topic cannot delete a single record. The box therefore disposes of a dead letter by another record, a *disposition*.
-Both records are in the same partition, where the dead letter expires first. The key of every disposition is the id of
-its dead letter. In a compacted topic the id is also the key of the dead letter. The disposition therefore replaces the
-dead letter.
+The disposition is in the same partition as the dead letter, so the dead letter expires first. The key of the
+disposition is the id of the dead letter. In a compacted topic the dead letter has the same key, so the disposition
+replaces the dead letter.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _Position = tuple[int, int]
 """Number of the partition, and offset."""
 
 _NEAR: Final = 1_000
-"""Distance in offsets below which the box reads two dead letters, and the records between them, in one range."""
+"""Distance in offsets below which the box reads two dead letters in one range, with the records between them."""
 
 _SYSTEMS: Final = ("kafka", "spark")
 """Kinds of sources whose messages come from topics. A source on Spark records no id of its topic."""
@@ -53,8 +53,8 @@ class KafkaDeadLetterBox:
     """The dead letters that ``KafkaDeadLetters`` wrote to a topic; see ``lanes.dead_letters.box.DeadLetterBox``.
 
     Reading needs the permission Read on the topic, and no permission for a group. Disposing needs Write on the topic.
-    ``ids`` and ``find`` first read the new records since the last call. The box keeps the ids and positions of all dead
-    letters in memory, about 300 bytes a dead letter. The object runs on asyncio and on trio.
+    ``ids`` and ``find`` first read the records that are new since the last call. The box stores the id and the
+    positions of every dead letter in memory, about 300 bytes for each. The object runs on asyncio and on trio.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client.
@@ -124,7 +124,7 @@ class KafkaDeadLetterBox:
     async def dispose(self, stored: StoredDeadLetter, how: Disposition) -> None:
         """See ``lanes.dead_letters.box.DeadLetterBox.dispose``. The first disposition of a dead letter counts."""
         dead_letter_id = stored.dead_letter.id
-        # Write one disposition to each partition with a copy, so that no copy outlives its disposition.
+        # Write one disposition to each partition with a copy, so that each copy expires before its disposition.
         for number in sorted({number for number, _ in self._seen[dead_letter_id][1]}):
             await self._send(self._topic, disposition_record(dead_letter_id, how, time.time()), number)
         self._disposed.setdefault(dead_letter_id, how)
@@ -133,7 +133,7 @@ class KafkaDeadLetterBox:
         """Publish to the partition of the original message; see ``lanes.dead_letters.box.DeadLetterBox.publish``."""
         one = stored.dead_letter
         check_origin(one, _SYSTEMS)
-        # Any producer may have written the topic name, and the client cuts a name at a NUL.
+        # Any producer may have written the topic name, and the client truncates a name at a NUL.
         facts = None
         if is_topic(one.source):
             facts = await self._producer.call(
@@ -241,7 +241,7 @@ def position_of(raw: Raw) -> _Position:
 
 
 def _passes(positions: Sequence[_Position]) -> list[dict[int, Range]]:
-    """Return ranges that cover these positions, grouped in passes. A pass has at most one range for each partition.
+    """Return ranges that cover these positions, in passes. A pass has at most one range for each partition.
 
     The box reads distant dead letters in separate passes, and skips the records between them.
     """

@@ -1,4 +1,4 @@
-"""Blocking reads of offset ranges of a topic, by a consumer that joins no group."""
+"""Reads offset ranges of a topic with a consumer that joins no group. All reads block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WAIT: Final = 0.2
 _BATCH: Final = 500
 
 _OURS: Final[Mapping[str, Any]] = {
-    # The client requires a group id; no member joins this group, and nothing is committed.
+    # The client requires a group id. The reader neither joins this group nor commits positions.
     "group.id": "lanes-dead-letters",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -117,7 +117,8 @@ class LogReader:
         """Yield a record within the ranges, and remove its partition from ``ends`` at the end of its range."""
         error, number, offset = message.error(), message.partition(), message.offset()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            # The client asks for the coordinator of its group although it joins no group, so a refusal does not matter.
+            # The client requests the coordinator of its group, even if it joins no group. A refusal of this request
+            # does no harm.
             if is_permanent(error) and error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 raise self._failure(error)
             return

@@ -1,4 +1,4 @@
-"""A producer for an event loop: a send waits until the broker has confirmed the record or the write has failed.
+"""A producer for an event loop. A send waits until the broker confirms the record or the write fails.
 
 A separate thread serves the client.
 """
@@ -76,7 +76,7 @@ def safe_settings(config: Mapping[str, Any], safe: Mapping[str, Any], what: str)
 
     Args:
         config: Settings of the user.
-        safe: Settings for those that the user has not set.
+        safe: Default settings, for names that the user has not set.
         what: Name of the records that the producer writes, for the errors.
 
     Returns:
@@ -119,8 +119,7 @@ def _spellings(name: str) -> tuple[str, ...]:
 class ConfirmedProducer:
     """One producer and its thread.
 
-    ``open`` is the first call, and ``aclose`` is the last call. All calls must come from one event loop, of asyncio or
-    trio.
+    Call ``open`` first and ``aclose`` last. Make all calls from one event loop, of asyncio or trio.
 
     Args:
         settings: Configuration of the client, whose secrets no error or log line shows.
@@ -146,7 +145,7 @@ class ConfirmedProducer:
             return
         self._bridge = Bridge()
         self._ended: Answer[None] = Answer(self._bridge)
-        # A daemon thread, so that a loop that ended without aclose does not keep the process alive.
+        # The thread is a daemon, so that a loop that ended without ``aclose`` does not keep the process alive.
         self._thread = threading.Thread(target=self._run, name="lanes-kafka-producer", daemon=True)
         self._thread.start()
 
@@ -240,7 +239,7 @@ class ConfirmedProducer:
     def write(self, topic: str, record: Record, ended: Callable[[KafkaException | None], None]) -> None:
         """Write a record without a wait.
 
-        Await ``connect`` first. Calls of one task leave in their order.
+        Await ``connect`` first. The client sends the records of one task in the order of the calls.
 
         Args:
             topic: Name of the topic.
@@ -272,7 +271,7 @@ class ConfirmedProducer:
         if error.fatal() or error.code() == KafkaError._FATAL:
             self._jobs.put(functools.partial(self._fail, producer, error))
         elif error.code() in _PURGED and self._thread is not None:
-            # The client has failed and dropped the record; the failure of the client is the cause.
+            # The client has failed and dropped the record, so return the failure of the client.
             return KafkaException(self._fatal)
         return failure
 

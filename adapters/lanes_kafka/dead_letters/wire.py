@@ -1,4 +1,4 @@
-"""The format of dead letters in a topic: makes records from dead letters, and reads dead letters from records."""
+"""Makes records from dead letters, and reads dead letters from records."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def dead_letter_record(dead_letter: DeadLetter, *, by_id: bool = False, limit: i
 
     Args:
         dead_letter: The dead letter.
-        by_id: Whether the topic is compacted, where records of one key replace each other. The key is then the id of
-            the dead letter, and the record is never a tombstone.
+        by_id: Whether the topic is compacted, so that a record replaces earlier records with its key. The key is then
+            the id of the dead letter, and the record is never a tombstone.
         limit: Size in bytes to which the function shortens the record if possible; None = no limit.
 
     Returns:
@@ -150,7 +150,7 @@ def _record(dead_letter: DeadLetter, by_id: bool, whole: int | None) -> Record:
 
 
 def _is_sendable(name: str) -> bool:
-    # The client cuts a header name at a NUL, and a lone surrogate in a name crashes the process.
+    # The client truncates a header name at a NUL, and a lone surrogate in a name crashes the process.
     if "\0" in name:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The writer of dead letters to a Kafka topic. The broker confirms a dead letter before its message is settled."""
+"""Writes dead letters to a Kafka topic. The broker confirms a dead letter before the consumer settles its message."""
 
 from __future__ import annotations
 
@@ -41,18 +41,19 @@ class KafkaDeadLetters:
 
     - ``Lanes-Id``, ``Lanes-Source``, ``Lanes-Partition``, ``Lanes-Position``, ``Lanes-Subject``, ``Lanes-Attempts``,
       ``Lanes-Error``, ``Lanes-Epoch``, and ``Lanes-Error-Text`` (percent-encoded).
-    - ``Lanes-Time`` and ``Lanes-Timestamp``: the times of the creation of the dead letter and of the publication of the
-      message, in seconds since the epoch.
+    - ``Lanes-Time``: the time at which the consumer made the dead letter, in seconds since the epoch.
+      ``Lanes-Timestamp``: the time at which a producer published the message.
     - ``Lanes-System`` and ``Lanes-Incarnation`` (percent-encoded): the kind of the broker, and the id of the topic.
     - ``Lanes-Queue`` (percent-encoded) and ``Lanes-Queue-Partition``, for a message of a partitioned queue.
-    - ``Lanes-Tombstone`` and ``Lanes-Null-Headers``, for a message without a value, or with headers without a value.
+    - ``Lanes-Tombstone`` for a message without a value, and ``Lanes-Null-Headers`` for headers without a value.
     - ``Lanes-Key`` and ``Lanes-Record-Key`` (percent-encoded), unless the key of the record shows both.
     - ``Lanes-Origin-<name>`` (percent-encoded) for an original header that starts with ``Lanes-``, or whose name the
       client cannot send.
 
-    A dead letter that is too large for the topic loses its original headers first, and then the end of its value. The
-    header ``Lanes-Truncated`` contains the original length of the value in bytes. In a compacted topic the key of the
-    record is the id of the dead letter, because dead letters of one key would replace each other.
+    If a dead letter is too large for the topic, the writer first removes the original headers, and then truncates the
+    value. The header ``Lanes-Truncated`` contains the original length of the value in bytes. In a compacted topic the
+    key of the record is the id of the dead letter. With the original key, a dead letter would replace earlier dead
+    letters of this key.
 
     Args:
         config: The dictionary of a ``confluent_kafka`` client, usually the dictionary of the consumer. The writer omits
@@ -105,9 +106,10 @@ class KafkaDeadLetters:
         self._limit = found.max_message_bytes or _USUAL_LIMIT
 
     async def put(self, dead_letter: DeadLetter) -> None:
-        """Write a dead letter, shortened if the topic refuses its size, and wait 10 s a try for its confirmation.
+        """Write a dead letter, and wait for its confirmation, at most 10 s for each attempt.
 
-        A repeated call writes another record with the same id. A cancelled call may still write the dead letter.
+        If the topic refuses the size, the call retries with a shorter record. A repeated call writes another record
+        with the same id. A cancelled call may still write the dead letter.
 
         Args:
             dead_letter: The dead letter to write.
@@ -145,13 +147,13 @@ class KafkaDeadLetters:
                 f"dead letter refused by {self._topic}: its key and error text alone have {record.size} bytes; raise "
                 "max.message.bytes of the topic"
             )
-        # A record above the limit may fit after compression, so the whole record was sent first.
+        # A record above the limit may fit after compression, so the writer has sent the whole record first.
         return self._limit if limit is None and self._limit < record.size else record.size // 2
 
     def _failure(self, error: KafkaError) -> SourceError:
         text = client_text(error, self._settings)
         if error.code() not in _PERMANENT:
-            # The client learns only later that a topic was deleted.
+            # The client learns only later of the deletion of a topic.
             missing = error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
             remedy = "create this topic again" if missing else "check that the broker runs and has this topic"
             return SourceError(
