@@ -69,6 +69,23 @@ def turn_of_loop() -> Callable[[], Awaitable[None]]:
     return anyio.lowlevel.checkpoint
 
 
+def loop_check() -> Callable[[], bool]:
+    """Return a function that returns whether a task of the running event loop makes the call.
+
+    The result is False in another thread, and in a callback of the loop that cannot start tasks.
+    """
+    entry = entry_of_loop()
+
+    def is_here() -> bool:
+        try:
+            return entry_of_loop() == entry
+        except Exception:
+            # No task runs here. anyio and trio raise different errors.
+            return False
+
+    return is_here
+
+
 def runs_a_loop() -> bool:
     """Return whether a task or a callback of an event loop makes this call."""
     try:
@@ -103,14 +120,10 @@ class ThreadSafeCall:
         self._before = before
         self._asked = False
         self._enter = entry_of_loop()
+        self._is_here = loop_check()
 
     def __call__(self) -> None:
-        try:
-            here = entry_of_loop() == self._enter
-        except RuntimeError:
-            # No task runs here.
-            here = False
-        if here:
+        if self._is_here():
             self._function()
         else:
             if self._before is not None:

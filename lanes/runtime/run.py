@@ -358,7 +358,7 @@ class Run:
             self._stop_when_exhausted()
 
     def after_command(self) -> None:
-        """Call ``after``, in the next turn of the loop if a callback of the loop makes this call."""
+        """Call ``after``, in the next turn of the loop if no task of the loop makes this call."""
         self._told_to_act()
 
     def floors_moved(self) -> None:

@@ -45,6 +45,9 @@ class RunContext(Protocol):
         ``taking``: number of ready lanes for which the caller needs no wake-up.
         """
 
+    def after_command(self) -> None:
+        """Call ``after``, in the next turn of the loop if no task of the loop makes this call."""
+
     def start_soon(self, task: Callable[..., Awaitable[object]], *arguments: object) -> None:
         """Start a task. If the task raises an exception, call ``stop_because`` with the exception."""
 

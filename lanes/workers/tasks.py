@@ -28,7 +28,7 @@ from anyio.abc import TaskGroup
 from lanes.attempts import given_up_before
 from lanes.core.types import ABANDON, ACK, NEVER, Message, Partition
 from lanes.handlers import AsyncHandler, check_returned
-from lanes.loops import Doorbell, turn_of_loop
+from lanes.loops import Doorbell, loop_check, turn_of_loop
 from lanes.observe.otel import Handling
 from lanes.workers.context import RunContext
 from lanes.workers.freezes import StartLooks
@@ -84,6 +84,7 @@ class TaskWorkers:
         # Number of workers that may still be started. No worker can be woken before ``start``.
         self._unstarted = 0
         self._tasks: TaskGroup
+        self._is_here: Callable[[], bool]
         self._turn: Callable[[], Awaitable[None]]
         self._handler_context: contextvars.Context
         self._latest: _Worker | None = None
@@ -108,6 +109,7 @@ class TaskWorkers:
     def start(self, tasks: TaskGroup) -> None:
         """Start worker tasks on demand; the tasks run until the task group is cancelled."""
         self._tasks = tasks
+        self._is_here = loop_check()
         self._turn = turn_of_loop()
         self._handler_context = contextvars.copy_context()
         self._unstarted = self._engine.concurrency
@@ -129,8 +131,9 @@ class TaskWorkers:
             self._waking += 1
             if self._idle:
                 self._idle.pop().bell.ring()
-            else:
-                self._begin()
+            elif not self._begin():
+                self._waking -= 1
+                return
 
     def hold(self) -> None:
         """Start no handler while the check for freezes forbids new handlers. Any thread may call this method."""
@@ -210,16 +213,21 @@ class TaskWorkers:
                 due = min(due, worker.cancelled_at + PATIENCE)
         return due
 
-    def _begin(self) -> None:
-        """Start one more worker."""
+    def _begin(self) -> bool:
+        """Start one more worker, and return whether it will run."""
         if self._tasks.cancel_scope.cancel_called:
             # The task group is ending, and the last settlement still wakes workers.
-            return
+            return False
+        if not self._is_here():
+            # Only a task of this loop can start a task, and a callback has no task. The loop calls ``wake`` again.
+            self._context.after_command()
+            return False
         self._unstarted -= 1
         worker = _Worker()
         self._workers.append(worker)
         # The worker gets the context of the run, because a handler or a task of the user may wake it.
         self._handler_context.copy().run(self._tasks.start_soon, self._work, worker)
+        return True
 
     def _woken(self) -> None:
         self._waking -= 1

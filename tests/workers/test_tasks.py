@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 
 import anyio
@@ -87,6 +88,27 @@ async def test_an_unblocked_message_runs_in_the_context_of_the_run() -> None:
         gate.set()
         assert await run.stop() is None
     assert seen == ["of the start"] * 3
+
+
+def test_a_wake_up_in_a_callback_of_a_plain_loop_starts_a_worker() -> None:
+    broker, handler = MemoryBroker(), Gated(free=(b"a", b"b"))
+
+    async def consume() -> None:
+        async with started(consumer_of(MemorySource(broker), handler)) as run:
+            await until(lambda: run.consumer.ready)
+            life = run.consumer._life.run
+            assert life is not None
+            workers = life.workers
+            wake, workers.wake = workers.wake, lambda *, taking=0: None  # type: ignore[method-assign]
+            publish(broker, "ab")
+            await until(lambda: life.engine.ready == 2)
+            workers.wake = wake  # type: ignore[method-assign]
+            asyncio.get_running_loop().call_soon(wake)
+            await until(lambda: broker.unfinished == 0)
+            assert await run.stop() is None
+
+    # Unlike ``anyio.run``, the run of asyncio gives callbacks of the loop no context by which anyio finds the loop.
+    asyncio.run(consume())
 
 
 @pytest.mark.anyio
