@@ -57,8 +57,8 @@ class Backlog:
 
 
 @contextmanager
-def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
-    """Start a new broker and yield its address.
+def kafka_server(properties: Mapping[str, str | int] | None = None) -> Iterator[KafkaServer]:
+    """Start a new broker and yield the server.
 
     The broker's coordinator of groups is ready, so the first group forms at once.
     """
@@ -66,6 +66,13 @@ def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
     server.prepare()
     with server:
         _warm(server.url)
+        yield server
+
+
+@contextmanager
+def broker(properties: Mapping[str, str | int] | None = None) -> Iterator[str]:
+    """Start a new broker and yield its address; see ``kafka_server``."""
+    with kafka_server(properties) as server:
         yield server.url
 
 

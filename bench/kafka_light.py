@@ -82,7 +82,7 @@ def _paced(backlog: Backlog, count: int, rate: int, *, by: str) -> Load:
     """Handle messages that another process sends at a steady rate, and return their cost."""
     warm_up = round(rate * WARM_UP)
     ready = get_context("spawn").Event()
-    sender = get_context("spawn").Process(target=_send, args=(backlog, warm_up + count, rate, ready))
+    sender = get_context("spawn").Process(target=send, args=(backlog, warm_up + count, rate, ready))
     sender.start()
     try:
         return (_by_lanes if by == "lanes" else _by_poll)(backlog, warm_up + count, warm_up, ready)
@@ -125,7 +125,7 @@ def _by_poll(backlog: Backlog, count: int, warm_up: int, ready: Any) -> Load:
     return watch.load()
 
 
-def _send(backlog: Backlog, count: int, rate: int, ready: Any) -> None:
+def send(backlog: Backlog, count: int, rate: int, ready: Any) -> None:
     """Send messages at a steady rate as soon as the consumer is ready."""
     producer = Producer({"bootstrap.servers": backlog.url})
     producer.list_topics(backlog.topic, timeout=TIMEOUT)

@@ -23,7 +23,7 @@ from tests.project.asked_by_plots import asked_by_plots
 from tests.spark.conftest import need_java
 
 TINY = Effort(scale=0.002, repeats=1)
-ON_KAFKA = [name for name in CASES if name.startswith("kafka")]
+ON_KAFKA = [name for name in CASES if name.startswith(("kafka", "http"))]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
 ON_SPARK = [name for name in CASES if name.startswith("spark")]
 OF_PLOTS = ["zone", "scaling"]
