@@ -21,10 +21,10 @@ from typing import Final, NamedTuple
 from nats.aio.client import Client
 
 import lanes
+from bench.alone import alone
 from bench.cohort_members import DividedStream, feeding, key_of, stamp, until
 from bench.figures import Effort, Figure, Pair, cost, middle
 from bench.kafka_bounds import peak
-from bench.kafka_broker import alone
 from lanes import Message, Settings
 from lanes.core.cohort.ledger import Done
 from lanes.core.cohort.records import State, encode, state_key

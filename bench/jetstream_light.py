@@ -16,8 +16,9 @@ from typing import Any, Final
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
 
+from bench.alone import alone
 from bench.figures import Effort, Figure
-from bench.kafka_broker import TIMEOUT, alone
+from bench.kafka_broker import TIMEOUT
 from bench.paced import WARM_UP, Load, Watch, due, paced, pause
 from lanes import Consumer, Message
 from lanes_jetstream import JetStreamSource, subject_token

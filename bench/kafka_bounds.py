@@ -28,8 +28,9 @@ from statistics import median
 from typing import Final, NamedTuple
 
 import lanes
+from bench.alone import alone
 from bench.figures import Effort, Figure, Pair, cost, middle, pairs, rate
-from bench.kafka_broker import PARTITIONS, Backlog, alone, broker, consume, create, fill, until
+from bench.kafka_broker import PARTITIONS, Backlog, broker, consume, create, fill, until
 from bench.kafka_feed import feeding, stamp
 from lanes import Message, Settings
 from lanes_kafka import KafkaSource

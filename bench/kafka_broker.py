@@ -7,12 +7,10 @@ import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count as count_from
-from multiprocessing import get_context
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final
 
 from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
@@ -31,9 +29,6 @@ TIMEOUT: Final = 60.0
 
 _RANDOM: Final = random.Random(0).randbytes(1 << 20)
 _groups = count_from(1)
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +247,3 @@ async def until(condition: Callable[[], bool], what: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {TIMEOUT:g} s for {what}")
         await asyncio.sleep(0.01)
-
-
-def alone(work: Callable[Arguments, Result], *arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
-    """Call a function in a separate process with fresh memory."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments, **named).result()

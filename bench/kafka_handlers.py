@@ -26,9 +26,10 @@ from functools import partial
 from typing import Final
 
 import lanes
+from bench.alone import alone
 from bench.figures import Effort, Figure, Pair, cost, interleaved, middle, rate
 from bench.kafka_bounds import peak
-from bench.kafka_broker import Backlog, Clocked, alone, broker, consume, create, fill, plainly
+from bench.kafka_broker import Backlog, Clocked, broker, consume, create, fill, plainly
 from bench.waiting import CONCURRENCY, WAITING_KEYS, loops, one_by_one, shown, tasks_alone, tuned_run, wait
 from lanes import Message, Settings
 from lanes.core.engine import Engine

@@ -20,8 +20,9 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import Producer
 
 import lanes
+from bench.alone import alone
 from bench.figures import Effort, Figure
-from bench.kafka_broker import PARTITIONS, TIMEOUT, Backlog, alone, broker, create, until
+from bench.kafka_broker import PARTITIONS, TIMEOUT, Backlog, broker, create, until
 from bench.paced import WARM_UP, Load, Watch, due, paced, pause
 from lanes import Message
 

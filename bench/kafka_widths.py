@@ -20,8 +20,9 @@ from typing import Any, Final
 from confluent_kafka import Producer
 
 import lanes
+from bench.alone import alone
 from bench.figures import Effort, Figure, cost
-from bench.kafka_broker import TIMEOUT, Backlog, alone, broker, create, until
+from bench.kafka_broker import TIMEOUT, Backlog, broker, create, until
 from bench.paced import TICK, WARM_UP, Load, Watch
 from lanes import Message, PartitionedQueue, Settings
 from lanes.core.ring import lane

@@ -7,6 +7,9 @@ task of the program late.
 Full load: 1,000 handlers run at once. The baseline has bare tasks with the same rate of messages.
 
 Half load: messages arrive at half the rate of 1,000 bare tasks. The baseline is 500 bare tasks.
+
+Each run has a separate process, because a collection of garbage also visits the objects of earlier cases. All runs use
+the settings of the garbage collector that `lanes.main` sets.
 """
 
 from __future__ import annotations
@@ -17,14 +20,15 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from bench.alone import alone
 from bench.figures import Effort, Figure, Pair, cost, middle
 from bench.source import FiniteSource, messages_of, new_partition
-from bench.waiting import BATCH, CONCURRENCY, IN_FLIGHT, WAITING_KEYS, wait
+from bench.waiting import BATCH, CONCURRENCY, IN_FLIGHT, WAITING_KEYS, tuned_run, wait
 from lanes import Consumer, Settings
 
 GOAL: Final = 1.5
 HALF_GOAL: Final = 5.0
-MESSAGES: Final = 100_000
+MESSAGES: Final = 300_000
 PROBE: Final = 0.001
 ARRIVING: Final = 100
 """Number of messages that arrive at once at half load."""
@@ -43,11 +47,11 @@ def figures(effort: Effort) -> list[Figure]:
 
 def _measured(count: int) -> tuple[Pair, Pair]:
     """Return the figures at full and at half load, each with its baseline."""
-    full, rate = _beside(partial(_lanes, count), count)
-    _, most = _beside(partial(_tasks, count, CONCURRENCY), count)
-    equal, _ = _beside(partial(_tasks, count, max(1, round(CONCURRENCY * min(1.0, rate / most)))), count)
-    half, _ = _beside(partial(_lanes, count, most / 2), count)
-    beside_half, _ = _beside(partial(_tasks, count, CONCURRENCY // 2), count)
+    full, rate = alone(_beside, partial(_lanes, count), count)
+    _, most = alone(_beside, partial(_tasks, count, CONCURRENCY), count)
+    equal, _ = alone(_beside, partial(_tasks, count, max(1, round(CONCURRENCY * min(1.0, rate / most)))), count)
+    half, _ = alone(_beside, partial(_lanes, count, most / 2), count)
+    beside_half, _ = alone(_beside, partial(_tasks, count, CONCURRENCY // 2), count)
     return (full, equal), (half, beside_half)
 
 
@@ -69,7 +73,7 @@ def _beside(work: Callable[[], Awaitable[None]], count: int) -> tuple[float, flo
         probing.cancel()
         return seconds
 
-    seconds = asyncio.run(main())
+    seconds = tuned_run(main())
     return 1_000 * sorted(late)[len(late) * 99 // 100], count / seconds
 
 

@@ -25,7 +25,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from statistics import median
@@ -33,6 +32,7 @@ from typing import Any, Final
 
 from psycopg import AsyncConnection, Connection
 
+from bench.alone import alone
 from bench.figures import Effort, Figure, Pair, cost, interleaved, middle, pairs, rate
 from bench.paced import IDLE, IDLE_GOAL, SETTLED_IN, WARM_UP, Load, Watch, due, pause
 from bench.waiting import CONCURRENCY, STUCK_GOAL, STUCK_KEY, WAIT, tuned_run
@@ -364,12 +364,6 @@ def _stuck(url: str, effort: Effort) -> list[Pair]:
         return 1e3 * load.p99
 
     return pairs(partial(run, hangs=True), partial(run, hangs=False), effort.repeats)
-
-
-def alone(work: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Call a function in a separate process, and return its result."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(work, *arguments, **options).result()
 
 
 def _made(url: str, partitions: int = 64) -> Log:

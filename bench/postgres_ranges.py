@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from psycopg import Connection
 
+from bench.alone import alone
 from bench.figures import Effort, Figure, cost, interleaved, rate
-from bench.postgres_log import alone
 from bench.waiting import WAIT, tuned_run
 from lanes import Consumer, Message, Settings
 from lanes.ring import SLOTS, Range, slot
