@@ -1,7 +1,7 @@
 """The Kafka source and the Kafka dead letters of ``lanes``: order within a key, parallel handlers across keys.
 
-Reading order: ``source``, ``topic_names``, ``config``, ``bridge``, ``broker``, ``errors``, ``client_log``,
-``keywords``, ``partitioners``, ``publisher``; then the folders ``client``, ``dead_letters``, ``cli``.
+Reading order: ``source``, ``topic_names``, ``callbacks``, ``config``, ``bridge``, ``broker``, ``errors``,
+``client_log``, ``keywords``, ``partitioners``, ``publisher``; then the folders ``client``, ``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations

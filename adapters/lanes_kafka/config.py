@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 
 from lanes.arguments import check_aware, did_you_mean, shown_value
 from lanes.errors import ConfigError
+from lanes_kafka.callbacks import ON_COMMIT, named_callbacks
 
 Start = Literal["beginning", "next"] | datetime
 """Position at which a group starts in a topic for which it has committed no position. A ``datetime`` is aware."""
@@ -154,6 +155,7 @@ def client_config(
         ConfigError: A setting is missing, invalid, or contradicts another setting or a guarantee of ``lanes``.
     """
     given = UserSettings(config)
+    given.client = named_callbacks(given.client)
     for name in _NOT_SETTINGS:
         if name in given:
             raise ConfigError(f"{name} is not a setting of a client; leave it out, because lanes handles assignments")
@@ -165,14 +167,11 @@ def client_config(
     protocol = _protocol(given)
     max_poll_interval, session_timeout, heartbeat_interval = _intervals(given, protocol)
     begin, beyond = _beginning(given, start, out_of_range)
-    on_commit = given.client.pop("on_commit", None)
-    if on_commit is not None and not callable(on_commit):
-        raise ConfigError(f"on_commit is of type {type(on_commit).__name__}; pass a function (error, partitions)")
     chosen = _complete(given)
     return ClientConfig(
         client=given.client,
         admin={name: value for name, value in given.client.items() if connects(name)},
-        on_commit=on_commit,
+        on_commit=given.client.pop(ON_COMMIT, None),
         chosen=chosen,
         group=group,
         protocol=protocol,
@@ -276,10 +275,11 @@ def _intervals(given: UserSettings, protocol: Protocol) -> tuple[float, float | 
             f"session.timeout.ms={session} is above max.poll.interval.ms={interval}; lower one, or raise the other"
         )
     heartbeat = _milliseconds(given, "heartbeat.interval.ms", DEFAULT_HEARTBEAT_INTERVAL_MS)
-    if heartbeat >= session and "heartbeat.interval.ms" in given:
+    if heartbeat >= session:
+        default = "" if "heartbeat.interval.ms" in given else " (the default)"
         raise ConfigError(
-            f"heartbeat.interval.ms={heartbeat} is not below session.timeout.ms={session}, so the group would remove "
-            "this member between two heartbeats; set it to a third of the session timeout"
+            f"heartbeat.interval.ms={heartbeat}{default} is not below session.timeout.ms={session}, so the group would "
+            "remove this member between two heartbeats; set it to a third of the session timeout"
         )
     return interval / 1000, session / 1000, heartbeat / 1000
 

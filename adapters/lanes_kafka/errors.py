@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -13,7 +14,8 @@ from confluent_kafka import KafkaError
 
 from lanes.clock import Clock
 from lanes.errors import ConfigError, LanesError, SourceError
-from lanes_kafka.config import DEFAULT_SESSION_TIMEOUT_MS, redacted, similar_setting
+from lanes_kafka.callbacks import Callback, CallbackError
+from lanes_kafka.config import DEFAULT_SESSION_TIMEOUT_MS, is_secret, redacted, similar_setting
 
 log = logging.getLogger("lanes.kafka")
 
@@ -82,6 +84,12 @@ _NO_848: Final = (
 _THREAD: Final = re.compile(r"^\[thrd:[^]]*\]: ")
 """Name of the client's thread, which begins a line of the client's log."""
 
+_FILE: Final = re.compile(r"(?<![\w.])((?:ssl|https)(?:\.\w+)+\.location)`? (?:failed|must)")
+"""Words about a setting whose file the client cannot read, or refuses."""
+
+_KEY_FILE: Final = re.compile(r"[^\n]{1,200}\.(cer|crt|der|jks|key|p12|pem|pfx)", re.IGNORECASE)
+"""A path of a key or a keystore. Any other value of such a setting may be a secret in the wrong place."""
+
 _UNKNOWN: Final = re.compile(r'No such configuration property: "([^"]+)"')
 
 
@@ -115,8 +123,48 @@ def login_remedy(error: KafkaError) -> str:
 
 
 def client_text(error: KafkaError, settings: Mapping[str, Any]) -> str:
-    """Return the name and text of an error, without the secrets of ``settings``."""
-    return f"{error.name()}: {redacted(error.str(), settings)}"
+    """Return the name and text of an error, without the secrets of ``settings``.
+
+    If the settings show the cause, which the client's text does not name, the returned text names it.
+    """
+    return f"{error.name()}: {_with_cause(error.str(), settings)}{_failed_login(error, settings)}"
+
+
+def _failed_login(error: KafkaError, settings: Mapping[str, Any]) -> str:
+    """Return the error of the user's ``oauth_cb``, for the last part of the text of a login without a token."""
+    callback = settings.get("oauth_cb")
+    if error.code() not in _LOGIN_REFUSED or not isinstance(callback, Callback) or callback.raised is None:
+        return ""
+    return f" (oauth_cb raised {exception_text(callback.raised, settings)})"
+
+
+def _with_cause(text: str, settings: Mapping[str, Any]) -> str:
+    """Return a text of the client without secrets; for a file that the client cannot read, with the path."""
+    found = _FILE.search(text)
+    fault = None if found is None else _unreadable_file(found[1], settings)
+    return redacted(text, settings) if fault is None else fault
+
+
+def _unreadable_file(name: str, settings: Mapping[str, Any]) -> str | None:
+    """Describe the fault of the file that a setting names; None = this process can read the file.
+
+    The call reads the first byte of the file. The text shows the path, unless a secret may stand in its place.
+    """
+    path = settings.get(name)
+    if not isinstance(path, str) or not path:
+        return None
+    shown = f"{name}={path!r}" if not is_secret(name) or _KEY_FILE.fullmatch(path) else name
+    try:
+        if os.path.isdir(path):
+            return f"{shown} is a folder; write the path of a file"
+        with open(path, "rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:
+        fault = (getattr(error, "strerror", None) or "it is not a path").lower()
+        if isinstance(error, FileNotFoundError):
+            fault = "the file does not exist"
+        return f"{shown}: {fault}"
+    return None
 
 
 def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
@@ -138,6 +186,8 @@ def client_message(error: KafkaError, settings: Mapping[str, Any]) -> str:
 
 def exception_text(raised: BaseException, settings: Mapping[str, Any]) -> str:
     """Return the text of an exception that the client or a user's callback raised, without secrets."""
+    if isinstance(raised, CallbackError):
+        return f"{raised.name} raised {exception_text(raised.raised, settings)}"
     error = raised.args[0] if raised.args else None
     if isinstance(error, KafkaError):
         return client_message(error, settings)
@@ -155,7 +205,12 @@ def fatal_error(what: str, raised: BaseException, settings: Mapping[str, Any]) -
     Returns:
         The error, chained to its cause unless the traceback of the cause shows a secret.
     """
-    failure = SourceError(f"{what}: {exception_text(raised, settings)}; start again")
+    text = f"{what}: {exception_text(raised, settings)}"
+    if isinstance(raised, CallbackError):
+        failure = SourceError(f"{text}; correct {raised.name} in the configuration, and start again")
+        raised = raised.raised
+    else:
+        failure = SourceError(f"{text}; start again")
     shown = "".join(traceback.format_exception(raised))
     if redacted(shown, settings) == shown:
         failure.__cause__ = raised
@@ -179,9 +234,10 @@ def startup_error(name: str, failure: Exception, settings: Mapping[str, Any]) ->
 def settings_error(error: object, settings: Mapping[str, Any]) -> ConfigError:
     """Make the error of a client that refuses its settings. The text shows no secret."""
     text = error.str() if isinstance(error, KafkaError) else str(error)
+    cause = _failed_login(error, settings) if isinstance(error, KafkaError) else ""
     meant = setting_meant(text)
     return ConfigError(
-        f"the Kafka client refuses its settings: {redacted(text, settings)}; correct the named setting{meant}"
+        f"the Kafka client refuses its settings: {_with_cause(text, settings)}{cause}; correct the named setting{meant}"
     )
 
 

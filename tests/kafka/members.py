@@ -370,7 +370,7 @@ def short_sessions(topic: Topic, protocol: str) -> dict[str, Any]:
             resource.add_incremental_config(ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET))
         topic.admin.incremental_alter_configs([resource])[resource].result(10)
         return {"max_poll_interval_ms": 2_000}
-    return {"max_poll_interval_ms": 2_000, "session_timeout_ms": 1_000}
+    return {"max_poll_interval_ms": 2_000, "session_timeout_ms": 1_000, "heartbeat_interval_ms": 200}
 
 
 @asynccontextmanager

@@ -107,6 +107,8 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"heartbeat.interval.ms": 45_000}, ["heartbeat.interval.ms=45000", "session.timeout.ms=45000", "a third"]),
     ({"heartbeat.interval.ms": "9", "session.timeout.ms": "8"}, ["heartbeat.interval.ms=9", "session.timeout.ms=8"]),
+    ({"session.timeout.ms": 3_000}, ["heartbeat.interval.ms=3000 (the default) is not below session.timeout.ms=3000"]),
+    ({"session.timeout.ms": "1000"}, ["heartbeat.interval.ms=3000 (the default)", "set it to a third"]),
     ({"heartbeat.interval.ms": "3s"}, ["heartbeat.interval.ms='3s'", "milliseconds"]),
     ({"max.poll.interval.ms": "6e5"}, ["max.poll.interval.ms='6e5'", "milliseconds"]),
     ({"max.poll.interval.ms": "600_000"}, ["'600_000'"]),
@@ -122,7 +124,7 @@ REFUSED: list[tuple[dict[str, Any], list[str]]] = [
     ({"on_assign": print}, ["on_assign", "leave it out"]),
     ({"on_revoke": None}, ["on_revoke"]),
     ({"on_lost": print}, ["on_lost"]),
-    ({"on_commit": 1}, ["on_commit is of type int"]),
+    ({"on_commit": 1}, ["on_commit is an int", "(error, partitions)"]),
     ({"default.topic.config": "x"}, ["default.topic.config is of type str"]),
     ({1: 2}, ["a name of type int"]),  # type: ignore[dict-item]
 ]
@@ -279,6 +281,7 @@ def test_a_contradiction_to_the_offset_reset_is_refused(reset: str | None, choic
         ({"group.protocol": " Classic", "session.timeout.ms": " 6000 "}, "eager", 300.0, 6.0),
         ({"group.protocol": "consumer", "max.poll.interval.ms": "6000"}, "848", 6.0, None),
         ({"session.timeout.ms": 6_000.0, "max.poll.interval.ms": 6_000}, "eager", 6.0, 6.0),
+        ({"session.timeout.ms": 3_001}, "eager", 300.0, 3.001),
     ],
 )
 def test_protocol_and_intervals_equal_those_of_the_client(
@@ -304,9 +307,10 @@ def test_group_and_instance_are_read_as_the_client_reads_them() -> None:
     assert client_config(HERE | {"group.id": 7}).group == "7"
 
 
-def test_on_commit_is_separated_from_the_other_callbacks() -> None:
+def test_on_commit_is_separated_from_the_other_callbacks(capsys: pytest.CaptureFixture[str]) -> None:
     config = client_config(HERE | {"on_commit": print, "stats_cb": print, "error_cb": print, "throttle_cb": print})
-    assert config.on_commit is print
+    assert config.on_commit is not None and config.on_commit("an error", []) is None
+    assert capsys.readouterr().out == "an error []\n"
     assert "on_commit" not in config.client
     assert {"stats_cb", "error_cb", "throttle_cb"} <= config.client.keys()
     assert client_config(HERE | {"on_commit": None}).on_commit is None
@@ -345,7 +349,8 @@ def test_an_admin_client_gets_connection_settings_alone(monkeypatch: pytest.Monk
     }
     called = {"stats_cb": print, "error_cb": print, "statistics.interval.ms": 1_000, "transactional.id": "t"}
     config = client_config(connecting | CONSUMERS_OWN | called | {"group.id": "g"})
-    assert config.admin == connecting
+    assert config.admin["oauth_cb"]("") == token("")
+    assert config.admin | {"oauth_cb": token} == connecting
 
     said: list[logging.LogRecord] = []
     logger = logging.getLogger("tests.kafka.admin")

@@ -178,7 +178,6 @@ def test_wrong_credentials_are_named_and_not_shown(guarded: KafkaServer) -> None
         ({"sasl.pasword": PASSWORD}, 'No such configuration property: "sasl.pasword"'),
         ({"security.protocol": "SSL", "ssl.key.pem": PASSWORD}, "ssl.key.pem"),
         ({"security.protocol": "SSL", "ssl.key.location": f"/{PASSWORD}"}, "ssl.key.location"),
-        ({"error_cb": PASSWORD}, "error_cb"),
         ({"fetch.min.bytes": "many"}, "fetch.min.bytes"),
     ],
 )

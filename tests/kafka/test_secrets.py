@@ -97,7 +97,6 @@ def test_other_settings_are_shown() -> None:
         {"sasl.pasword": PASSWORD},
         {"ssl.key.password": 5.5},
         {"sasl.mechanism": PASSWORD, "security.protocol": "SASL_SSL"},
-        {"error_cb": PASSWORD},
     ],
     ids=lambda more: "+".join(more) or "none",
 )

@@ -27,6 +27,7 @@ from lanes.line_limit import OutageLog
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.source import Assigned, Delivered, Outage, SourceEvent
 from lanes_kafka.bridge import Answer, Bridge
+from lanes_kafka.callbacks import CallbackError
 from lanes_kafka.client.commits import Commit, Commits, TopicIdCheck, metadata_room
 from lanes_kafka.client.group import Group
 from lanes_kafka.client.growth import GrowthWatch, OnGrowth
@@ -213,9 +214,10 @@ class ClientThread:
                 else:
                     self._rebuild(self._rebuild_in)
         except BaseException as error:
-            # A callback of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
+            # A function of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
             failure = fatal_error(f"{self.name}: the client's thread failed", error, self.config.client)
-            self._opened.fail(error if isinstance(error, Exception) else failure)
+            by_callback = isinstance(error, CallbackError)
+            self._opened.fail(error if isinstance(error, Exception) and not by_callback else failure)
             if hasattr(self, "_group"):
                 self._group.lose_all("the client's thread has failed")
             self._fail(failure)

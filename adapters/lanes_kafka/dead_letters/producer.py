@@ -19,10 +19,11 @@ from lanes.arguments import shown_value
 from lanes.clock import monotonic
 from lanes.errors import ConfigError, SourceError
 from lanes_kafka.bridge import Answer, Bridge
+from lanes_kafka.callbacks import CallbackError, named_callbacks
 from lanes_kafka.client_log import ClientLog
 from lanes_kafka.config import UserSettings, check_addresses, connects
 from lanes_kafka.dead_letters.wire import Record
-from lanes_kafka.errors import ErrorLog, settings_error
+from lanes_kafka.errors import ErrorLog, exception_text, settings_error
 
 log = logging.getLogger("lanes.kafka")
 
@@ -87,7 +88,7 @@ def safe_settings(config: Mapping[str, Any], safe: Mapping[str, Any], what: str)
     """
     whole = UserSettings(config)
     check_addresses(whole)
-    given = {name: value for name, value in whole.client.items() if connects(name)}
+    given = named_callbacks({name: value for name, value in whole.client.items() if connects(name)})
     if str(given.get("enable.idempotence", True)).lower() not in ("true", "t", "1"):
         raise ConfigError(
             f"enable.idempotence={shown_value(given['enable.idempotence'])}: retries could write {what} twice or "
@@ -168,8 +169,7 @@ class ConfirmedProducer:
             The result of the function.
 
         Raises:
-            SourceError: The producer is not open, or a callback of the settings raised an error, for example
-                ``SystemExit``, that is not an ``Exception``.
+            SourceError: The producer is not open, or a callback of the settings raised an error.
             Exception: An exception of ``function``, unchanged.
         """
         self._check_open()
@@ -178,10 +178,14 @@ class ConfirmedProducer:
         def job() -> None:
             try:
                 outcome.give(function(lambda: not outcome.given_up))
+            except CallbackError as error:
+                failure = SourceError(f"{self._name}: {exception_text(error, self.settings)}; correct {error.name}")
+                failure.__cause__ = error.raised
+                outcome.fail(failure)
             except Exception as error:
                 outcome.fail(error)
             except BaseException as error:
-                # A callback of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
+                # A function of the user may raise SystemExit. Uncaught, SystemExit would end the thread silently.
                 failure = SourceError(
                     f"{self._name}: a callback of the settings raised {type(error).__name__}; correct the callback"
                 )
@@ -308,12 +312,9 @@ class ConfirmedProducer:
                 if job is None:
                     break
                 job()
-            except BaseException:
-                # A callback of the user, such as oauth_cb, raised an error.
-                log.exception(
-                    "%s: a callback of the settings, such as oauth_cb, raised an error; correct the callback",
-                    self._name,
-                )
+            except BaseException as error:
+                callback = error.name if isinstance(error, CallbackError) else "a callback of the settings"
+                log.exception("%s: %s raised an error; correct the callback", self._name, callback)
         self._producer = None
         self._client_log.end()
         self._ended.give(None)
