@@ -1,4 +1,7 @@
-"""The commands of JetStream: ``lanes cohort`` shows and drains members, ``lanes doctor jetstream`` checks a server."""
+"""The commands for JetStream.
+
+``lanes cohort`` shows and drains members, and ``lanes doctor jetstream`` checks a server.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from lanes_jetstream.wire.connection import Connection
 from lanes_jetstream.wire.stream import check_name, read_stream, similar_stream
 
 _WIDE: Final = 200
-"""Width of the output in characters, if the output is no terminal."""
+"""Width of the output in characters, if the output is not a terminal."""
 
 Stream = Annotated[str, typer.Option(help="Stream of the cohort.", metavar="NAME", show_default=False)]
 Member = Annotated[
@@ -102,7 +105,7 @@ def drain(member: Member, stream: Stream, server: Server, namespace: Namespace =
 
 @cohort.command()
 def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
-    """Withdraw a drain, so that partitions return to the member."""
+    """Withdraw a drain, so that the member receives partitions again."""
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)
@@ -137,7 +140,7 @@ def _run(server: str, stream: str, namespace: str, work: Work) -> None:
 async def _only_one(connection: Connection, stream: str) -> str:
     found = await read_namespaces(connection, stream)
     if not found:
-        # Raises an error if there is no such stream.
+        # The call raises an error if the stream does not exist.
         await read_stream(connection, stream, option="--stream")
         raise ConfigError(
             f"stream {stream!a} has no cohort; start a member, or correct --stream and "

@@ -17,11 +17,11 @@ from lanes_jetstream.wire.stream import StreamState, read_stream
 _DAY: Final = 86_400.0
 
 _NEARLY_FULL: Final = 0.9
-"""Share of a limit of the account from which the doctor warns."""
+"""Used share of an account's limit at which the doctor warns."""
 
 
 async def examine(server: str, stream: str, durable: str, dead_letters: str) -> list[Check]:
-    """Check the server and, where they are named, a stream, a durable and a subject for dead letters.
+    """Check the server. Also check a stream, a durable and a subject for dead letters, if the arguments name them.
 
     If no connection is possible, no later check runs.
 
@@ -225,7 +225,7 @@ def _limits(state: StreamState) -> list[Check]:
 
 
 def _failed(name: str, error: Exception, remedy: str) -> Check:
-    """Return a failed check. The text of an error of ``lanes`` has its own remedy."""
+    """Return a failed check. If the error is an error of ``lanes``, its text already contains the remedy."""
     text, _, own = str(error).partition("; ")
     known = own if isinstance(error, ConfigError) or own else ""
     return Check(name, False, text, known or remedy)

@@ -22,7 +22,7 @@ KEY: Final = "Lanes-Key"
 """Header with the key of an output, as UTF-8."""
 
 _OWN: Final = frozenset({_ID.lower(), KEY.lower()})
-"""Headers that the publisher sets, in lower case. They replace the headers that a handler passes on."""
+"""Headers that the publisher sets, in lower case. These headers replace headers of the handler with the same name."""
 
 _PERMANENT: Final = frozenset(
     {
@@ -41,21 +41,22 @@ _PERMANENT: Final = frozenset(
 class JetStreamPublisher:
     """Publishes outputs to subjects that streams capture. The target of an output is a subject.
 
-    ``Nats-Msg-Id`` has 32 hex digits of blake3. They name the service, the origin and the number of the output, and its
-    target, key, headers and value. The stream therefore drops a repeated output within its duplicate
-    window. Two services that write to one target do not collide, because their names differ.
+    The header ``Nats-Msg-Id`` is a blake3 hash of 32 hex digits. The hash covers the name of the service, the origin
+    and the number of the output, and its target, key, headers and value. The stream therefore drops a repeated output
+    within its duplicate window. Outputs of two services never have the same id, because the names of the services
+    differ.
 
-    A key must be UTF-8, and becomes the header ``Lanes-Key``, which a consumer reads with
-    ``key=lanes_jetstream.header("Lanes-Key")``. JetStream has neither repeated headers nor records without a value, so
-    such an output fails for good.
+    A key must be UTF-8. The publisher writes the key to the header ``Lanes-Key``, which a consumer reads with
+    ``key=lanes_jetstream.header("Lanes-Key")``. JetStream supports neither repeated headers nor messages without a
+    value, so such an output fails permanently.
 
     Needs asyncio.
 
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context. The object
             never closes a client of the caller.
-        name: Name of the consumer, the same in all its processes, and unlike the name of any other consumer. Two
-            consumers of one stream need different names, because equal outputs of equal names have one id.
+        name: Name of the consumer, the same in all its processes. Each other consumer needs another name, because equal
+            outputs of two consumers with one name have the same id.
 
     Raises:
         ConfigError: ``server`` is no NATS connection, or ``name`` is empty or no text.
@@ -131,7 +132,8 @@ class JetStreamPublisher:
 
     def _headers(self, output: Output) -> dict[str, str]:
         headers: dict[str, str] = {}
-        # A handler may pass on the headers of its message, whose id and key are not those of the output.
+        # A handler may copy the headers of its message. The id and the key in these headers do not belong to the
+        # output.
         pairs = [pair for pair in (*output.headers, *output.trace) if pair[0].lower() not in _OWN]
         if output.key is not None:
             pairs.append((KEY, output.key))

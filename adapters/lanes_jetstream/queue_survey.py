@@ -1,4 +1,4 @@
-"""The facts of a partitioned queue in a stream, and the addition and removal of its subjects. All calls block.
+"""Reads the facts of a partitioned queue from a stream, and adds and removes its subjects. All calls block.
 
 ``lanes queue`` makes ``StreamQueues`` by ``queue_broker``; see ``lanes.cli.queue.QueueBroker``.
 """
@@ -55,11 +55,11 @@ def queue_broker(queue: PartitionedQueue, server: str, stream: str) -> StreamQue
 
 
 class StreamQueues:
-    """A client of a server for requests about a stream's physical queues, and for changes of the stream's subjects.
+    """A client that asks a server about a stream's physical queues, and changes the stream's subjects.
 
-    A group is a cohort, named by its namespace, or the durables of all partitions, named by the durable of partition 0.
-    Other consumers may also deliver messages of a physical queue. The survey counts only the unfinished messages of
-    other consumers, because these consumers have no number of partitions.
+    A group is a cohort, or the durables of all partitions. The group has the name of the cohort's namespace, or of the
+    durable of partition 0. Other consumers may also deliver messages of a physical queue. For other consumers, the
+    survey reports only unfinished messages, because they have no number of partitions.
 
     Args:
         server: URL of a server.
@@ -83,10 +83,10 @@ class StreamQueues:
         self._runner = asyncio.Runner()
 
     def names(self) -> Sequence[str]:
-        """Ask for the subjects that the stream stores.
+        """Return the beginnings of the subjects that the stream stores.
 
         Returns:
-            The beginnings of the subjects.
+            The beginnings, each of which may be the name of a physical queue.
 
         Raises:
             ConfigError: The stream does not exist.
@@ -99,8 +99,8 @@ class StreamQueues:
 
         Args:
             names: Names of the physical queues, beginning with partition 0.
-            named: Groups that count in each physical queue, even without a consumer. A group with a missing durable has
-                finished no message of this queue. Empty = the groups of the first physical queue.
+            named: Groups to report for each physical queue, even groups without a consumer. A group without a durable
+                has finished no message of this queue. Empty = the groups of the first physical queue.
 
         Returns:
             The facts.
@@ -201,7 +201,10 @@ class StreamQueues:
         return queue_names(PartitionedQueue(self._queue), intake.patterns.get(self._stream, ()))
 
     async def _survey(self, names: Sequence[str], named: Sequence[str] | None) -> Survey:
-        """Ask for the facts; see ``survey``. With ``named=None``, a group counts only where it has a consumer."""
+        """Ask for the facts; see ``survey``.
+
+        With ``named=None``, report a group only for queues where it has a consumer.
+        """
         intake = Intake.of((await self._info())["config"])
         check_apart(self._queue, names, self._stream, intake)
         consumers = await read_pages(self._connection.api, f"CONSUMER.LIST.{self._stream}", "consumers")
@@ -220,13 +223,13 @@ class StreamQueues:
                 ends[name] = max(ends[name], int((consumer.get("delivered") or {}).get("stream_seq") or 0))
                 found = _merged(found, fact.unfinished, fact.readers)
             number = self._number(name)
-            # An owner without room has no open pull request.
+            # An owner may have no open pull request, because it has no room.
             found = _merged(found, {}, {each: 1 for each, cohort in cohorts.items() if number in cohort.leased})
             for consumer in consumers:
                 left = await self._left(consumer, name, messages)
                 if left is not None:
                     found = _merged(found, {str(consumer.get("name")): left}, {})
-            # A group of the whole queue without a consumer here has finished nothing.
+            # A group without a consumer for this physical queue has finished none of its messages.
             absent = {group: messages for group in everywhere if group not in found.unfinished}
             facts[name] = _merged(found, absent, {}) if found.size else found
         stored = {each: cohort.partitions for each, cohort in cohorts.items() if cohort.partitions}
@@ -255,9 +258,9 @@ class StreamQueues:
         return found
 
     async def _left(self, consumer: Mapping[str, Any], name: str, messages: int) -> int | None:
-        """Return the number of messages of a physical queue that a consumer of further subjects may have to finish.
+        """Return the number of unfinished messages of a physical queue, for a consumer with further subjects.
 
-        The result is None if the consumer delivers no message of the physical queue, or only its messages.
+        The result is None if the consumer delivers no message of the physical queue, or no other message.
         """
         config = consumer.get("config") or {}
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
@@ -286,7 +289,7 @@ class StreamQueues:
             try:
                 config = await view.config()
             except ConfigError:
-                # A bucket without settings: its members are gone, and its next member decides.
+                # The bucket has no settings, because its members have left. The next member writes the settings.
                 found[namespace] = _Cohort(view, 0, frozenset())
                 continue
             if config.choice == "queue" and divides(config.detail, self._queue):
@@ -307,7 +310,7 @@ class StreamQueues:
         present = list(config.get("subjects") or ())
         removed = [each for each in present if any(each == name or each.startswith(f"{name}.") for name in names)]
         await self._update({**config, "subjects": [each for each in present if each not in removed]})
-        # No message arrives from now on, so a message that arrived after the check is seen here.
+        # The stream no longer stores these subjects, so this count includes each message that arrived after the check.
         late = {
             name: number
             for name, fact in (await self._survey(names, None)).facts.items()

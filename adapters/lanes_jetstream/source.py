@@ -1,4 +1,4 @@
-"""The public JetStream source: one durable consumer, or a member of a cohort."""
+"""The public JetStream source, which reads one durable consumer or is a member of a cohort."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class JetStreamSource:
     - a durable that the source creates or modifies: also ``$JS.API.CONSUMER.CREATE.<stream>.<durable>`` and
       ``$JS.API.CONSUMER.RESET.<stream>.<durable>``
     - cohort: ``$JS.API.>``, ``$JS.ACK.<stream>.>`` and ``$KV.<bucket>.>``; the bucket is ``lanes_<stream>_<namespace>``
-      unless the namespace has an underscore
+      if the namespace has no underscore
 
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context. The source
@@ -72,16 +72,16 @@ class JetStreamSource:
         durable: Name of the durable consumer. Pass either ``durable`` or ``cohort``.
         cohort: The cohort, or its name for a cohort with default settings.
         key: Source of the partition key: ``subject_token(n)``, ``header(name)``, ``whole_subject``, or a function of
-            the client's message; None = no keys and no order. If the function raises or returns an invalid key, the
-            engine does not call the handler, and the poison policy decides about the message. Unless ``shared`` is
-            True, the source refuses a ``subject_token`` that is the same literal in all subjects, or the partition
+            the client's message; None = no keys and no order. If the function raises an error or returns an invalid
+            key, the engine does not call the handler, and applies the poison policy to the message. Without ``shared``,
+            the source refuses a ``subject_token`` whose token is the same literal in all subjects, or the partition
             number of a transform.
         filter_subject: Subject filter of a new consumer; None = all subjects. The source refuses a filter that matches
             no subject and no message of the stream.
         queue: A partitioned queue in the stream; None = no queue. Partition n has the subjects ``NAME`` and ``NAME.>``,
             where ``NAME`` is ``queue.names[n]``. With ``durable``, partition 0 has the durable of this name, and
             partition n has the durable ``DURABLE__pn``. In a cohort, each partition of the queue is one cohort
-            partition. The queue replaces ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the
+            partition. With a queue, leave out ``filter_subject``, ``shared``, and ``partitions`` and ``create`` of the
             cohort.
         ack_wait: Seconds until the server redelivers an unacknowledged message, 1 or more, for a new consumer; None =
             30 s, or 300 s in a cohort.
@@ -89,31 +89,31 @@ class JetStreamSource:
             to each partition.
         start: First message of a new consumer: ``"beginning"``, ``"next"``, a stream sequence from 1, or an aware
             ``datetime``.
-        takeover: Method to deliver unacknowledged messages of an earlier process before new messages. ``"auto"`` resets
-            a consumer that ``lanes`` created, or briefly shrinks its ack_wait and removes its BackOff. ``"modify"``
-            also resets or changes a consumer that another program created. ``"hold-back"`` sends no request for one
-            ack_wait and one second, and needs no permission to change the consumer. With ``"auto"`` on a consumer of
-            another program, and without a permission to change the consumer, the source uses ``"hold-back"``. The log
-            names the method.
+        takeover: Method by which unacknowledged messages of an earlier process arrive before new messages. ``"auto"``
+            resets a consumer that ``lanes`` created, or briefly shrinks its ack_wait and removes its BackOff.
+            ``"modify"`` also resets or changes a consumer that another program created. ``"hold-back"`` sends no
+            request for one ack_wait and one second, and needs no permission to change the consumer. The source uses
+            ``"hold-back"`` if it may not change the consumer, and for ``"auto"`` with a consumer of another program.
+            The log names the method.
         acks: Mode of waiting for confirmations of acknowledgements. ``"fire-and-forget"`` never waits. ``"confirmed"``
             waits for the server at each settlement. ``"confirmed-at-drain"`` waits at each release until the server has
-            acted on the last acknowledgement. If the stream or the consumer has only one copy on disk, a release waits
-            up to 0.25 s more, until the server has written the acknowledgement. In all modes, a killed server that has
-            the only copy can lose the acknowledgements of its last 0.1 s.
+            processed the last acknowledgement. If the stream or the consumer has only one copy on disk, a release waits
+            up to 0.25 s more, until the server has written the acknowledgement. In all modes, a server with the only
+            copy can lose the acknowledgements of the last 0.1 s when it is killed.
         out_of_range: Policy if the stream dropped messages before their delivery, by a purge or its limits. ``"fail"``
-            stops the source, and ``"earliest"`` continues with the remaining messages. The source does not
-            check streams that drop single messages by design (one message a subject, rollups, per-message TTL). For a
-            filtered consumer and for a cohort, the source detects only drops during the run. If messages between
+            stops the source, and ``"earliest"`` continues with the remaining messages. The source does not check a
+            stream that drops single messages by design (one message for each subject, rollups, a TTL for each message).
+            For a filtered consumer and for a cohort, the source detects only drops during the run. If messages between
             remaining messages are missing, a cohort warns and continues.
         shared: Whether other processes pull the same durable. True needs ``Settings(order="none")``, because several
             processes cannot keep an order. A shared durable has no takeover. With False, a start waits 2 s for another
-            process to stop, and raises an error if that process continues. The start waits up to 31 s if that process
-            does not answer. Another process that pulls during the run stops the source.
+            process to stop, and raises an error if that process continues. If that process does not answer, the start
+            waits up to 31 s. If another process pulls during the run, the source stops.
         start_timeout: Seconds, 0 or more, for the leaders of the stream and the consumer to answer at the start. During
             the run the source waits for the leaders without limit.
 
     Raises:
-        ConfigError: An argument is invalid, or the arguments exclude each other.
+        ConfigError: An argument is invalid, or two arguments exclude each other.
     """
 
     needs_asyncio: Final = True
@@ -246,7 +246,8 @@ class JetStreamSource:
     def checkpoint_within(self, seconds: float) -> None:
         """Set the time within which a member of a cohort stores a finished message. The call does not block.
 
-        Does nothing on a durable, which stores each acknowledgement; see ``lanes.source.Checkpointing``.
+        For a durable the call does nothing, because the durable stores each acknowledgement; see
+        ``lanes.source.Checkpointing``.
 
         Args:
             seconds: The time, 0 or more. Call the method before ``open``.
@@ -320,7 +321,7 @@ class JetStreamSource:
         """Return the traits that the arguments decide; see ``lanes.source.Declaring.declared``.
 
         Returns:
-            The traits, without the traits that the stream and the consumer decide.
+            The traits, except those that depend on the stream and the consumer.
         """
         return self._source.declared()
 
@@ -350,7 +351,8 @@ class JetStreamSource:
     def outage(self) -> Outage | None:
         """Return the time since a server answered; see ``lanes.source.Connected``.
 
-        The source asks for the state of the consumer every 2 s. A member of a cohort renews its leases instead.
+        With a durable, the source requests the state of the consumer every 2 s. A member of a cohort renews its leases
+        instead.
 
         Returns:
             The outage, with the last error of the client; None while a server answers.
@@ -371,9 +373,8 @@ class JetStreamSource:
     def stranded(self) -> Sequence[Stranded]:
         """Return the physical queues whose messages no consumer reads; see ``lanes.source.Stranding.stranded``.
 
-        The source checks every 5 s for messages in subjects of the computed names up to twice the number of partitions.
-        The source also checks names of a former, larger number, if the durable or the cohort has consumers for these
-        names.
+        Every 5 s the source checks subjects with names of the queue, up to twice the number of partitions. The source
+        also checks names of a former, larger number, if the durable or the cohort has consumers for these names.
 
         Returns:
             The physical queues; always empty without ``queue``.
@@ -384,7 +385,7 @@ class JetStreamSource:
         """Return the text of the alarm about stranded messages; see ``lanes.source.Reporting.findings``.
 
         Returns:
-            The text, or nothing.
+            The text; empty = no stranded messages.
         """
         return () if isinstance(self._source, DurableSource) else self._source.queue_watch.findings()
 
@@ -395,8 +396,8 @@ class JetStreamSource:
             destination: Stream and subject of the dead letters.
 
         Returns:
-            True if the consumer would deliver the dead letters. The result is also False for a filtered consumer of a
-            stream that transforms subjects.
+            True if the consumer would deliver the dead letters. For a filtered consumer of a stream that transforms
+            subjects, the result is False.
         """
         return destination.system == "nats" and self._source.reads(destination)
 

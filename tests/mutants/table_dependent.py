@@ -155,7 +155,8 @@ _JETSTREAM: Final = (
     _jetstream(
         "js_confirmed_by_nobody",
         "wire.acks",
-        "            # No server responds: the consumer was deleted, or has no leader now.\n            return\n",
+        "            # No server responds, because the consumer was deleted or has no leader at present.\n"
+        "            return\n",
         "            pass\n",
         "an acknowledgement that no server has read counts as confirmed",
         "ConfirmedIsRead",

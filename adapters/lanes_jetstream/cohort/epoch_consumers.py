@@ -35,14 +35,14 @@ LEASE: Final = "lanes-lease"
 """Metadata of a durable: the lease time in seconds of the member that created it."""
 
 MARKED: Final = "_lanes.cohort.mark"
-"""Filter subject of a cohort's mark, without the namespace at its end. The filter subjects of partitions contain a
-number as one token. The mark contains no number. No message matches the filters of both a mark and a durable, so a work
-queue accepts both.
+"""Filter subject of a cohort's mark, without the namespace at its end. The filter subject of a partition has a number
+as one token, and the filter subject of a mark has no number. No message matches both filters, so a work queue accepts a
+mark beside the durables.
 """
 
 DEFAULT_ACK_WAIT: Final = 300.0
-"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. Expired leases, not this time, move
-partitions."""
+"""Default of ``ack_wait`` in seconds, longer than a pause between two keep-alives. The expiry of a lease moves a
+partition, and ack_wait has no effect on it."""
 
 _TRIES: Final = 3
 
@@ -74,7 +74,7 @@ class EpochName(NamedTuple):
 
     @classmethod
     def parse(cls, namespace: str, durable: object) -> EpochName | None:
-        """Parse a name of ``durable``; None = ``durable`` cannot have made the name."""
+        """Parse a name that ``durable`` made; None = the name has another form."""
         if not isinstance(durable, str) or not durable.startswith(namespace):
             return None
         match = _NAME.fullmatch(durable, len(namespace))
@@ -93,12 +93,13 @@ class JetStreamEpochConsumers:
         connection: Connection to the server.
         stream: Name of the stream.
         namespace: Namespace of the cohort.
-        incarnation: Creation time of the stream. A changed creation time of the stream during the run raises an error.
+        incarnation: Creation time of the stream. If the stream has another creation time during the run, the object
+            raises an error.
         filters: Function that returns the filter subjects of a cohort partition.
         highest: Function that returns the highest sequence read by this process. If the stream ends below this
             sequence, the object raises an error.
-        check: Function that raises ``ConfigError`` if the stream's configuration does not fit. The object calls it
-            after each read of the stream.
+        check: Function that raises ``ConfigError`` if the stream's configuration does not fit. The object calls the
+            function after each read of the stream.
         lease: Lease time of this member in seconds, which its durables record; 0 = unknown.
         ack_wait: Seconds until the server redelivers a message, 1 or more.
         max_ack_pending: Limit of unacknowledged messages of each durable, 1 or more.
@@ -152,8 +153,8 @@ class JetStreamEpochConsumers:
                     break  # The durable was deleted, or its creation is not complete. List again.
                 described = _described(partition, epoch, sub, info)
                 if described.floor > self._last and described.floor > beyond:
-                    # The message is newer than the listing. If the next listing ends below the message too, the stream
-                    # lost its last messages.
+                    # The message is newer than the listing. If the next listing also ends below the message, the stream
+                    # has lost its last messages.
                     beyond = described.floor
                     break
                 consumers.append(described)
@@ -204,7 +205,7 @@ class JetStreamEpochConsumers:
     def check_end(self, highest: int) -> None:
         """Raise ``SourceError`` if the stream ended below ``highest`` at its last read.
 
-        The server would then reuse sequences, and new messages would count as finished messages.
+        The server then reuses sequences, and the source would treat new messages as finished.
 
         Args:
             highest: Highest sequence that this process has read.
@@ -303,7 +304,7 @@ class JetStreamEpochConsumers:
             raise self._refused(name, error) from None
 
     async def _find(self, request: Literal["INFO", "DELETE"], name: str) -> dict[str, Any] | None:
-        """Send a request about one durable. Returns None for a missing durable."""
+        """Send a request about one durable; None = the durable does not exist."""
         try:
             return await self._api(f"CONSUMER.{request}.{self.stream}.{name}")
         except ApiError as error:
@@ -316,12 +317,12 @@ class JetStreamEpochConsumers:
         if self._coming is None:
             self._coming = asyncio.create_task(self._read_names())
             self._coming.add_done_callback(retrieve)
-        # The listing is shielded, because a cancelled waiter must not end it for other waiters.
+        # Shield the listing, because a cancelled waiter must not end the listing for other waiters.
         return await asyncio.shield(self._coming)
 
     async def _read_names(self) -> tuple[list[EpochName], int]:
         async with self._reading:
-            # A later caller may need newer state than this listing sees.
+            # A later caller may need a newer state than this listing returns.
             self._coming = None
             return await self._read_pages()
 
@@ -343,7 +344,8 @@ class JetStreamEpochConsumers:
         return sorted(set(names)), _milliseconds(info.get("ts"))
 
     async def _stream_info(self) -> dict[str, Any]:
-        # Read the highest sequence before the request, because the answer may lack messages that arrive meanwhile.
+        # Read the highest sequence before the request, because the answer may not include messages that arrive
+        # meanwhile.
         highest = self.highest()
         with self.connection.api_errors(f"stream {self.stream!r}"):
             info = await self._api(f"STREAM.INFO.{self.stream}")

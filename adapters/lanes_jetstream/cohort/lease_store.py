@@ -1,8 +1,8 @@
-"""The lease store of a cohort in a KV bucket: compare-and-set by revision, expiry by message TTL, fenced writes.
+"""Stores the leases of a cohort in a KV bucket. Writes compare the revision, and entries expire by a message TTL.
 
-A bucket is a stream with one message for each key, and a revision is the sequence of the message. Reads and writes are
-raw requests that the stream's leader answers. The KV class of the client sets no TTL on an update. Replicas may answer
-the reads of the client's KV. A change that ``watch`` reports is only a hint.
+A bucket is a stream with one message for each key, and a revision is the sequence of the message. The store sends raw
+requests, which only the stream's leader answers. The client's KV class sets no TTL on an update, and replicas may
+answer its reads. A change that ``watch`` reports is only a hint.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lanes_jetstream.wire.stream import START_PATIENCE, find_or_create
 log = logging.getLogger("lanes.jetstream")
 
 TIMEOUT: Final = 1.5
-"""Seconds allowed for one request. The result of a request without an answer in this time is unknown."""
+"""Seconds allowed for one request. After this time the result of the request is unknown."""
 
 MARKER_SECONDS: Final = 60
 """Seconds for which the server keeps the marker of an expired key."""
@@ -67,7 +67,7 @@ def namespace_of(bucket: str, stream: str) -> str | None:
 
 
 class _NobodyThere(UnknownResult):
-    """Error of a request that had no effect, because no server has read the request."""
+    """Error: no server has read the request, so the request has no effect."""
 
 
 class JetStreamLeaseStore:
@@ -116,9 +116,9 @@ class JetStreamLeaseStore:
             return await self._find_or_make(START_PATIENCE)
 
     async def watch(self, patterns: Sequence[str], changed: Callable[[str], None]) -> None:
-        """Call ``changed`` with each key of these patterns when a client writes the key.
+        """Call ``changed`` with the key whenever a client writes a key of these patterns.
 
-        A call is only a hint, and the store may miss changes. The subscription ends with the connection, or with
+        A call is only a hint, because the store may miss changes. The subscription ends with the connection, or with
         ``aclose``.
         """
 
@@ -205,7 +205,7 @@ class JetStreamLeaseStore:
     # --- requests
 
     async def _put(self, key: str, value: bytes, headers: dict[str, str]) -> int:
-        # An account or a domain with an API prefix reaches its buckets by the same prefix.
+        # A client that uses an API prefix, for an account or a domain, reaches the buckets by the same prefix.
         prefix = "" if self._connection.api_subject("") == "$JS.API." else self._connection.api_subject("")
         try:
             answer = await self._ask(prefix + self._subject(key), value, f"write of {key!r}", headers)
@@ -245,7 +245,7 @@ class JetStreamLeaseStore:
         return headers
 
     async def _ask(self, subject: str, body: bytes, what: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
-        """Send one request before the timeout; never send a late request.
+        """Send one request, never after the timeout, and wait for the answer.
 
         Raises ``ApiError`` for a refusal, ``UnknownResult`` without an answer, ``_NobodyThere`` without a server, and
         ``SourceError`` for a missing permission or a closed connection.
@@ -286,12 +286,12 @@ class JetStreamLeaseStore:
                 f"bucket {self._bucket!r}: the read of {key!r} has a malformed answer ({type(error).__name__}); check "
                 "that the server is a nats-server"
             ) from None
-        # The entry is a client's deletion of the key, or the server's marker of an expired key.
+        # The entry records a client's deletion of the key, or the server's expiry of the key.
         gone = b"\r\nKV-Operation:" in headers or b"\r\nNats-Marker-Reason:" in headers
         return Entry(None if gone else value, revision)
 
     async def _keys(self, prefix: str) -> list[str]:
-        """List the keys with a prefix, deleted and expired keys included."""
+        """List the keys with a prefix, including deleted and expired keys."""
         subject, what = self._connection.api_subject(f"STREAM.INFO.{self._stream}"), f"list of {prefix!r}"
 
         async def ask(subject: str, request: dict[str, object]) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class JetStreamLeaseStore:
 
     def _refused(self, what: str, error: ApiError) -> UnknownResult | SourceError:
         text = f"bucket {self._bucket!r}: {what} is refused ({error})"
-        # These codes report temporary trouble of the server, such as a missing leader.
+        # These codes report a temporary fault of the server, such as a missing leader.
         return UnknownResult(text) if error.code in (408, 500, 503) else SourceError(text)
 
     # --- the bucket itself
@@ -337,7 +337,8 @@ class JetStreamLeaseStore:
                 )
         except (ApiError, NoAnswer) as error:
             failed = self._failed(error)
-            # JetStream answered at the start, so a missing responder means a server that restarts or is cut off.
+            # JetStream answered at the start. A missing responder therefore means that the server restarts or is
+            # unreachable.
             if failed.retryable or isinstance(error, NoJetStream):
                 raise UnknownResult(str(failed)) from None
             raise failed from None

@@ -1,4 +1,4 @@
-"""One ownership of a cohort partition: its pull requests, and the backlog of its durable."""
+"""The pull requests and the backlog of one owned cohort partition."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ class PulledPartition(OwnedPartition):
             self.pulls = None
 
     def take(self, key: KeyFunction | None, watch: KeyWatch | None, limit: int | None = None) -> Delivered | None:
-        """Return the arrived messages as one run. The call adds redeliveries of finished messages to ``again``.
+        """Return the arrived messages as one event. The call adds redeliveries of finished messages to ``again``.
 
-        The run ends before the first gap in the delivery numbers, and the gap interrupts the pull requests.
+        The event ends before the first gap in the delivery numbers. A gap interrupts the pull requests.
 
         Args:
             key: The key function; None = no keys.
@@ -67,7 +67,7 @@ class PulledPartition(OwnedPartition):
             limit: Maximum number of messages to take; None = all arrived messages.
 
         Returns:
-            The run; None = no unfinished message arrived.
+            The event; None = no unfinished message arrived.
 
         Raises:
             SourceError: The consumer is permanently unusable, or a key occurs in two partitions.
@@ -95,7 +95,7 @@ class PulledPartition(OwnedPartition):
             size += message.size
         caught_up = pulls.caught_up and not pulls.arrived
         if pulls.last_delivery >= self.expected and caught_up and pulls.interruption is None:
-            # The last delivery never arrived, and perhaps no later delivery shows the loss.
+            # The last delivery has not arrived, and no later delivery may show the loss.
             self.missing = pulls.last_delivery - self.expected + 1
             pulls.interrupt("gap", f"delivery {pulls.last_delivery} missing")
         if last:
@@ -111,7 +111,7 @@ class PulledPartition(OwnedPartition):
     def lag(self) -> int | None:
         """Number of unfinished messages, including undelivered messages; None = unknown."""
         if self.pulls is not None and self.pulls.caught_up:
-            # Messages that arrived for a paused partition are not in the ledger yet.
+            # The ledger does not contain arrived messages of a paused partition yet.
             return len(self.ledger) + len(self.pulls.arrived)
         return None if self.backlog.left is None else len(self.ledger) + self.backlog.left
 
@@ -165,7 +165,7 @@ class Backlog:
             left: Number of undelivered messages after the delivery.
             highest: Highest sequence that the source has read.
         """
-        # For an equal or lower number, an answer of the durable is newer.
+        # With an equal or lower number, the last answer about the durable is newer than this delivery.
         if self.left is None or delivery > self.delivery:
             self.delivery, self.left = delivery, left
         if self._base is None or delivery > self._base[0]:
@@ -175,8 +175,8 @@ class Backlog:
     def asked(self, delivery: int, left: int, highest: int) -> None:
         """Record the server's answer about the durable.
 
-        A durable with several copies may report too few messages, until all copies know the last delivery. An answer
-        therefore proves a removal only after a second answer with the same delivery number.
+        A durable with several copies may report too few messages until all copies know the last delivery. A removal is
+        therefore certain only after two answers with the same delivery number.
 
         Args:
             delivery: Delivery number of the last delivery.

@@ -1,8 +1,8 @@
-"""The partitioning of a stream by the server's ``partition()`` over subject tokens.
+"""Reads and checks how the server's ``partition()`` divides a stream by subject tokens.
 
-A user or ``lanes`` creates the stream with a transform, or creates a stream that sources another stream through a
-transform. ``lanes`` never changes the transform of an existing stream. The member always reads the partitioning from
-the server, because the server decides the partition of each message.
+The stream has a transform with ``partition()``, or sources another stream through such a transform. A user or ``lanes``
+creates the stream. ``lanes`` never changes the transform of an existing stream. The member always reads the
+partitioning from the server, because the server decides the partition of each message.
 
 A cohort over a partitioned queue needs no partitioning by the server: each physical queue is one cohort partition.
 """
@@ -32,14 +32,14 @@ MANAGED: Final = "lanes-cohort-stream"
 
 DEFAULT_PARTITIONS: Final = 64
 MOST_PARTITIONS: Final = 256
-"""Recommended maximum number of partitions: 256 consumers have half the throughput of 64."""
+"""Recommended maximum number of partitions. With 256 consumers the throughput is half the throughput with 64."""
 
 KEYS_WATCHED: Final = 100_000
 """Number of keys whose partition a ``KeyWatch`` remembers, in about 10 MB of memory."""
 
 
 def partition_of(tokens: Iterable[str], partitions: int) -> int:
-    """Compute the partition that the server's ``partition()`` selects: FNV-1a with 32 bits over the joined tokens."""
+    """Compute the partition that the server's ``partition()`` selects, by the 32-bit FNV-1a hash of the tokens."""
     value = 0x811C9DC5
     for byte in "".join(tokens).encode():
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
@@ -92,7 +92,7 @@ class Partitioning:
 
     @property
     def detail(self) -> str:
-        """The rules as text. This text must not change while the cohort exists."""
+        """The rules as text. Members compare this text, so it must not change while the cohort exists."""
         return "; ".join(f"{rule.source} -> {rule.destination}" for rule in self.rules)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
@@ -103,7 +103,7 @@ class Partitioning:
             refines: Whether the user promises that each key occurs in one partition only.
 
         Returns:
-            Whether the member must check the key of each message, because only the user's promise limits a key to one
+            Whether the member must check the key of each message, because only the user's promise keeps a key in one
             partition.
 
         Raises:
@@ -153,7 +153,8 @@ class Partitioning:
             )
         missing = sorted(set(rule.hashed) - found)
         if missing:
-            # A key without any hashed token is another token than the user meant, such as that of the partition.
+            # A key without any hashed token is probably a mistake of the user, such as the token with the partition
+            # number.
             some = len(missing) < len(set(rule.hashed))
             remedy = "add these tokens to the key" if some else f"use {SubjectTokens(rule.hashed)!r}"
             raise ConfigError(
@@ -167,7 +168,7 @@ class Partitioning:
 class QueuePartitioning:
     """The partitioning of a stream by the subjects of a partitioned queue; see ``Partitioning``.
 
-    The producers choose the partition of each message, by the key that they route with.
+    The producers choose the partition of each message by the routing key.
     """
 
     queue: PartitionedQueue
@@ -185,7 +186,10 @@ class QueuePartitioning:
 
     @property
     def detail(self) -> str:
-        """The queue as text, which ``divides`` reads. The text must not change while the cohort exists."""
+        """The queue as text, which ``divides`` reads.
+
+        Members compare this text, so it must not change while the cohort exists.
+        """
         return repr(self.queue)
 
     def check_key(self, key: KeyFunction | None, *, refines: bool) -> bool:
@@ -199,7 +203,7 @@ class QueuePartitioning:
 
 
 def divides(detail: str, queue: str) -> bool:
-    """Return whether the text of a partitioning, or a text that begins with it, belongs to the queue with this name."""
+    """Return whether ``detail`` begins with the text of a partitioning by the queue of this name."""
     return detail.startswith((f"PartitionedQueue({queue!r}, ", f"PartitionedQueue.of({queue!r}, "))
 
 
@@ -217,7 +221,7 @@ def _changed(stream: str) -> str:
 
 
 def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
-    """Read the partitioning from a stream's configuration. Raises ``ConfigError`` for a missing or invalid one."""
+    """Read the partitioning from a stream's configuration. Raises ``ConfigError`` if it is missing or invalid."""
     origins = config.get("sources") or ([config["mirror"]] if config.get("mirror") else [])
     own = config.get("subject_transform")
     if origins and own:
@@ -300,14 +304,14 @@ def _read_rule(stream: str, source: str, destination: str) -> Rule:
 
 
 class KeyWatch:
-    """Checks, for up to ``limit`` keys, that each key arrives in only one partition of this process.
+    """Checks that each key arrives in only one partition of this process. The check stores up to ``limit`` keys.
 
-    Above ``limit`` keys, the check warns once, and discards the oldest key for each new key. The check receives keys of
-    another member only after their partition has moved to this process.
+    Above ``limit`` keys, the check warns once, and discards the oldest key for each new key. The check sees no keys of
+    another member's partitions until these partitions move to this process.
     """
 
     def __init__(self, limit: int = KEYS_WATCHED) -> None:
-        # The watch keeps 64-bit hashes, because a key may be long. A collision among 100,000 keys is very unlikely.
+        # Store a 64-bit hash of each key, because a key may be long. A collision among 100,000 keys is very unlikely.
         self._partitions: dict[int, int] = {}
         self._limit = limit
         self._forgets = False

@@ -1,7 +1,7 @@
-"""The pull requests of many consumers over one inbox, with one subscription for all cohort partitions.
+"""Shares one inbox among the pull requests of all cohort partitions, with one subscription.
 
-A status arrives at the reply subject of its pull request. A message arrives with the stream's subject, and the reply
-subject of the message names the consumer.
+A status has the reply subject of its pull request. A message has its subject in the stream, and the reply subject of
+the message names the consumer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Inbox:
         client: The connected client.
 
     Attributes:
-        wake: Event that the inbox sets when a status arrives, or the first message of a consumer after a ``take``.
+        wake: Event that the inbox sets when a status arrives, and when the first message of a consumer after a ``take``
+            arrives.
         subject: Prefix of the subjects of all statuses.
     """
 
@@ -64,14 +65,14 @@ class Inbox:
             del self._by_consumer[pulls.consumer]
 
     def _receive(self, message: Msg) -> None:
-        # Runs for every message. `PulledPartition.take` does the work for many messages at once.
+        # This code runs for every message. `PulledPartition.take` does the other work for many messages at once.
         if message.subject.startswith(self.subject):
             pulls = self._by_subject.get(message.subject.rpartition(".")[0])
             if pulls is not None:
                 pulls.on_status(message)
             return
         tokens = message.reply.split(".")
-        # The long form has a domain and an account in front, see `sequences`. Other subjects match no consumer.
+        # The long form begins with a domain and an account; see `sequences`. Other subjects match no consumer.
         place = 3 if len(tokens) == 9 else 5
         pulls = self._by_consumer.get(tokens[place]) if len(tokens) > place else None
         if pulls is not None:
@@ -89,9 +90,9 @@ class ConsumerPulls(PullRequests):
         name: Name of the source, for errors.
 
     Attributes:
-        last_delivery: Delivery number in the server's last report about the idle consumer; 0 = no report yet.
-        confirmation: Subject for the confirmations of acknowledgements. At the same subject, the server reports that no
-            server reads the acknowledgements.
+        last_delivery: Delivery number in the last heartbeat of the server; 0 = no heartbeat yet.
+        confirmation: Subject for the confirmations of acknowledgements. The server also reports here that no server
+            reads the acknowledgements.
     """
 
     def __init__(self, inbox: Inbox, connection: Connection, stream: str, consumer: str, name: str) -> None:

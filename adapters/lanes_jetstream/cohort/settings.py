@@ -1,4 +1,4 @@
-"""Settings of a cohort: the settings of one member, and the stream that a member creates."""
+"""The settings of a member of a cohort, and the settings of a stream that the member creates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 @names_unknown_options("CohortStream")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CohortStream:
-    """The stream that a member creates for a cohort if no stream of the name exists.
+    """The stream that a member creates for a cohort if no stream with the name exists.
 
     The first token of the stored subject is the partition. Handlers and ``key=`` see the stored subject. For example,
     the stream stores ``orders.42.paid`` of partition 17 as ``17.orders.42.paid``, so ``subject_token(2)`` is ``42``.
@@ -30,9 +30,9 @@ class CohortStream:
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
         tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each selected token must be a
-            ``*``. Without indices, the whole subject selects the partition. A ``subject`` that ends with ``>`` then
-            needs nats-server 2.12 or newer.
-        origin: Name of an existing stream that the new stream sources. With None, clients publish to the new stream.
+            ``*``. None = the whole subject selects the partition. A ``subject`` that ends with ``>`` then needs
+            nats-server 2.12 or newer.
+        origin: Name of an existing stream that the new stream sources; None = clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.
         replicas: Number of copies, 1 to 5.
         storage: Storage of the stream, ``"file"`` or ``"memory"``.
@@ -89,7 +89,7 @@ class CohortStream:
         parts = self.subject.split(".")
         stars = [place for place, part in enumerate(parts) if part == "*"]
         wildcards = {place: number for number, place in enumerate(stars, 1)}
-        # Hash the whole subject if its length varies; otherwise its wildcards identify it.
+        # Hash the whole subject if its length varies. Otherwise the texts of the wildcards identify the subject.
         hashed = [] if self.tokens is None and parts[-1] == ">" else stars if self.tokens is None else self.tokens
         stored = [f"{{{{wildcard({wildcards[n]})}}}}" if n in wildcards else part for n, part in enumerate(parts)]
         arguments = ",".join(map(str, [partitions, *(wildcards[place] for place in hashed)]))
@@ -125,28 +125,29 @@ class Cohort:
     """An exclusive cohort: each cohort partition of the stream has one owner among its members at a time.
 
     Attributes:
-        name: Name of the cohort, equal at all members. With None the member joins the existing cohort of the stream and
-            the namespace under any name, or creates a cohort ``"default"``.
-        member: Id of this process, unique in the cohort; None = host name and process id. A process that returns after
-            a kill with the same id waits until its earlier lease has expired.
-        namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Cohorts in different namespaces
-            each read all messages.
+        name: Name of the cohort, the same for all members; None = the member joins the cohort of the namespace, or
+            creates a cohort ``"default"``.
+        member: Id of this process, unique in the cohort; None = host name and process id. If a process was killed and
+            starts again with the same id, it waits until its earlier lease has expired.
+        namespace: Namespace of the cohort. Each namespace of a stream has one cohort. Each of these cohorts reads all
+            messages.
         partitions: Number of cohort partitions, 1 or more; None = 64 for a new stream, and the number of an existing
             stream. More than 256 partitions need ``many_partitions=True``.
-        many_partitions: Permits more than 256 partitions.
-        create: The stream that the member creates if no stream of the name exists; None = the stream must exist.
+        many_partitions: Whether more than 256 partitions are permitted.
+        create: The stream that the member creates if no stream with the name exists; None = the stream must exist.
         key_refines_partition: Promise that each key of a header or function ``key=`` occurs in one partition only. Each
-            process stores 100,000 keys, and stops if a stored key arrives in another partition. Above that number, the
+            process stores 100,000 keys, and stops if a stored key arrives in another partition. Above 100,000 keys, the
             process warns once, and discards the oldest keys. The check does not find a key that two members receive.
-        lease: Whole seconds, 3 or more, after which other members receive the partitions of a dead member.
+        lease: Lease time in whole seconds, 3 or more. After this time, other members receive the partitions of a dead
+            member.
         weight: Share of the partitions relative to the other members, 1 or more.
         active_members: Number of members that share the partitions, 1 or more; None = all members. Further members
             are standbys.
         consumer_target: Largest number of partitions that this member prefers to own, 1 or more; None =
-            ``default_consumer_target``. The target is advice: every partition has an owner. A member owns more
-            partitions than its target if the other members cannot take them.
+            ``default_consumer_target``. Every partition needs an owner. A member therefore exceeds its target if the
+            other members cannot take more partitions.
         default_consumer_target: Target of each member without its own ``consumer_target``, 1 or more; None = no target.
-            The value of the member that joined last applies.
+            The cohort uses the value of the member that joined last.
         drain_within: Seconds after which the drain of a moving partition is overdue, more than 0.
         overdue: Reaction to an overdue drain. ``"keep"`` warns, and the next owner waits. ``"force"`` cancels the
             running handlers, stores the finished messages, and moves the partition.

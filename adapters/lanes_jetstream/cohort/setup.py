@@ -1,4 +1,4 @@
-"""Finds or creates a cohort's stream and bucket, and checks the facts that must never change."""
+"""Finds or creates the stream and the bucket of a cohort, and checks the facts that must never change."""
 
 from __future__ import annotations
 
@@ -158,7 +158,8 @@ async def _find_queue(
 ) -> tuple[QueuePartitioning, Mapping[str, Any]]:
     """Find the stream of a queue.
 
-    The function checks that the stream stores each physical queue, and that keys may differ in each queue.
+    The function checks that the stream stores each physical queue, and that no physical queue has the same key for all
+    messages.
     """
     info = await connection.find(f"STREAM.INFO.{stream}", codes.STREAM_NOT_FOUND)
     if info is None:
@@ -213,7 +214,7 @@ async def _check_first_message(
     request = {"seq": int(state["first_seq"])}
     answer = await connection.find(f"STREAM.MSG.GET.{stream}", *codes.MESSAGE_NOT_FOUND, request=request)
     if answer is None:
-        return  # The message was removed in the meantime.
+        return  # Another client has removed the message meanwhile.
     tokens = str(answer["message"]["subject"]).split(".")
     places = {rule.partition_token for rule in partitioning.rules}
     found = [number(tokens[place], digits=10) for place in places if place < len(tokens)]
@@ -233,7 +234,7 @@ async def _first_sequence(connection: Connection, stream: str, start: Start, inf
         return int(info["state"]["last_seq"]) + 1
     if isinstance(start, int):
         return start
-    # A temporary consumer finds the sequence for the time.
+    # Create a temporary consumer, which reports the first sequence at or after the time.
     config = {**start_fields(start), "ack_policy": "none", "inactive_threshold": 1_000_000_000, "mem_storage": True}
     answer = await connection.api(f"CONSUMER.CREATE.{stream}", {"stream_name": stream, "config": config})
     await connection.api(f"CONSUMER.DELETE.{stream}.{answer['name']}")

@@ -1,9 +1,9 @@
-"""A member of an exclusive cohort as a source: each owned cohort partition has its own durable.
+"""The source that reads as a member of an exclusive cohort. Each owned cohort partition has its own durable.
 
 ``lanes.cohort.membership`` acquires and gives up partitions, and ``lanes.cohort.owned`` reports these changes as source
-events. This module pulls and acknowledges the messages of owned partitions. After each interruption (a reconnect, a
-missing delivery, an unanswered pull) a takeover replaces the consumer of the partition by a new consumer, which
-delivers in order.
+events. This module pulls and acknowledges the messages of owned partitions. An interruption is a reconnect, a missing
+delivery or an unanswered pull request. After an interruption, a takeover replaces the consumer of the partition by a
+new consumer, which delivers in order.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ _CONFIRM: Final = 0.5
 """Seconds between two acknowledgements of a partition that request a confirmation, to detect a deleted consumer."""
 
 _FLUSH: Final = 1.0
-"""Seconds that a release waits until the server has read the acknowledgements. The ledger reports finished messages
-without a read acknowledgement to the next owner."""
+"""Seconds that a release waits until the server has read the acknowledgements. The lease tells the next owner about
+finished messages whose acknowledgement the server has not read."""
 
 _LEAVING: Final = 4.0
 """Seconds that a leaving member has for its last requests."""
 
 _JOINING: Final = 10.0
-"""Seconds, in addition to one lease time, within which a member must have joined."""
+"""Seconds, in addition to one lease time, within which a member must join."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -232,8 +232,8 @@ class CohortSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Acknowledge messages of owned partitions; see ``lanes.source.Source.settle``.
 
-        The call sends nothing for a partition that the member no longer owns. Without a connection the call sends
-        nothing, and the member acknowledges the messages at their redelivery.
+        The call sends no acknowledgement for a partition that the member no longer owns. Without a connection the call
+        sends nothing, and the member acknowledges the messages at their redelivery.
         """
         client, now = self.connection.client, monotonic()
         tokens: list[str] = []
@@ -263,16 +263,15 @@ class CohortSource:
     async def release(self, partition: Partition) -> None:
         """Store the finished messages of a drained partition, and release its lease.
 
-        A call after a cancelled call continues the release. If a handler of the partition still runs, the call returns
-        without a release of the lease, which then expires.
+        A call after a cancelled call continues the release. If a handler of the partition still runs, the call does not
+        release the lease, which then expires.
         """
         await self._partitions.release(partition, self._flush)
 
     async def aclose(self) -> None:
         """Leave the cohort, and close a connection that the source opened. Idempotent.
 
-        If a partition has messages that are neither settled nor released, the member does not leave, and its leases
-        expire.
+        If a partition is not released and has unsettled messages, the member does not leave, and its leases expire.
         """
         try:
             await self._opened.aclose()
@@ -331,7 +330,7 @@ class CohortSource:
             await self.connection.flush(_FLUSH)
 
     async def _close(self, close: Callable[[], Awaitable[None]]) -> None:
-        # The caller's client may be closed or disconnected, and then the subscription has ended.
+        # If the caller has closed or disconnected its client, the subscription has already ended.
         with suppress(nats.errors.Error, OSError):
             await close()
 
@@ -343,7 +342,7 @@ class CohortSource:
                 async with asyncio.timeout(_LEAVING):
                     await self._leave(running)
         finally:
-            # Cancel in any case, because the task would otherwise renew its leases for ever.
+            # Cancel the task in any case, because it would otherwise renew its leases forever.
             running.cancel()
         await asyncio.wait([running])
 
@@ -404,7 +403,7 @@ class CohortSource:
         if interruption is None or not self.connection.client.is_connected:
             return
         if interruption.kind == "unanswered":
-            # The consumer has no leader now, or was deleted. The watch asks the server.
+            # The consumer has no leader at present, or a client has deleted it. The watch asks the server.
             owned.rest()
             self._cohort_watch.resolve(owned, pulls.consumer)
             return
@@ -412,10 +411,10 @@ class CohortSource:
         self._partitions.take_over(owned)
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """Return the arrived messages of partitions that are not paused, within the room for messages.
+        """Return the arrived messages of unpaused partitions, at most as many as fit into ``room``.
 
-        Messages of a paused partition use no room. When the partition delivers again, messages that exceed the room
-        wait for the next call. This method never suspends, so a cancelled ``receive`` loses no message.
+        Messages of a paused partition use no room. When the partition is no longer paused, messages that exceed the
+        room wait for the next call. This method does not suspend, so a cancelled ``receive`` loses no message.
         """
         events: list[SourceEvent] = []
         left = max(0, room.messages)
@@ -431,7 +430,7 @@ class CohortSource:
         """Acknowledge finished messages that the server redelivered, for owned partitions only."""
         client = self.connection.client
         for owned in list(self._partitions.by_number.values()):
-            # Check the ownership each time, because sending for the previous partition may have taken long.
+            # Check the ownership each time, because the acknowledgements of the previous partition may have taken long.
             if owned.again and client.is_connected and self._partitions.leased(owned.partition) is not None:
                 tokens, owned.again = owned.again, []
                 await send_all(client, tokens, ACK)
@@ -452,8 +451,8 @@ class CohortSource:
 
 
 def _named(cohort: Cohort) -> str:
-    """Return the name of a cohort for log lines and metrics. Without a name, a namespace identifies its cohort."""
+    """Return the name of a cohort for log lines and metrics. Without a name, the namespace identifies the cohort."""
     if cohort.name is None:
         return cohort.namespace
-    # Cohorts in two namespaces of a stream may have one name.
+    # Cohorts in two namespaces of a stream may have the same name.
     return cohort.name if cohort.namespace == _DEFAULT_NAMESPACE else f"{cohort.namespace}/{cohort.name}"

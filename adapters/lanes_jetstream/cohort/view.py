@@ -1,4 +1,4 @@
-"""An operator's access to a cohort: reads of its bucket and its durables, and writes of drain requests."""
+"""Gives an operator access to a cohort: reads its bucket and its durables, and writes drain requests."""
 
 from __future__ import annotations
 
@@ -122,11 +122,10 @@ class CohortStatus:
         cohort: Name of the cohort.
         generation: Number of the plan; 0 = no plan.
         active_members: Number of members that share the partitions; None = all members.
-        too_few_members: Whether the number of live members that do not drain is below ``active_members``, by the
-            current plan.
+        too_few_members: Whether the current plan has fewer than ``active_members`` live members that do not drain.
         under_provisioned: Whether the current plan gives a member more partitions than its target.
-        plan_rules: Version of the current plan's rules, which every live member knows; None = no plan. Version 0
-            ignores targets.
+        plan_rules: Version of the rules that made the current plan; None = no plan. Every live member knows these
+            rules. Version 0 ignores targets.
         members: Members, by name.
         partitions: Cohort partitions, by number.
     """
@@ -158,7 +157,7 @@ class CohortView:
 
     Call ``check`` first, because a read creates a missing bucket. Needs asyncio.
 
-    A call raises ``SourceError`` if the server does not answer or the bucket has a malformed record. ``check``,
+    Each call raises ``SourceError`` if the server does not answer or the bucket has a malformed record. ``check``,
     ``config`` and ``status`` raise ``ConfigError`` if the cohort does not exist.
 
     Args:
@@ -230,7 +229,10 @@ class CohortView:
         return found
 
     async def status(self) -> CohortStatus:
-        """Read the status of the cohort. The call reads the parts in sequence, and therefore returns no snapshot."""
+        """Read the status of the cohort.
+
+        The call reads the parts one after another, so the parts may be of different times.
+        """
         config, plan, durables = await self.config(), await self.plan(), await self.durables()
         heartbeats, leases, drains = await self.heartbeats(), await self.leases(), await self.drains()
         owners = plan.owners if plan is not None and len(plan.owners) == config.partitions else ()
@@ -333,8 +335,8 @@ class CohortView:
         if await self.heartbeats():
             return False
         with _answered():
-            # The plan is deleted before the settings. If the call is interrupted, the settings show the next call that
-            # there is something to delete.
+            # Delete the plan before the settings. After an interrupted call, the next call finds the settings and
+            # continues.
             for key in (PLAN_KEY, CONFIG_KEY):
                 entry = await self._store.read(key)
                 if entry.value is None:
@@ -348,7 +350,10 @@ class CohortView:
     # --- inside
 
     async def _wish(self, key: str, value: bytes, *, ttl: float | None = None) -> bool:
-        """Write or clear a drain request. Returns False without a needed change, or after another client's change."""
+        """Write or clear a drain request.
+
+        Returns False if no change is needed, or if another client made a change meanwhile.
+        """
         with _answered():
             entry = await self._store.read(key)
             if bool(entry.value) == bool(value):
@@ -377,14 +382,14 @@ class CohortView:
             raise SourceError(f"bucket {self._bucket!r}: {error}") from None
 
     async def _age(self, subject: str, sequence: int) -> float | None:
-        """Compute the age in seconds of the first message of a subject from a sequence on; None = no such message."""
+        """Return the age in seconds of the first message of a subject from a sequence on; None = no such message."""
         answer = await self._api(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         if answer is None:
             return None
         return max(0.0, time.time() - unix_seconds((answer.get("message") or {}).get("time")))
 
     async def _api(self, subject: str, request: Mapping[str, object]) -> dict[str, Any] | None:
-        """Send one request. Returns None for a message that does not exist."""
+        """Send one request; None = the requested message does not exist."""
         with self._connection.api_errors(f"stream {self._stream!r}"):
             try:
                 return await self._connection.find(subject, *codes.MESSAGE_NOT_FOUND, request=request)
@@ -397,7 +402,7 @@ class CohortView:
 
 
 async def read_namespaces(connection: Connection, stream: str) -> list[str]:
-    """Find the namespaces of a stream that have a cohort, by the names of the buckets.
+    """Find the namespaces of a stream that have a cohort. The names of the buckets contain the namespaces.
 
     Raises ``SourceError`` if the server does not answer.
     """

@@ -1,6 +1,6 @@
-"""Checks a member's durables every few seconds, for faults that no message shows.
+"""Checks a member's durables every few seconds for faults that no delivery shows.
 
-The checks find messages dropped before their delivery, and deleted durables.
+The checks find messages that the stream dropped before their delivery, and deleted durables.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
 
 _WANTED_FOR: Final = 5.0
-"""Seconds after a call of ``retention_of`` in which the checks read the limits of the stream."""
+"""Seconds after a call of ``retention_of`` during which the checks read the limits of the stream."""
 
 _RETRY_DELAY: Final = 0.25
 """Seconds between two requests to a durable without a leader."""
@@ -48,7 +48,7 @@ class CohortWatch:
         partitions: Partitions that the member owns.
         out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
         wake: Function that wakes the source, so that the source raises ``failure``.
-        failure: The reason why the source cannot continue; None = the source can continue.
+        failure: Error that stops the source; None = no such error.
     """
 
     connection: Connection
@@ -85,7 +85,7 @@ class CohortWatch:
         return self._retention.of(message)
 
     def resolve(self, owned: PulledPartition, consumer: str) -> None:
-        """Give up or take over a partition whose consumer no server answers for. The call does not block."""
+        """Release or take over a partition if no server answers for its consumer. The call does not block."""
         self._spawn(self._resolve(owned, consumer))
 
     # --- dropped messages
@@ -104,7 +104,7 @@ class CohortWatch:
             try:
                 await self._check_partition(owned)
             except ApiError as error:
-                # This durable was deleted or has no leader. Continue with the other durables.
+                # A client has deleted this durable, or the durable has no leader. Continue with the other durables.
                 log.debug("%s: partition %d not checked: %s", self.name, owned.number, error)
         if monotonic() - self._retention_asked < _WANTED_FOR:
             state = await read_stream(self.connection, self.stream)
@@ -114,13 +114,13 @@ class CohortWatch:
             await self._check_dropped(missed)
 
     async def _check_partition(self, owned: PulledPartition) -> None:
-        """Ask the server for a durable's backlog if no delivery reports the backlog."""
+        """Ask the server for a durable's backlog if no recent delivery has reported the backlog."""
         pulls, backlog = owned.pulls, owned.backlog
         if pulls is None:
             return
         known = pulls.consumer, backlog.delivery
         before, self._seen[owned.number] = self._seen.get(owned.number), known
-        # A durable with an empty backlog and an open request would have delivered new messages.
+        # A durable with an open request delivers new messages at once, so an empty backlog needs no check.
         if before != known or (backlog.left == 0 and pulls.reserved and not backlog.doubted):
             return
         highest = owned.ledger.highest

@@ -1,4 +1,4 @@
-"""The operator's access to a dead-letter subject: the box lists, finds, republishes and deletes dead letters."""
+"""Lists, finds, republishes and deletes the dead letters of a subject, for an operator."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from lanes_jetstream.wire.subjects import matches
 from lanes_jetstream.wire.transforms import Transform, may_make, origins_of, own_transform, published_subject
 
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s*>.\x00-\x1f\x7f]+(?:\.[^\s*>.\x00-\x1f\x7f]+)*")
-"""Subjects of user messages: no wildcards, and no subject of the server (API, buckets, object stores)."""
+"""Pattern of subjects for user messages. It excludes wildcards, and subjects of the server (API, buckets, object
+stores)."""
 
 _STREAM: Final = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 """Names of streams."""
 
 _NAMED_SUBJECTS: Final = 5
-"""Maximum number of subjects with messages that a text names."""
+"""Maximum number of subjects with messages that ``why_empty`` names."""
 
 _SYSTEM: Final = "nats"
 """``SourceTraits.system`` of the sources of this package."""
@@ -35,7 +36,7 @@ _SYSTEM: Final = "nats"
 _VERSION: Final = b"NATS/1.0"
 
 _COPIED_FROM: Final = "Nats-Stream-Source"
-"""Header that the server adds to a copied message: stream, sequence, filter, destination, former subject."""
+"""Header that the server adds to a copied message, with stream, sequence, filter, destination and former subject."""
 
 _SUBJECT_AT: Final = 4
 """Index of the subject in the header of a copied message."""
@@ -74,8 +75,8 @@ def _stored(raw: object) -> _Stored:
 class JetStreamDeadLetterBox:
     """The dead letters that ``JetStreamDeadLetters`` wrote to a subject; see ``lanes.dead_letters.box.DeadLetterBox``.
 
-    ``dispose`` deletes every copy of a dead letter from the stream, without a record of the deletion. The box reads
-    message by message through the stream's API, and creates no consumer. Needs asyncio.
+    ``dispose`` deletes every copy of a dead letter from the stream, and writes no record of the deletion. The box reads
+    each message by one request to the stream's API, and creates no consumer. Needs asyncio.
 
     Args:
         server: URL of a server (several with commas), a connected nats client, or its JetStream context.
@@ -83,8 +84,8 @@ class JetStreamDeadLetterBox:
 
     Attributes:
         other_messages: Number of messages read by this box that are not dead letters.
-        remembers: Whether the latest ``find`` could distinguish disposed dead letters from unknown ids, which requires
-            a stream without a lost message.
+        remembers: Whether the latest ``find`` could distinguish disposed dead letters from unknown ids. The box can
+            distinguish them only while the stream has lost no message.
     """
 
     def __init__(self, server: Server, subject: str) -> None:
@@ -165,7 +166,7 @@ class JetStreamDeadLetterBox:
                     f"{how} dead letter {parked.dead_letter.id} is not deleted", error
                 ) from None
             except ApiError as error:
-                # The server has several error codes for a message that another client has deleted.
+                # If another client has deleted the message, the server may answer with one of several error codes.
                 if await self._get({"seq": sequence}) is not None:
                     raise SourceError(
                         f"{how} dead letter {parked.dead_letter.id} cannot be deleted from {self._stream} sequence "
@@ -176,10 +177,10 @@ class JetStreamDeadLetterBox:
     async def publish(self, parked: StoredDeadLetter) -> str:
         """See ``lanes.dead_letters.box.DeadLetterBox.publish``.
 
-        The header ``Nats-Msg-Id`` has the value ``<id>-replayed``.
+        The published message has the header ``Nats-Msg-Id`` with the value ``<id>-replayed``.
 
-        The call undoes the transforms of the original stream and of the streams that it copies, so that the message has
-        the subject of its first publication.
+        The call undoes the transforms of the original stream, and of the streams that the original stream copies. The
+        message therefore has the subject of its first publication.
         """
         letter = parked.dead_letter
         subject = await self._origin(letter)
@@ -199,8 +200,8 @@ class JetStreamDeadLetterBox:
         several subjects are possible.
 
         A dead letter has the stored subject, because its handler saw the stored subject. A stream with a transform
-        captures another subject, and would transform the stored subject a second time. A stream that copies another
-        stream captures nothing.
+        captures other subjects, and would transform the stored subject a second time. A stream that only copies another
+        stream captures no subject.
         """
         await self._check_origin(letter)
         lost: list[str] = []
@@ -208,7 +209,7 @@ class JetStreamDeadLetterBox:
         found = await self._published(letter.source, letter.subject, copied.split(), lost)
         if not found and not lost and await self._is_captured(letter.subject):
             found = [letter.subject]
-        # Any client may have written the record, and its subject could be a request to the server's API.
+        # Any client may have written the record, and the subject could be a request to the server's API.
         found = [subject for subject in dict.fromkeys(found) if _SUBJECT.fullmatch(subject)]
         if len(found) == 1:
             return found[0]
@@ -227,7 +228,7 @@ class JetStreamDeadLetterBox:
     async def _check_origin(self, letter: DeadLetter) -> None:
         """Raise ``SourceError`` if the original stream of a dead letter is not at this server."""
         check_origin(letter, (_SYSTEM,))
-        # The source of a partition of a partitioned queue is the name of the partition, not of its stream.
+        # For a message of a partitioned queue, the source is the name of the physical queue instead of the stream.
         if letter.system != _SYSTEM or not letter.incarnation or letter.queue is not None:
             return
         info = await self._info(letter.source)
@@ -247,7 +248,7 @@ class JetStreamDeadLetterBox:
         Args:
             stream: Name of the stream that stores the message.
             stored: Subject of the stored message.
-            copied: Words of the header in which the server names the copied stream and its subject; empty = no header.
+            copied: Words of the header that names the copied stream and the former subject; empty = no header.
             lost: List to which the call adds each reason why a subject is unknown.
             via: Streams that copy this stream, on the path to the dead letter.
         """
@@ -295,7 +296,7 @@ class JetStreamDeadLetterBox:
         return self._infos[stream]
 
     async def _complete(self) -> bool:
-        """Return whether the stream still has every message that it ever stored; False = no, or unknown."""
+        """Return whether the stream still has every message that it has stored; False = no, or unknown."""
         try:
             state = (await self._connection.api(f"STREAM.INFO.{self._stream}"))["state"]
             return bool(state["messages"] == state["last_seq"])

@@ -1,4 +1,4 @@
-"""The format of a dead letter in a stream: functions that write its headers and read its record."""
+"""Writes the headers of dead letters, and reads dead letters from messages of a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_dead_letter(message: Message) -> DeadLetter:
     changes the message. The record equals the written record, except for changes by the format, for example:
 
     - Control characters in values of original headers become blanks, and bytes outside UTF-8 become U+FFFD.
-    - Only the last of several original headers with one name remains.
+    - If several original headers have the same name, only the last header remains.
     - A record above the server's limit has no original headers, and may have a truncated body. The header
       ``Lanes-Truncated`` contains the original length of a truncated body in bytes.
 
@@ -59,7 +59,7 @@ def read_whole(message: Message) -> ReadDeadLetter:
 def dead_letter_headers(letter: DeadLetter, whole: int | None = None) -> dict[str, str]:
     """Return the headers of a dead letter. ``whole`` is the original length in bytes of a truncated value."""
     headers = {WIRE.kept_name(name): header_text(value) for name, value in letter.headers}
-    # Original headers of one name become one header, so their indices would be wrong.
+    # Original headers with the same name become one header, so their indices would be wrong.
     return headers | WIRE.fields(dataclasses.replace(letter, null_headers=()), whole)
 
 

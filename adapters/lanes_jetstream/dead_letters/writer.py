@@ -1,4 +1,7 @@
-"""Writes dead letters to a JetStream subject. The server confirms each dead letter before its message settles."""
+"""Writes dead letters to a JetStream subject.
+
+The server confirms a dead letter before the consumer settles its message.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ from lanes_jetstream.wire.connection import API_TIMEOUT, Connection, Server
 class JetStreamDeadLetters:
     """Publishes each dead letter to a subject that a stream captures.
 
-    The dead letter has the body and the headers of the original message. Headers named ``Lanes-…`` hold the origin and
-    the reason. The headers of the origin are Source, Partition, Position, Subject, Key, Epoch, System (kind of the
-    broker) and Incarnation (creation time of the stream). The headers of the reason are Attempts, Error, Error-Text and
-    Time (seconds since 1970). The writer percent-encodes Key, Error-Text, System and Incarnation. A message of a
-    partitioned queue also has Queue (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a
-    stored dead letter.
+    The dead letter has the body and the headers of the original message. Headers named ``Lanes-…`` contain the origin
+    and the reason. The origin is in Source, Partition, Position, Subject, Key, Epoch, System (kind of the broker) and
+    Incarnation (creation time of the stream). The reason is in Attempts, Error, Error-Text and Time (seconds since
+    1970). The writer percent-encodes Key, Error-Text, System and Incarnation. For a message of a partitioned queue, the
+    writer adds Queue (percent-encoded) and Queue-Partition. ``read_dead_letter`` reads the record of a stored dead
+    letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
-    of the stream. The writer stores an original header as ``Lanes-Origin-<name>``, percent-encoded, if the name of the
-    header starts with ``Nats-`` or ``Lanes-``, or if a client cannot send the header. An unchanged ``Nats-`` header
-    could alter the storage of the message.
+    of the stream. The writer renames an original header to ``Lanes-Origin-<name>`` and percent-encodes its value in two
+    cases: the name starts with ``Nats-`` or ``Lanes-``, or a client cannot send the header. An unchanged ``Nats-``
+    header could change how the server stores the message.
 
     Needs asyncio.
 

@@ -1,4 +1,4 @@
-"""Reads one durable pull consumer as a source, or one for each partition of a queue.
+"""The sources that read one durable pull consumer, or one durable for each partition of a queue.
 
 Reading order: ``source``, ``consumer``, ``presence``, ``pulls``, ``takeover``, ``watch``, ``queue``.
 """

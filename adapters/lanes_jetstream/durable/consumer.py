@@ -1,4 +1,4 @@
-"""The durable consumer of a source: creates a missing consumer, checks an existing consumer, and modifies timers.
+"""Creates or checks the durable consumer of a source, and changes its timers for takeovers.
 
 The module keeps a configuration as the JSON that the server sent. The client's own types drop unknown fields. An update
 with these types would therefore erase the fields on the server.
@@ -27,8 +27,8 @@ from lanes_jetstream.wire.subjects import matches
 log = logging.getLogger("lanes.jetstream")
 
 LEAST_ACK_WAIT: Final = 1.0
-"""The shortest permitted ack_wait in seconds. With a shorter ack_wait, most requests to the server would extend
-messages.
+"""The shortest permitted ack_wait in seconds. With a shorter ack_wait, the source would send mostly in-progress
+acknowledgements.
 """
 
 _SECOND: Final = 1_000_000_000
@@ -40,18 +40,19 @@ MANAGED: Final = "lanes-managed"
 """Metadata key of a consumer that ``lanes`` created and may therefore modify."""
 
 ORIGINAL_ACK_WAIT: Final = "lanes-original-ack-wait"
-"""Metadata key of the real ack_wait in nanoseconds, while ack_wait is shrunk. The next start restores it."""
+"""Metadata key of the original ack_wait in nanoseconds, while ack_wait is shrunk. The next start restores this
+value."""
 
 ORIGINAL_BACKOFF: Final = "lanes-original-backoff"
-"""Metadata key of the real BackOff, a JSON list of nanoseconds, during a shrunk ack_wait."""
+"""Metadata key of the original BackOff, a JSON list of nanoseconds, while ack_wait is shrunk."""
 
 SHRUNK_ACK_WAIT_NS: Final = 1_000_000
 
 SHRINK_SECONDS: Final = 0.4
-"""Seconds that ack_wait stays shrunk. The server checks the timers of the consumer 0.1 s after the change."""
+"""Seconds that ack_wait remains shrunk. The server checks the timers of the consumer 0.1 s after the change."""
 
 _POLL_INTERVAL: Final = 0.05
-"""Seconds between two checks that an update is in force."""
+"""Seconds between two checks whether the server has applied an update."""
 
 KEEPS_CREATED: Final = (2, 12)
 """The first nats-server whose consumers keep their creation time across a restart."""
@@ -81,10 +82,10 @@ class ConsumerState:
     """Progress of a consumer on the server.
 
     Attributes:
-        unacknowledged: Number of delivered and unacknowledged messages.
-        waiting_pulls: Number of open pull requests of all processes.
+        unacknowledged: Number of delivered and unacknowledged messages. waiting_pulls: Number of open pull requests
+            from all processes.
         highest: Highest delivered stream sequence.
-        deliveries: Number of deliveries, repeats included.
+        deliveries: Number of deliveries, including redeliveries.
         settled_above_floor: Whether acknowledged messages may exist above the lowest unacknowledged message.
         undelivered: Number of messages that the server has never delivered.
         paused: Whether an operator paused the consumer.
@@ -101,7 +102,7 @@ class ConsumerState:
 
 @dataclass(frozen=True)
 class ConsumerSnapshot:
-    """The configuration and state of a consumer, and the earlier state of its stream."""
+    """The configuration and state of a consumer, and the state of its stream, which the object reads first."""
 
     stream: StreamState
     config: Mapping[str, Any]
@@ -114,7 +115,7 @@ class ConsumerSnapshot:
 
 
 class DurableConsumer:
-    """One durable pull consumer. Every request to the server raises ``NoAnswer`` if the server does not answer in time.
+    """One durable pull consumer. Each request to the server raises ``NoAnswer`` if the server does not answer in time.
 
     Args:
         connection: Connection to the server.
@@ -273,14 +274,14 @@ class DurableConsumer:
         self._check_key(key, self.config)
 
     def _check_key(self, key: KeyFunction | None, config: Mapping[str, Any]) -> None:
-        """Raise ``ConfigError`` if all subjects of a consumer, or all of one partition, have the same key."""
+        """Raise ``ConfigError`` if all subjects of a consumer, or all subjects of one partition, have the same key."""
         intake, filters = self.stream_state.intake, _filters(config)
         made = intake.made(filters)
         check_no_partition_number(key, made, self.stream)
         check_varies(key, intake.within(filters), f"consumer {self}", made)
 
     def misfits(self, config: Mapping[str, Any]) -> str:
-        """Describe the faults of a configuration with their remedies. Returns an empty text if there is no fault."""
+        """Describe the faults of a configuration with their remedies; "" = no fault."""
         wrong: list[str] = []
         if config.get("deliver_subject"):
             wrong.append("it is a push consumer; use a pull consumer, on another durable")
@@ -326,24 +327,23 @@ class DurableConsumer:
     async def refresh(self) -> ConsumerState:
         """Read the configuration and the state again.
 
-        Raises ``ApiError`` for a refused request, and ``SourceError`` for a consumer that another program has created
-        again.
+        Raises ``ApiError`` for a refused request, and ``SourceError`` if another program has recreated the consumer.
         """
         self.config, state = await self._info()
         return state
 
     async def inspect(self, highest: int) -> ConsumerSnapshot:
         """Check the stream and read the consumer. Unlike ``refresh``, the call changes no attribute."""
-        # Read the stream first. A message that the stream has lost by then, and that the consumer has not delivered
-        # later, was never delivered.
+        # Read the stream before the consumer. If the stream has lost a message, and the consumer has not delivered this
+        # message later, then the message was never delivered.
         stream = await self.check_stream(highest)
         config, state = await self._info()
         return ConsumerSnapshot(stream, config, state)
 
     async def check_stream(self, highest: int) -> StreamState:
-        """Read the stream. Raise ``SourceError`` if the stream was deleted or replaced, or ends below ``highest``.
+        """Read the stream. Raises ``SourceError`` if the stream was deleted or replaced, or ends below ``highest``.
 
-        In such a stream, new messages would reuse read sequences, and would count as settled messages.
+        In such a stream, new messages would reuse sequences, and the source would treat these messages as settled.
         """
         try:
             state = await read_stream(self._connection, self.stream)
@@ -367,7 +367,7 @@ class DurableConsumer:
 
     @property
     def second_puller(self) -> str:
-        """The error text for another client, of this or another process, that pulls the consumer."""
+        """The error text if another client, of this or another process, pulls the consumer."""
         return (
             f"consumer {self} is pulled by another client, so no key's order can be kept; stop one of them, or let "
             "them share the stream: pass cohort=… in place of durable=… in each. (With a durable of its own, each "
@@ -394,8 +394,8 @@ class DurableConsumer:
         """Make the server queue all unacknowledged messages for redelivery, before any new message.
 
         The call briefly shrinks ack_wait, and removes a BackOff, which would replace ack_wait. The same update stores
-        the original values in the metadata. After a death of this process, the next start restores the consumer from
-        these values. A cancelled call still restores the original values.
+        the original values in the metadata. If this process dies, the next start restores the consumer from these
+        values. A cancelled call still restores the original values.
         """
         original = self._original
         metadata = {**(original.get("metadata") or {}), ORIGINAL_ACK_WAIT: str(original["ack_wait"])}
@@ -404,12 +404,13 @@ class DurableConsumer:
         shrunk = {**original, "ack_wait": SHRUNK_ACK_WAIT_NS, "metadata": metadata}
         shrunk.pop("backoff", None)
         try:
-            # Shielded: after a cancelled update it would be unknown whether ack_wait is shrunk.
+            # Shield the update, because after a cancelled update the state of ack_wait would be unknown.
             with anyio.CancelScope(shield=True):
                 await self._update(shrunk)
             await asyncio.sleep(SHRINK_SECONDS)
         finally:
-            # Shielded: a cancelled takeover must not leave ack_wait shrunk. The API timeout bounds the wait.
+            # Shield the restoration, because a cancelled takeover must not leave ack_wait shrunk. The API timeout
+            # bounds the wait.
             with anyio.CancelScope(shield=True):
                 await self.restore()
 
@@ -436,8 +437,8 @@ class DurableConsumer:
             waiting_pulls=int(info.get("num_waiting", 0)),
             highest=int(delivered.get("stream_seq", 0)),
             deliveries=deliveries,
-            # Each unacknowledged message counts as one delivery above the floor. Other deliveries were acknowledged or
-            # repeated.
+            # The server counts one delivery above the floor for each unacknowledged message. Other deliveries were
+            # acknowledged or repeated.
             settled_above_floor=deliveries - int(floor.get("consumer_seq", 0)) > count,
             undelivered=int(info.get("num_pending", 0)),
             paused=bool(info.get("paused", False)),
@@ -449,7 +450,7 @@ class DurableConsumer:
             f"CONSUMER.CREATE.{self.stream}.{self._name}",
             {"stream_name": self.stream, "config": config, "action": "update"},
         )
-        # Do not trust the answer: a server that has just restarted returns the configuration before the update.
+        # Do not trust the answer, because a server that has just restarted returns the configuration before the update.
         deadline = monotonic() + API_TIMEOUT
         while True:
             await self.refresh()
@@ -464,7 +465,7 @@ class DurableConsumer:
         wanted, intake = self._filter_subject, self.stream_state.intake
         if wanted is None or intake.may_store(wanted):
             return
-        # Messages remain after a change of the stream's subjects.
+        # The stream may contain messages of subjects that it no longer captures.
         info = await self._connection.api(f"STREAM.INFO.{self.stream}", {"subjects_filter": wanted})
         if info["state"].get("subjects"):
             return

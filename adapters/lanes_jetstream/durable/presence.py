@@ -1,14 +1,14 @@
-"""The detection of a second process on a durable, before the second process receives a message.
+"""Detects a second process on a durable before the second process receives a message.
 
-The server knows no owner of a consumer. A process without room has no open pull request that would reveal the process.
-Each process therefore answers requests on a subject of its durable:
+The server does not record an owner of a consumer. A process without room has no open pull request, so the server shows
+no sign of the process. Each process therefore answers requests on a subject of its durable:
 
 - A process that starts calls ``ask``. An answer means that another process consumes the durable.
-- If no process answers, the process announces itself. The process with the earlier announcement at the server refuses
-  the process with the later announcement.
+- If no process answers, the process announces itself. If two processes announce themselves, the process whose
+  announcement reached the server first refuses the other process.
 
-A process with a blocked loop or a lost machine does not answer. Without the permission to publish on the subject,
-``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
+A process does not answer while its event loop is blocked, or after the loss of its machine. Without the permission to
+publish on the subject, ``ask`` finds no process, and ``DurableWatch`` and ``Takeover`` detect the second process later.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lanes_jetstream.wire.subscription import UnboundedSubscription
 log = logging.getLogger("lanes.jetstream")
 
 _ASK_TIMEOUT: Final = 1.0
-"""Seconds to wait for an answer. A process with an unblocked loop answers within a round trip."""
+"""Seconds to wait for an answer. A process whose event loop is not blocked answers within a round trip."""
 
 
 class Presence:
@@ -43,7 +43,8 @@ class Presence:
         self._connection = connection
         self._refuse = refuse
         self._subscription = UnboundedSubscription(connection.client)
-        # An inbox needs no permission to subscribe. All processes of one application have the same prefix.
+        # Subscribing to an inbox needs no further permission. All processes of one application have the same inbox
+        # prefix.
         self._subject = f"{connection.client.new_inbox().rpartition('.')[0]}.lanes.{tokens}"
         self._name = uuid4().hex
         self._permitted = True
@@ -51,7 +52,7 @@ class Presence:
         self._refused: set[str] = set()
 
     async def ask(self) -> bool | None:
-        """Return whether another process of ``lanes`` consumes the durable; None = a process does not answer."""
+        """Return whether another process of ``lanes`` consumes the durable; None = that process does not answer."""
         try:
             answer = await self._connection.request(self._subject, f"ask {self._name}".encode(), _ASK_TIMEOUT)
         except TimeoutError:
@@ -60,9 +61,9 @@ class Presence:
             self._permitted = False
             return False
         except (nats.errors.Error, OSError):
-            # Mostly NoRespondersError: no process subscribes to the subject.
+            # The error is mostly ``NoRespondersError``, because no process subscribes to the subject.
             return False
-        # A stream that captures every subject answers too.
+        # If a stream captures every subject, the stream answers too.
         return bytes(answer.data).startswith(b"here ")
 
     async def announce(self) -> None:
@@ -82,8 +83,8 @@ class Presence:
         elif kind == "start" and rest == self._name:
             self._first = True
         elif kind == "start" and self._first:
-            # The server has processed this process's announcement earlier. A process that has received another
-            # announcement before its own announcement stays silent.
+            # The server has processed this process's announcement first. If a process receives another announcement
+            # before its own, the process stays silent.
             self._refused.add(rest)
             await self._publish(self._subject, f"refuse {rest} {self._name}")
         elif kind == "refuse":

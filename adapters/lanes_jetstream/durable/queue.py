@@ -1,4 +1,4 @@
-"""A partitioned queue in one stream as a source: each physical queue has a durable, and is one partition.
+"""The source that reads a partitioned queue in one stream. Each physical queue has a durable, and is one partition.
 
 The durables share one connection and the room of the consumer. A durable in a takeover, or without deliveries, does not
 stop the other durables.
@@ -34,16 +34,16 @@ _BUSY: Final = 1.0
 """Seconds after the last message for which a partition counts as busy."""
 
 _BUSY_EXPIRES: Final = 1.0
-"""Seconds until an unfilled request of a busy partition ends, which frees the room for another partition."""
+"""Seconds until an unfilled request of a busy partition ends. Another partition can then use the room."""
 
 
 def durable_name(durable: str, partition: int) -> str:
-    """Return the name of the durable of a partition; for partition 0, the name without a suffix."""
+    """Return the name of the durable of a partition. The durable of partition 0 has no suffix."""
     return f"{durable}__p{partition}" if partition else durable
 
 
 class QueuePart(DurableSource):
-    """One partition of a queue: a durable for which the source of the queue requests takeovers and messages."""
+    """The durable of one partition. ``QueueSource`` requests the takeovers and the messages of the durable."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,7 +73,7 @@ class QueuePart(DurableSource):
         return self._task is None and self._taken_over and not self._collected and not self.released
 
     async def check(self) -> None:
-        """Raise the error that must stop the source, if such an error exists."""
+        """Raise the error that stops the source, if the durable or its stream has such an error."""
         if self._watch.failure is not None or self._pulls.failure is not None:
             raise await self._failure()
         self._takeover.check_connection()
@@ -88,7 +88,7 @@ class QueuePart(DurableSource):
             self._task.add_done_callback(lambda _: self.wake.set())
 
     async def _take_over(self, room: Room) -> None:
-        # The list is emptied first, because after a cancellation the next takeover collects these messages again.
+        # Empty the list first. After a cancellation, the next takeover collects these messages again.
         self._taken_over = False
         self._expected = None
         self._collected.clear()
@@ -100,7 +100,7 @@ class QueuePart(DurableSource):
         self._taken_over = True
 
     def take(self, limit: int) -> Delivered | None:
-        """Return at most ``limit`` arrived messages as one run; None = no message has arrived."""
+        """Return at most ``limit`` arrived messages as one event; None = no message has arrived."""
         if limit <= 0 or self._task is not None:
             return None
         in_turn = not self._collected
@@ -117,7 +117,7 @@ class QueuePart(DurableSource):
         return event
 
     async def keep_alive(self) -> None:
-        """Tell the server that arrived messages, which wait for room, are in progress. Best effort."""
+        """Tell the server that the messages that wait for room are in progress. Best effort."""
         waiting = [raw.reply for raw in [*self._collected, *self._pulls.arrived]]
         now = monotonic()
         if waiting and now >= self._extend_at and self._task is None:
@@ -274,7 +274,7 @@ class QueueSource:
     # --- messages
 
     def _take_arrived(self, room: Room) -> list[SourceEvent]:
-        """Return the arrived messages of partitions that are not paused, within the room for messages.
+        """Return the arrived messages of unpaused partitions, at most as many as fit into ``room``.
 
         Successive calls begin with different partitions. The method does not suspend, so a cancelled ``receive`` loses
         no message.
@@ -291,12 +291,12 @@ class QueueSource:
     async def _pull(self, room: Room) -> None:
         """Request messages within the room, plus one message for each partition.
 
-        The request for one message is always open, so a partition without a recent message delivers the next message
-        immediately. A message that then exceeds the room waits in the source. Busy partitions share the room evenly, or
-        three quarters of the room while other partitions are idle.
+        Each partition always has an open request for one message, so an idle partition delivers its next message
+        immediately. If this message exceeds the room, it waits in the source. Busy partitions share the room evenly.
+        While other partitions are idle, the busy partitions share three quarters of the room.
         """
         now = monotonic()
-        # Messages of a paused partition use none of the room, as they are within its own bound.
+        # Messages of a paused partition use no room, because the partition's own bound limits them.
         active = [part for part in self.parts if part.partition not in room.paused]
         pulling = [part for part in active if part.ready]
         left = room.messages - sum(part.collected + max(0, part.pulls.reserved - 1) for part in active)
@@ -313,6 +313,6 @@ class QueueSource:
                 await pulls.pull(Room(max(1, share), size))
                 left -= pulls.reserved - taken
         except (nats.errors.Error, OSError) as error:
-            # The failed request counts as open, and the error does not show which request failed.
+            # Count the failed request as open, because the error does not show which request failed.
             for part in pulling:
                 part.pulls.interrupt("unsent", f"pull not sent ({type(error).__name__})")

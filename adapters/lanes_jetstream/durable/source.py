@@ -34,12 +34,13 @@ from lanes_jetstream.wire.stream import OutOfRange
 log = logging.getLogger("lanes.jetstream")
 
 _OTHER_PROCESS_WAIT: Final = 2.0
-"""Seconds that a start waits for the end of another process on the consumer, which may already stop."""
+"""Seconds that a start waits for another process on the consumer to stop."""
 
 _LOST_MACHINE_WAIT: Final = PULL_EXPIRES + 1.0
-"""Seconds that a start waits for the end of the pull requests of a process that does not answer.
+"""Seconds that a start waits until the pull requests of a silent process have ended.
 
-The machine of a silent process may be lost, and its pull requests end within this time.
+A process is silent if it does not answer, for example after the loss of its machine. Its pull requests end within this
+time.
 """
 
 
@@ -55,7 +56,7 @@ class DurableSource:
         out_of_range: Policy for messages that the stream dropped.
         shared: Whether other processes pull the consumer too.
         start_timeout: Seconds that a start waits for leaders, 0 or more.
-        place: Name of the partition; None = the stream, and number 0.
+        place: Id of the partition; None = number 0 of the stream.
         wake: Event that the pull requests set when a message or a status arrives. The partitions of a queue share one
             event.
     """
@@ -91,7 +92,7 @@ class DurableSource:
         self._extend_at = 0.0
         self._warned_of_puller = False
         self._taken_over = False
-        # Messages that a takeover collected, and that have not fitted into the room yet.
+        # Messages that a takeover collected, and that still wait for room.
         self._collected: list[Msg] = []
         self._opened = AsyncExitStack()
 
@@ -100,7 +101,7 @@ class DurableSource:
 
     @cached_property
     def _presence(self) -> Presence:
-        # Made at the first use, because it needs the client of an open connection.
+        # The source makes this object at the first use, because the object needs the client of an open connection.
         return Presence(self.connection, self.durable.tokens, self._second)
 
     # --- lanes.source.Source
@@ -151,20 +152,21 @@ class DurableSource:
             if self._watch.failure is not None or self._pulls.failure is not None:
                 raise await self._failure()
             if partition in room.paused or (self.shared and partition.draining):
-                # Another process may take what a paused or draining process does not take.
+                # Another process may take the messages that a paused or draining process does not take.
                 if self.shared:
                     await self._give_back()
                 await self._idle()
                 continue
             if self._collected:
-                # Before the next takeover, because without a shrink the server does not redeliver these messages.
+                # Do this before the next takeover. Without a shrunk ack_wait, the server does not redeliver these
+                # messages.
                 if room.messages <= 0:
                     await self._idle()
                     continue
                 collected, self._collected = self._collected[: room.messages], self._collected[room.messages :]
                 return self._delivered(partition, collected, in_turn=False)
             if not self._taken_over or self._pulls.check() is not None:
-                # Reset the flag first: a cancelled takeover must start again, even if the connection is fine then.
+                # Reset the flag first. A cancelled takeover must start again, even if the connection holds.
                 self._taken_over = False
                 self._expected = None
                 collected = await self._takeover.run(room, self._highest)
@@ -176,7 +178,7 @@ class DurableSource:
                         return self._delivered(partition, collected, in_turn=False)
                     # After a hold-back the messages may exceed the room.
                     self._collected = collected
-                # During the takeover a check may have set a failure.
+                # A check may have set a failure during the takeover.
                 continue
             arrived = self._pulls.take()
             if arrived:
@@ -245,7 +247,7 @@ class DurableSource:
         outage = self.connection.outage()
         if outage is None:
             return None
-        # A busy server may answer no requests for a moment, and still deliver.
+        # A busy server may deliver messages while it answers no requests.
         return outage._replace(seconds=min(outage.seconds, monotonic() - self._pulls.heard_at))
 
     def retention(self, message: Message) -> Retention | None:
@@ -267,7 +269,7 @@ class DurableSource:
                 log.debug("%s: inbox not closed: %s", self._name, error)
 
     async def _give_back(self) -> None:
-        """Return messages to other processes, if they arrived for requests that only the server can end."""
+        """Return messages to other processes, if the messages arrived for requests that only the server can end."""
         arrived, self._pulls.arrived = self._pulls.arrived, []
         await give_back(self.connection.client, [raw.reply for raw in arrived], self._name)
 
@@ -289,7 +291,7 @@ class DurableSource:
             await asyncio.sleep(POLL_INTERVAL)
 
     def _delivered(self, partition: Partition, arrived: list[Msg], *, in_turn: bool) -> list[SourceEvent]:
-        """Make one run of the arrived messages, up to the first gap in the delivery numbers.
+        """Make one event of the arrived messages, up to the first gap in the delivery numbers.
 
         Args:
             partition: The partition.
@@ -298,7 +300,7 @@ class DurableSource:
                 and for a shared consumer.
 
         Returns:
-            One event with the run; empty if the run has no message.
+            One event with the messages; empty if no message precedes the gap.
         """
         run: list[Message] = []
         size, highest, key = 0, self._highest, self.key
@@ -307,12 +309,13 @@ class DurableSource:
             position, delivery = sequences(raw.reply)
             if in_turn:
                 if expected is not None and delivery != expected:
-                    # A delivery that the server counts did not arrive, and would return after newer messages. Drop this
-                    # message and all later messages, because the takeover receives them again in order.
+                    # A delivery that the server has counted did not arrive. Its message would return after newer
+                    # messages. Drop this message and all later messages, because the takeover receives them again in
+                    # order.
                     self._pulls.interrupt("gap", f"delivery {expected} missing, got {delivery}")
                     break
                 if self._takeover.next and position != self._takeover.next.popleft():
-                    # The message is above a missing one, or arrives after a message above it.
+                    # The message follows a missing message, or arrives after a message with a higher sequence.
                     self._pulls.interrupt("unsorted", f"sequence {position} arrived out of turn")
                     break
                 expected = delivery + 1
@@ -364,7 +367,7 @@ class DurableSource:
         return self._pulls.failure
 
     def _is_ours(self, subject: str) -> bool:
-        """Return whether the source needs ``subject``, which is in lower case."""
+        """Return whether the source needs a denied ``subject``, which the client reports in lower case."""
         if subject.startswith("$js.ack."):
             return f".{self.durable.tokens}.".casefold() in subject
         inbox = self._pulls.inbox.casefold()

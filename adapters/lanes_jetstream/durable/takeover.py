@@ -1,7 +1,7 @@
-"""The takeover, which makes unacknowledged messages arrive before new messages, at the start and after interruptions.
+"""Makes unacknowledged messages arrive before new messages, at the start and after interruptions.
 
-Without a takeover, the server redelivers messages in the order of their expiry. The server also delivers new messages
-before older messages have expired. Each of the two faults would break the order of a key.
+Without a takeover, the server redelivers messages in the order in which their ack_wait expires. The server also
+delivers new messages before the ack_wait of older messages has expired. Both faults break the order of a key.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from lanes_jetstream.wire.stream import StreamState
 log = logging.getLogger("lanes.jetstream")
 
 TakeoverMode = Literal["auto", "modify", "hold-back"]
-"""The permitted changes of a consumer by a takeover; see ``JetStreamSource``."""
+"""The changes of a consumer that a takeover may make; see ``JetStreamSource``."""
 
 RESET_SINCE: Final = (2, 14)
 """The first nats-server that can reset a consumer."""
@@ -45,7 +45,7 @@ _UNANSWERED: Final = 3
 """Number of consecutive unanswered requests after which a change of the consumer counts as forbidden."""
 
 _CONTENDED: Final = 3
-"""Number of consecutive incomplete passes beside open requests of another process after which a takeover fails."""
+"""Number of consecutive incomplete passes, with open requests of another process, after which a takeover fails."""
 
 _HOLD_BACK_MARGIN: Final = 1.0
 """Seconds added to ack_wait for the server's own timers."""
@@ -62,10 +62,11 @@ class Takeover:
         name: Name of the source, for errors and the log.
         resend: Function that repeats the acknowledgements that a lost connection may have dropped.
         check_dropped: Function that reports undelivered messages that the stream dropped; see ``DurableWatch``.
-        shared: Whether other processes pull the consumer. A takeover requeues no message of a shared consumer, because
-            such a consumer keeps no order.
+        shared: Whether other processes pull the consumer. For a shared consumer, a takeover does not requeue messages,
+            because the consumer keeps no order.
         count: Number of takeovers that have begun.
-        next: Sequences of the next deliveries, which the server has sorted, because they exceed the room.
+        next: Sequences of the next deliveries in order, if these messages exceed the room, so that the server sorted
+            them.
     """
 
     connection: Connection
@@ -82,7 +83,7 @@ class Takeover:
         self._ran_before = False
         self._last_failure = ""
         self._unanswered = 0
-        # At an interruption the room may be full, and each request must ask for a message.
+        # At an interruption the consumer may have no room, but each request must ask for at least one message.
         self._capacity = 1
         self._lost_at = -1
         self._interrupted_at = float("-inf")
@@ -115,13 +116,13 @@ class Takeover:
         if self._ran_before and kind not in ("gap", "unsorted"):
             self._interrupted_at = monotonic()
         if reason is not self._reason:
-            # Count a missing delivery once, although its takeover may need several passes and calls.
+            # Count a missing delivery once, even if its takeover needs several passes and calls.
             self._reason, self._again = reason, kind == "gap" and self._is_lost_again()
         if self._ran_before:
             why = reason or "the last takeover was not finished"
             log.warning("%s: requesting the messages again, unacknowledged ones first (%s)", self.name, why)
         if kind == "crowded":
-            # Without a pause this loop would only send requests, while other processes pull.
+            # Without a pause, this loop would send requests without end while other processes pull.
             await asyncio.sleep(RETRY_DELAY)
         while True:
             self.next.clear()
@@ -159,7 +160,7 @@ class Takeover:
             await asyncio.sleep(RETRY_DELAY)
 
     def _unfinished(self, why: str) -> None:
-        # Warn once, not each half second of an outage.
+        # Warn once instead of every half second of an outage.
         level = logging.WARNING if why != self._last_failure else logging.DEBUG
         log.log(level, "%s: takeover not finished (%s); retrying every %g s", self.name, why, RETRY_DELAY)
         self._last_failure = why
@@ -176,7 +177,10 @@ class Takeover:
             ) from None
 
     async def _barrier(self, state: ConsumerState, room: Room) -> list[Msg]:
-        """Make unacknowledged messages arrive before new messages. Returns the collected and sorted messages."""
+        """Make unacknowledged messages arrive before new messages.
+
+        Returns the collected messages, in order of sequence.
+        """
         if self.shared:
             self._log_barrier("off, because several processes share the consumer", state.unacknowledged)
         elif not state.unacknowledged:
@@ -205,7 +209,7 @@ class Takeover:
             )
 
     async def _reset(self, state: ConsumerState) -> bool:
-        """Reset the consumer to stream order, if the reset repeats no finished message.
+        """Reset the consumer, so that it delivers in stream order, unless the reset would repeat a finished message.
 
         Returns whether the call reset the consumer.
 
@@ -228,7 +232,7 @@ class Takeover:
         return True
 
     def _is_lost_again(self) -> bool:
-        """Record a missing delivery, and return whether it is the second missing delivery of an intact connection.
+        """Record a missing delivery, and return whether it is the second missing delivery of an unbroken connection.
 
         A server may still deliver to requests of an earlier connection until it detects the end of that connection.
         """
@@ -242,8 +246,8 @@ class Takeover:
     def _is_shared(self, state: ConsumerState) -> bool:
         """Return whether a missing delivery went to another process.
 
-        Another process pulls if requests wait at the server although this process has closed its inbox. Another process
-        also pulls if a second delivery is missing while the connection held, because an intact connection loses no
+        Another process pulls if requests wait at the server after this process has closed its inbox. Another process
+        also pulls if a second delivery is missing on an unbroken connection, because such a connection loses no
         message.
         """
         return not self._may_deliver_elsewhere() and (self._again or state.waiting_pulls > 0)
@@ -256,13 +260,14 @@ class Takeover:
         """Collect the unacknowledged messages before new messages, and sort them.
 
         The server queues expired messages in batches, and keeps the messages of an earlier takeover at the head of the
-        queue. Only a collection and a sort of all batches therefore restores the order. The engine recognises messages
+        queue. To restore the order, the call therefore collects and sorts all batches. The engine recognises messages
         in flight.
         """
         shrunk = await self._shrink(state.unacknowledged)
         if not shrunk:
             await self._hold_back()
-        # Without a shrink, messages that this process holds do not return, and new messages would arrive instead.
+        # Without a shrunk ack_wait, the server does not redeliver messages in this process, and delivers new messages
+        # instead.
         only_lost = self._ran_before and not shrunk
         wanted = min(state.unacknowledged, room.messages) if only_lost else state.unacknowledged
         collected: dict[int, Msg] = {}
@@ -277,16 +282,17 @@ class Takeover:
                 await self._check_unexpired(collected)
             if whole or only_lost:
                 break
-            # No more messages arrive, because some were acknowledged in the meantime or had not expired.
+            # No more messages arrive, because some messages were acknowledged meanwhile or their ack_wait had not
+            # expired.
             wanted = (await self.durable.refresh()).unacknowledged
             if wanted > len(collected) and not await self._shrink(wanted):
                 await self._hold_back()
         return [collected[position] for position in sorted(collected)]
 
     async def _check_unexpired(self, collected: dict[int, Msg]) -> None:
-        """Raise ``NoAnswer`` if new messages arrived before an unacknowledged one, so that another pass collects it.
+        """Raise ``NoAnswer`` if new messages arrived before an unacknowledged message, which another pass must collect.
 
-        A late in-progress acknowledgement of a dead process extends a message beyond the end of a hold-back.
+        A late in-progress acknowledgement of a dead process may extend the ack_wait of a message beyond the hold-back.
         """
         state = await self.durable.refresh()
         while state.deliveries > max(sequences(raw.reply)[1] for raw in collected.values()):
@@ -297,15 +303,16 @@ class Takeover:
             collected.update((sequences(raw.reply)[0], raw) for raw in arrived)
         if state.unacknowledged > len(collected):
             if not self.durable.modifiable:
-                # Without a shrink the source keeps the surplus until the room is free.
+                # Without a shrunk ack_wait, the source keeps the surplus messages until it has room.
                 self._capacity = max(self._capacity, state.unacknowledged)
             raise NoAnswer(f"{self.name}: new messages arrived before an unacknowledged message")
 
     async def _requeue_in_one_batch(self, count: int) -> None:
-        """Requeue more messages than the room holds: receive and drop all messages, and shrink ack_wait again.
+        """Requeue more messages than fit into the room: receive and drop all messages, and shrink ack_wait again.
 
-        The server then expires the messages together, and sorts them in one batch. An in-progress acknowledgement
-        during the shrink splits the batch, so the source compares the deliveries with ``next``.
+        The ack_wait of all messages then expires at the same time, and the server sorts the messages in one batch. An
+        in-progress acknowledgement while ack_wait is shrunk splits the batch, so the source compares the deliveries
+        with ``next``.
         """
         dropped: dict[int, Msg] = {}
         every: set[int] = set()
@@ -317,7 +324,7 @@ class Takeover:
             dropped.clear()
             if not whole:
                 break
-        # A message that the server has not sent stays in front of the batch. Messages may have been acknowledged.
+        # A message that the server has not sent would stay before the batch. Some messages may have been acknowledged.
         if came < count and came < (state := await self.durable.refresh()).unacknowledged:
             self._check_contended(state)
             raise NoAnswer(f"{self.name}: only {came} of {count} unacknowledged messages arrived")
@@ -330,7 +337,7 @@ class Takeover:
         self.next.extend(sorted(every))
 
     def _check_contended(self, state: ConsumerState) -> None:
-        """Raise ``SourceError`` if another process takes a part of the messages in several passes.
+        """Raise ``SourceError`` if another process takes some of the messages in several passes.
 
         The server fills the open requests of a dead process in the first pass.
         """
@@ -342,7 +349,7 @@ class Takeover:
         """Pull and collect ``count`` messages. Returns False if the server delivers fewer messages.
 
         A message above ``highest`` also ends the collection, because the server delivers new messages after all queued
-        messages. A message that has not expired is not queued.
+        messages. The server queues a message only after its ack_wait has expired.
         """
         await self.pulls.request_exactly(count - len(collected))
         while len(collected) < count:
@@ -382,7 +389,7 @@ class Takeover:
             self._unanswered += 1
             if not isinstance(error, NotPermitted) and self._unanswered < _UNANSWERED:
                 raise
-            # Another account may drop a request without a permission, and then the request has no answer.
+            # Between accounts, a request without a permission may be dropped, and then has no answer.
             log.warning("%s: %s; holding back instead", self.name, error)
             return False
         self._unanswered = 0

@@ -1,7 +1,7 @@
-"""Checks the stream and the consumer every few seconds, for faults that no message shows.
+"""Checks the stream and the consumer every few seconds for faults that no delivery shows.
 
-The checks find the replacement, purge or loss of a stream's messages during an intact connection. The checks find a
-deleted or changed consumer, and another process on a consumer that keeps an order. The checks also measure the lag.
+The checks find a replaced or purged stream, and lost messages of a stream, while the connection holds. The checks find
+a deleted or changed consumer, and another process on a consumer that keeps an order. The checks also measure the lag.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ CHECK_INTERVAL: Final = 2.0
 """Seconds between two checks."""
 
 SUSPICION: Final = PULL_EXPIRES + 1.0
-"""Seconds after which surplus waiting requests count as requests of another process. Requests of a dead connection end
-earlier.
+"""Seconds after which unexpected waiting requests count as requests of another process. Requests of a dead connection
+end earlier.
 """
 
 
 SHRUNK_AGAIN_WITHIN: Final = 60.0
-"""Seconds in which a second shrunk ack_wait proves a running second process. Later it comes from another, new process.
+"""Seconds within which a second shrunk ack_wait proves that another process runs. After this time, a second shrunk
+ack_wait may come from another dead process.
 """
 
 
@@ -76,10 +77,10 @@ class DurableWatch:
         name: Name of the source, for errors and the log.
         out_of_range: Policy for messages that the stream dropped; see ``JetStreamSource``.
         alone: Whether no other process may pull the consumer.
-        failure: The reason why the source cannot continue; None = the source can continue.
+        failure: Error that stops the source; None = no such error.
         lag: Number of unacknowledged and undelivered messages; None = unknown.
-        waiting: Sum of undelivered messages, missing deliveries, and unacknowledged messages during a takeover. 0 = an
-            operator has paused the consumer; None = unknown.
+        waiting: Sum of undelivered messages, missing deliveries, and unacknowledged messages during a takeover; None =
+            unknown. The value is 0 while an operator pauses the consumer.
         limit_reached: Reason why the server delivers no message to a shared consumer: a reached limit of unacknowledged
             messages; "" = the limit is not reached.
         retention: Retention of the stream.
@@ -99,13 +100,13 @@ class DurableWatch:
     def __post_init__(self) -> None:
         self._suspected: float | None = None
         self._interrupt: Callable[[str], None]
-        # Number of takeovers before the first sight of a shrunk ack_wait, and its time.
+        # Number of takeovers when a check first found a shrunk ack_wait, and the time of this check.
         self._shrunk_after: int | None = None
         self._shrunk_at = 0.0
         self._before: ConsumerState | None = None
         self._takeovers = -1
         self._base = 0
-        # Highest sequence that the server had delivered to earlier processes at the start of this one.
+        # Highest sequence that the server had delivered to earlier processes when this process started.
         self._delivered_before = 0
         self._denials: Denials
         self._skipped = 0
@@ -144,14 +145,16 @@ class DurableWatch:
         self._check_first(stream, state, highest)
 
     def _check_first(self, stream: StreamState, state: ConsumerState, highest: int) -> None:
-        # A purge moves the server's cursor past the dropped messages, but not the highest sequence of this process.
+        # A purge moves the server's delivery position past the dropped messages, but not this process's highest
+        # sequence.
         known = self.alone and highest > 0
         if not known and stream.retention != "limits":
-            # A server that was killed may have an older cursor. Missing messages after this cursor were acknowledged.
+            # After a kill, the server may have an older delivery position. Missing messages after this position were
+            # acknowledged.
             return
         reached = highest if known else state.highest
         if stream.retention != "limits":
-            # The stream has removed the messages that an earlier process acknowledged above the first unfinished one.
+            # The stream has removed messages that an earlier process acknowledged above the first unfinished message.
             reached = max(reached, self._delivered_before)
         if stream.first > reached + 1 and not stream.drops_single_messages and not filtered(self.durable.config):
             self._report_dropped(f"sequences {reached + 1} to {stream.first - 1}", stream.first)
@@ -171,7 +174,7 @@ class DurableWatch:
                 now = read()
                 self._measure(snapshot, now)
                 if now.active and now.takeovers == before.takeovers:
-                    # Without a takeover since the start of the check, the snapshot shows no work of a takeover.
+                    # If no takeover has begun since the start of the check, the snapshot shows no change by a takeover.
                     self._check(snapshot, before, now)
             except NotPermitted as error:
                 self.failure = SourceError(f"{self.name}: {error}, then start again")
@@ -200,7 +203,7 @@ class DurableWatch:
             # The takeover collects these messages before it delivers any message.
             waiting += state.unacknowledged
         elif self.alone:
-            # A message that does not arrive may be delivered several times.
+            # The server may deliver a message several times without its arrival.
             missing = state.deliveries - (self._base if now.delivery is None else now.delivery)
             waiting += min(max(0, missing), state.unacknowledged)
         self.waiting = 0 if state.paused else waiting

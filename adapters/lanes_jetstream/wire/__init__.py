@@ -1,4 +1,4 @@
-"""The communication of both kinds of sources with the server: requests, pulls, acknowledgements, messages.
+"""Talks to the server for both kinds of sources: requests, pull requests, acknowledgements, messages.
 
 Reading order: ``codes``, ``answers``, ``secure_client``, ``connection``, ``subjects``, ``transforms``, ``intake``,
 ``stream``, ``queue_subjects``, ``queue_watch``, ``retention``, ``subscription``, ``pull_requests``, ``turns``,

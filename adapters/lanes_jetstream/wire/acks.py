@@ -1,6 +1,6 @@
 """Sends acknowledgements, repeats them after a reconnect, and waits for confirmations if the mode needs them.
 
-A confirmation means that the server has read the acknowledgement, not that the acknowledgement had an effect. The
+A confirmation proves that the server has read the acknowledgement. The acknowledgement may still have no effect. The
 server also confirms an acknowledgement of an outdated delivery, after which it has redelivered the message.
 """
 
@@ -39,8 +39,8 @@ CONFIRM_TIMEOUT: Final = 5.0
 """Seconds to wait for the confirmations of one settlement. The engine repeats a settlement without confirmations."""
 
 SYNC_DELAY: Final = 0.25
-"""Seconds until a server with one copy has written an acknowledgement. The server writes every 0.1 s, and a kill loses
-unwritten acknowledgements.
+"""Seconds until a server with the only copy has written an acknowledgement. The server writes every 0.1 s, and loses
+unwritten acknowledgements when it is killed.
 """
 
 _KEPT: Final = 10_000
@@ -50,8 +50,8 @@ _KEPT: Final = 10_000
 async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None:
     """Publish the same body to any number of reply subjects of the server. Raises the client's errors.
 
-    Where possible, the function passes all subjects to the client in one call, because one call for each subject costs
-    more than handling a message.
+    If possible, the function passes all subjects to the client in one call. One call for each subject would cost more
+    than the rest of a message's processing.
     """
     if not subjects:
         return
@@ -62,7 +62,7 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
             await client.publish(subject, body)
         return
     end = f"  {len(body)}\r\n{body.decode()}\r\n"
-    # A subject from the server has neither blanks nor line ends, because the client splits its input there.
+    # A subject from the server contains neither blanks nor line ends, because the client splits its input at both.
     await send(f"PUB {f'{end}PUB '.join(subjects)}{end}".encode())
     client.stats["out_msgs"] += len(subjects)
     client.stats["out_bytes"] += len(subjects) * len(body)
@@ -71,7 +71,7 @@ async def send_all(client: Client, subjects: Sequence[str], body: bytes) -> None
 
 @contextmanager
 def ack_errors(name: str) -> Iterator[None]:
-    """Turn the client's errors at an acknowledgement into a ``SourceError`` whose text begins with ``name``."""
+    """Convert the client's errors of an acknowledgement into a ``SourceError`` whose text begins with ``name``."""
     try:
         yield
     except nats.errors.ConnectionClosedError:
@@ -83,7 +83,7 @@ def ack_errors(name: str) -> Iterator[None]:
 
 
 async def keep_alive(client: Client, subjects: Sequence[str], name: str) -> None:
-    """Tell the server that deliveries to the source ``name`` are in progress. Best effort."""
+    """Tell the server that these deliveries to the source ``name`` are in progress. Best effort."""
     if not client.is_connected:
         return
     try:
@@ -105,8 +105,8 @@ async def give_back(client: Client, subjects: Sequence[str], name: str) -> None:
 class OwnAcks:
     """Warns once if the handler of a source has settled a message itself.
 
-    The check reads only one message of each settlement. The number of messages therefore does not affect the cost. The
-    check finds a handler that settles every message at the first settlement.
+    The check reads only one message of each settlement, so its cost does not depend on the number of messages. If a
+    handler settles every message, the first settlement shows this.
 
     Args:
         name: Name of the source, for the log.
@@ -159,7 +159,8 @@ class Acks:
         Raises the client's errors, and a retryable ``SourceError`` for a missing confirmation. If a takeover redelivers
         a message before the end of this call, the source must acknowledge the message again.
         """
-        # Keep all tokens before the first is sent. A repeat is never too early, because the messages are finished.
+        # Store all tokens before sending the first one. The messages are finished, so a repeated acknowledgement is
+        # always safe.
         self._kept.extend(tokens)
         if self._mode == "confirmed":
             await self._send_confirmed(tokens)
@@ -187,12 +188,12 @@ class Acks:
         Args:
             loses_last_acks: Whether the stream or consumer has only one copy, which the server writes to disk with a
                 short delay.
-            failed: Whether the source has failed permanently. A server without the stream or the durable then answers
-                no acknowledgement, and the error of the run names this cause.
+            failed: Whether the source has failed permanently. If the stream or the durable is missing, the server
+                confirms no acknowledgement, and the error of the run names this cause.
         """
         if self._mode == "fire-and-forget" or not self._kept:
             return
-        # The server acts on acknowledgements in order, so the last confirmation covers all of them.
+        # The server processes acknowledgements in order, so the last confirmation covers all of them.
         try:
             await self._client.request(self._kept[-1], ACK, timeout=CONFIRM_TIMEOUT)
         except (nats.errors.NoRespondersError, nats.errors.TimeoutError) as error:
@@ -230,7 +231,7 @@ class Acks:
 
     def _confirmed(self, message: Msg) -> None:
         if (message.headers or {}).get("Status") == "503":
-            # No server responds: the consumer was deleted, or has no leader now.
+            # No server responds, because the consumer was deleted or has no leader at present.
             return
         self._unconfirmed.pop(message.subject, None)
         if not self._unconfirmed:

@@ -1,4 +1,4 @@
-"""Answers of the JetStream API: their fields, refusals, listings in pages, numbers and times."""
+"""Parses answers of the JetStream API: fields, refusals, listings in pages, numbers and times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from lanes.errors import SourceError
 from lanes_jetstream.wire import codes
 
 _PAGES: Final = 1_000
-"""Maximum number of pages of a listing, which bounds a faulty listing without an end."""
+"""Maximum number of pages of a listing. The maximum stops the reading of a faulty listing without an end."""
 
 
 class ApiError(Exception):
-    """The JetStream API refused a request.
+    """Error: the JetStream API refused a request.
 
     Args:
         err_code: Error code of the API; see ``lanes_jetstream.wire.codes``.

@@ -12,8 +12,8 @@ CONSUMER_NOT_UNIQUE: Final = frozenset({10099, 10100})
 NO_MORE_CONSUMERS: Final = 10026
 
 NOT_CREATED: Final = frozenset({10012, 10049, 10104})
-"""The server failed to create a consumer or a stream, for example because a file was missing for a moment. The server
-also refuses some configurations with these codes.
+"""The server failed to create a consumer or a stream, for example because a file was briefly missing. The server also
+refuses some configurations with these codes.
 """
 
 STREAM_NOT_FOUND: Final = 10059
@@ -27,4 +27,4 @@ WRONG_REVISION: Final = frozenset({10071, 10164})
 """The last sequence of a subject differs from the expected sequence."""
 
 NO_JETSTREAM: Final = frozenset({10039, 10076})
-"""JetStream is off on the server or for the account. The HTTP status of the answer is that of a temporary error."""
+"""JetStream is off on the server or for the account. The answer has the HTTP status of a temporary error."""

@@ -1,4 +1,4 @@
-"""A connection to NATS: the caller's client, or a client that the connection opens. Translates the client's errors."""
+"""Connects to NATS with the caller's client or a client of its own, and converts the client's errors."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ API_TIMEOUT: Final = 5.0
 """Seconds for one request to the JetStream API."""
 
 _REFUSED: Final = "Authorization Violation"
-"""Text of a server that refuses the login."""
+"""Text by which a server refuses the login."""
 
 RECONNECT_WAIT: Final = 0.25
 """Seconds between two attempts to reconnect."""
 
 FLUSH_PATIENCE: Final = 86_400
-"""Seconds that the client waits for a flush, longer than any server stays frozen. See ``Connection.flush``."""
+"""Seconds that the client waits for a flush, longer than a server freeze. See ``Connection.flush``."""
 
 OLDEST_SERVER: Final = (2, 11)
 """The oldest supported nats-server, as major and minor version."""
 
 CREATE_PAUSES: Final = (0.05, 0.1, 0.2, 0.4)
-"""Seconds before each repetition of a creation in which the server failed."""
+"""Seconds before each repetition of a failed creation."""
 
 _DENIAL_POLL_INTERVAL: Final = 0.1
 """Seconds between two checks for a permission denial. The server sends a denial separately from the answer."""
@@ -65,7 +65,7 @@ _SOCKET: Final = re.compile("wss?://")
 _SERVER: Final = re.compile(
     r"((?:nats|tls|ws|wss)://)?((?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?)(?:[/?#].*)?"
 )
-"""Pattern of one server of a URL: scheme, host with port, and further text, which no message shows."""
+"""Pattern of one server in a URL: scheme, host with port, and a rest, which no message shows."""
 
 
 _PROBE_TIMEOUT: Final = 1.0
@@ -73,11 +73,11 @@ _PORT: Final = 4222
 """Port of a server whose URL contains no port."""
 
 _VARYING: Final = re.compile(r"\d+(?:\.\d+)? ?m?s\b")
-"""Pattern of the parts of an error's text that differ at each repetition."""
+"""Pattern of the parts of an error's text that differ between repetitions."""
 
 _WORD: Final = re.compile(r"[^\s:@/?#,=&\[\]]+")
 _LONG: Final = 6
-"""Least length of a secret word that messages also hide inside longer words."""
+"""Minimum length of a secret word that messages hide even inside longer words."""
 
 
 class NoAnswer(Exception):
@@ -90,13 +90,13 @@ class NoAnswer(Exception):
 
 
 class NoJetStream(NoAnswer):
-    """Error if no server answers API requests, because JetStream is off on the server or for the account."""
+    """Error: no server answers API requests, because JetStream is off on the server or for the account."""
 
     temporary = False
 
 
 class NotPermitted(NoAnswer):
-    """The server denied the request."""
+    """Error: the server denied the request."""
 
     temporary = False
 
@@ -108,8 +108,8 @@ class Denials:
 
     Args:
         client: The connected client.
-        ours: Function that returns whether the source needs a denied subject. The subject is in lower case, as the
-            client keeps it.
+        ours: Function that returns whether the source needs a denied subject. The client reports the subject in lower
+            case.
     """
 
     def __init__(self, client: Client, ours: Callable[[str], bool]) -> None:
@@ -118,7 +118,7 @@ class Denials:
         self._seen = client.last_error
 
     def new(self) -> str | None:
-        """Return the server's last error with the remedy; None = the error is old, or denies no needed subject."""
+        """Return a new denial of a needed subject, with the remedy; None = no such denial since the last call."""
         seen, self._seen = self._seen, self._client.last_error
         if self._seen is None or self._seen is seen:
             return None
@@ -139,7 +139,7 @@ class Connection:
             )
         if not isinstance(server, str | Client | JetStreamContext):
             raise ConfigError(
-                # The text omits the value, because a list of URLs contains credentials.
+                # The text omits the value, because a list of URLs may contain credentials.
                 f"a {type(server).__name__} is no NATS connection; pass a URL (or several with commas), a connected "
                 "nats client, or its jetstream()"
             )
@@ -178,7 +178,7 @@ class Connection:
             return "the given connection"
         scheme = _SCHEME.match(self._url)
         shown = []
-        # A password may hold any character, so only the text after the last @ is shown.
+        # A password may contain any character, so show only the text after the last @.
         for server in self._url.rpartition("@")[2].split(","):
             found = _SERVER.fullmatch(server)
             if found is None:
@@ -248,7 +248,7 @@ class Connection:
                 )
             self._note(error)
             if give_up is not None and loop.time() > give_up:
-                # The client loses a cancellation at the end of an attempt, and then tries for ever.
+                # The client loses a cancellation at the end of an attempt, and then retries forever.
                 raise TimeoutError
 
         async def note_reconnect() -> None:
@@ -263,18 +263,18 @@ class Connection:
                     reconnected_cb=note_reconnect,
                     connect_timeout=2,
                     max_reconnect_attempts=-1,
-                    # The client declares an int, but accepts any number of seconds.
+                    # The client's type is int, but the client accepts any number of seconds.
                     reconnect_time_wait=RECONNECT_WAIT,  # type: ignore[arg-type]
                 )
             give_up = None
         except BaseException as error:
-            # After a cancellation the client would try for ever, and no other code can close the client. A client that
-            # failed before its first attempt, for example because of a bad URL, has nothing to close.
+            # After a cancellation the client would retry forever, and no other code can close the client. A client that
+            # failed before its first attempt, for example because of an invalid URL, needs no close.
             with contextlib.suppress(AssertionError):
                 await client.close()
             if not isinstance(error, TimeoutError | nats.errors.Error | OSError | ValueError):
                 raise
-            # Prefer the server's own error, such as a refused login, to the disconnection that follows it.
+            # Prefer the server's own error, such as a refused login, to the later error about the disconnection.
             cause = seen.get(True) or seen.get(False) or error
             # A parser error quotes the URL with its credentials.
             why = "" if isinstance(cause, ValueError) else f": {self._hidden(str(cause))}"
@@ -305,7 +305,7 @@ class Connection:
         self._log.write(logging.WARNING, f"{kind} {_VARYING.sub('', text)}", line)
 
     def _hidden(self, text: str) -> str:
-        """Replace each word of the URL that ``servers`` does not show, such as a password, by …."""
+        """Return a text with … in place of each word of the URL that ``servers`` does not show, such as a password."""
         words = set(_WORD.findall(self._url or "")) - set(_WORD.findall(self.servers))
         for word in sorted(words, key=len, reverse=True):
             # A short word may be part of a longer word by chance.
@@ -344,7 +344,7 @@ class Connection:
             self._outage_log.look(outage._replace(seconds=min([outage.seconds, *(each.seconds for each in found)])))
 
     def watch_outages(self, outage: Callable[[], Outage | None]) -> None:
-        """Log an outage only if this function of a source reports it too."""
+        """Log an outage only if this function of a source also reports an outage."""
         self._outages.append(outage)
 
     @property
@@ -366,13 +366,13 @@ class Connection:
             )
 
     async def reopen(self) -> None:
-        """Connect again if the client is closed, for example because the server refused the size of a message.
+        """Connect again if the client is closed, for example after the server has refused the size of a message.
 
         Does nothing for a caller's client. Cancel-safe. Raises a retryable ``SourceError`` if the call reaches no
         server in time.
         """
         async with self._reopening:
-            # The first of several waiting callers reconnects for all of them.
+            # If several callers wait, the first caller reconnects for all callers.
             if self._url is not None and self.client.is_closed:
                 self._client = await self._connect(self._url, retryable=True)
 
@@ -383,7 +383,7 @@ class Connection:
         client = self._client
         if client is not None and not client.is_closed:
             if not client.is_connected:
-                # The client would flush its unsent data to the lost connection, and not finish its close.
+                # The client would flush its unsent data to the lost connection, and would never finish its close.
                 client._pending, client._pending_data_size = [], 0
             with contextlib.suppress(nats.errors.Error, OSError):
                 await client.close()
@@ -397,8 +397,8 @@ class Connection:
         Cancel-safe. Raises a retryable ``SourceError`` if the flush fails or exceeds the timeout.
         """
         # A separate task flushes and never ends early, because an answer to a cancelled flush ends the client's read
-        # loop. Only the wait for the task is bounded. A task begins after the client has written what was published,
-        # which the ping of the flush would overtake otherwise.
+        # loop. The timeout bounds only the wait for the task. The task begins after the client has written the
+        # published data. The ping of an earlier flush would overtake this data.
         flush = asyncio.create_task(self.client.flush(timeout=FLUSH_PATIENCE))
         self._flushes.add(flush)
         flush.add_done_callback(self._flushes.discard)
@@ -480,7 +480,7 @@ class Connection:
 
     @contextlib.contextmanager
     def api_errors(self, what: str) -> Iterator[None]:
-        """Turn ``ApiError`` and ``NoAnswer`` into the error that ``failed`` returns for ``what``."""
+        """Convert ``ApiError`` and ``NoAnswer`` into the error that ``failed`` returns for ``what``."""
         try:
             yield
         except (ApiError, NoAnswer) as error:
@@ -572,7 +572,7 @@ def _check_url(url: str) -> None:
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the result of an abandoned task, so that asyncio does not report the task's error."""
+    """Retrieve the result of a task without a waiter, so that asyncio does not report the task's error."""
     if not task.cancelled():
         task.exception()
 

@@ -1,4 +1,4 @@
-"""The subjects that a stream stores: its own subjects, the subjects of copied streams, and results of transforms."""
+"""Computes the subjects that a stream stores: its own, those of copied streams, and the results of transforms."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Intake:
     """The subjects that a stream stores.
 
     Attributes:
-        patterns: Patterns of published subjects by the name of their stream: the stream itself, its origin as a mirror,
-            or one of its sources.
-        stored: Destinations of the last transforms, and patterns of the subjects that no transform changes.
+        patterns: Patterns of published subjects by the name of their stream. This stream is the stream itself, the
+            stream that it mirrors, or one of its sources.
+        stored: Destinations of the transforms that apply last, and patterns of the subjects that no transform changes.
         transforms: Whether the stream changes subjects.
         external: Whether the stream copies a stream of another account or domain, whose subjects are unknown.
     """
@@ -35,11 +35,11 @@ class Intake:
         stored = set(patterns[str(config["name"])])
         for origin in origins:
             stored.update(each.destination or each.source for each in origin.transforms)
-            # An origin of another account or domain has a name that means nothing here.
+            # The name of an origin in another account or domain may also be the name of another stream here.
             if not origin.external:
                 patterns.setdefault(origin.name, []).extend(each.source for each in origin.transforms)
         if own is not None:
-            # The transform of the stream itself comes last, and leaves a subject that it does not match as it is.
+            # The stream's own transform applies last, and does not change a subject that it does not match.
             stored = {own.destination, *(each for each in stored if not covers(own.source, stored_pattern(each)))}
         transforms = own is not None or any(each.destination for origin in origins for each in origin.transforms)
         return cls(patterns, sorted(stored), transforms, any(origin.external for origin in origins))

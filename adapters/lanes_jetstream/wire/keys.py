@@ -1,4 +1,4 @@
-"""Partition keys of JetStream messages: from a subject, a header, or a function."""
+"""Makes the partition keys of JetStream messages from a subject, a header, or a function."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMED_PATTERNS: Final = 10
 
 
 class SubjectTokens:
-    """A key function over ``tokens`` of the subject, joined by dots."""
+    """A key function that returns the ``tokens`` of the subject, joined by dots."""
 
     __slots__ = ("_first", "tokens")
 
@@ -51,11 +51,12 @@ class SubjectTokens:
 
 
 def subject_token(index: int, *more: int) -> SubjectTokens:
-    """Return a key function over one or several tokens of the subject.
+    """Return a key function that returns one or several tokens of the subject.
 
     For ``orders.42.paid``, ``subject_token(1)`` returns ``42``, and ``subject_token(0, 1)`` returns ``orders.42``. The
-    key function raises ``LookupError`` for a subject with too few tokens. The start refuses an index whose token is the
-    same literal in all subjects or the partition number of a transform, and an index that no subject has.
+    key function raises ``LookupError`` for a subject with too few tokens. At the start, the source refuses an index
+    that no subject has. It also refuses an index whose token is the same literal in all subjects, or the partition
+    number of a transform.
 
     Args:
         index: Index of the token, from 0; negative counts from the end.
@@ -77,7 +78,7 @@ def subject_token(index: int, *more: int) -> SubjectTokens:
 
 
 def header(name: str) -> KeyFunction:
-    """Return a key function over one header. A message without the header has no key.
+    """Return a key function that returns one header. A message without the header has no key.
 
     Args:
         name: Name of the header.
@@ -132,8 +133,8 @@ def check_varies(
         key: The key function. The call checks only ``subject_token`` and ``whole_subject``.
         patterns: Patterns of all subjects; empty = unknown.
         origin: Name of the consumer or filter with these subjects, for the error.
-        destinations: Destinations of the transforms that produce these subjects. The error recommends no partition
-            number.
+        destinations: Destinations of the transforms that produce these subjects. The error does not recommend the token
+            of a partition number.
 
     Raises:
         ConfigError: Each token of the key is the same literal in all patterns, the only subject is the key, or no
@@ -180,7 +181,7 @@ def check_no_partition_number(key: KeyFunction | None, destinations: Sequence[st
         hashed = next((arguments[1:] for name, arguments in chosen if name == "partition"), None)
         if hashed is None or any(name == "wildcard" for name, _ in chosen):
             continue
-        # The token of each wildcard of the published subject.
+        # The index of the stored token for each wildcard of the published subject.
         places = {number: place for place, each in enumerate(tokens) if (number := wildcard_of(each)) is not None}
         if hashed and all(number in places for number in hashed):
             remedy = f"{SubjectTokens(tuple(places[number] for number in hashed))!r}, which partition() hashes"
@@ -233,9 +234,9 @@ def _is_literal(pattern: Sequence[str]) -> bool:
 
 
 def whole_subject(message: Msg) -> PartitionKey:
-    """Key function: the key is the whole subject.
+    """Return the whole subject as the key; a key function.
 
-    The start of a durable with a single subject refuses this key function.
+    For a durable with a single subject, the source refuses this key function at the start.
 
     Args:
         message: Message of the nats client.

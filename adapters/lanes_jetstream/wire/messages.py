@@ -1,4 +1,4 @@
-"""Functions that convert a delivery of the client to the core's message, with position, key and size."""
+"""Converts a delivery of the client to the core's message, with position, key and size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class _Reader:
         return Details(timestamp=nanoseconds / 1e9 if nanoseconds else None)
 
     def settled(self, raw: object) -> bool:
-        # The client notes a call of ack, nak or term in the message. lanes acknowledges by the reply subject alone.
+        # The client records a call of ack, nak or term in the message. ``lanes`` acknowledges without such a call, by
+        # the reply subject.
         return bool(getattr(raw, "_ackd", False))
 
 
@@ -95,5 +96,5 @@ def sequences(reply: str) -> tuple[int, int]:
 def pending(reply: str) -> int:
     """Read the consumer's number of undelivered messages at the delivery from a reply subject."""
     tokens = reply.split(".")
-    # Without a number no loss can be detected, so the result may be 0.
+    # Without the number the source cannot detect a loss, so return 0.
     return number(tokens[8] if len(tokens) == 9 else tokens[10]) or 0

@@ -1,9 +1,8 @@
-"""The open pull requests of one consumer: the number of messages that may still arrive, and the reasons to start again.
+"""Counts the messages that the open pull requests of a consumer may still deliver, and detects interruptions.
 
 Several requests may be open at once, so the server rarely waits for the client. Apart from one oversized message,
-``pull`` requests at most the free part of the room. The count of outstanding messages is correct only while the
-connection holds. A reconnect, missed heartbeats or a change of leader is an ``interruption``, after which the owner
-starts new requests.
+``pull`` requests at most the free part of the room. The count is correct only while the connection holds. A reconnect,
+missed heartbeats or a change of leader is an ``interruption``, after which the owner of the object starts new requests.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ HEARTBEAT: Final = 2.0
 """Seconds between two heartbeats of the server on an idle pull request."""
 
 HEARTBEATS_MISSED: Final = 3.0
-"""Number of missed heartbeats after which the requests count as interrupted."""
+"""Number of missed heartbeats after which the object treats the requests as interrupted."""
 
 _DELETED: Final = "Consumer Deleted"
 
@@ -44,18 +43,18 @@ _FATAL: Final = {
 
 
 class Interruption(NamedTuple):
-    """The reason why the requests must start again. The owner acts on ``kind`` and logs ``text``.
+    """The reason why the owner must start new requests. The owner reacts to ``kind`` and logs ``text``.
 
     - ``new``: the source has sent no request yet
     - ``connection``: the connection was lost or replaced
     - ``unsent``: the client could not send a request
     - ``silence``: the heartbeat is missing
-    - ``gap``: a delivery did not arrive, although the connection held
+    - ``gap``: a delivery did not arrive on an unbroken connection
     - ``unanswered``: no server answers requests to the consumer
     - ``crowded``: the consumer allows no more waiting requests
     - ``ended``: the server ended the request, and the consumer still exists
     - ``unsorted``: unacknowledged messages do not arrive in the order of their sequences
-    - ``shrunk``: ack_wait is shrunk, although the source is in no takeover
+    - ``shrunk``: ack_wait is shrunk outside a takeover of the source
     """
 
     kind: Literal[
@@ -74,8 +73,8 @@ class PullRequests:
         client: The connected client.
         next_subject: Subject of the requests.
         name: Name of the source, for errors.
-        wake: Event that the object sets when a status arrives, or the first message after a ``take``. Several instances
-            may share the event.
+        wake: Event that the object sets when a status arrives, and when the first message after a ``take`` arrives.
+            Several instances may share the event.
         expires: Seconds after which the server ends an unfilled request.
 
     Attributes:
@@ -84,9 +83,10 @@ class PullRequests:
         outstanding: Number of messages that open requests may still deliver.
         reconnects: Number of reconnects of the client at the last ``restart``.
         caught_up: Whether the last status was a heartbeat, which the server sends only while no message waits. The
-            first message after a ``take`` resets the value.
-        interruption: The reason why the requests must start again; None = no reason is known.
-        heard_at: Time of the last ``check`` that found an answer of the server; minus infinity before the first answer.
+            first message after a ``take`` sets the value to False.
+        interruption: The reason to start new requests; None = no reason is known.
+        heard_at: Time of the last ``check`` that found a new answer of the server; minus infinity before the first
+            answer.
         failure: The error that makes the consumer permanently unusable; None = the consumer is usable.
         deleted: Whether the consumer no longer exists.
         asked_at: Clock reading in seconds at the last request of ``Turns``; minus infinity = no request yet.
@@ -113,7 +113,7 @@ class PullRequests:
         self.interruption: Interruption | None = Interruption("new", "not started")
 
     def restart(self, inbox: str) -> None:
-        """Forget all earlier requests, and expect answers at ``inbox``. The call sends no request."""
+        """Discard all earlier requests, and expect answers at ``inbox``. The call sends no request."""
         self.arrived: list[Msg] = []
         self.outstanding = 0
         self._open = 0
@@ -137,8 +137,8 @@ class PullRequests:
 
     async def pull(self, room: Room) -> None:
         """Request the free part of the room when half of the room is free."""
-        # The server announces no sizes. The average size of earlier messages bounds the number of requested messages,
-        # and max_bytes bounds each request in case messages grow suddenly.
+        # The server does not announce sizes. The average size of earlier messages bounds the number of requested
+        # messages. ``max_bytes`` bounds each request if messages are suddenly larger.
         fits = min(room.messages, max(1, int(room.bytes / self._average_size)))
         free = fits - self.outstanding - len(self.arrived)
         if self._oversized and not self.outstanding and room.messages > 0 and room.bytes > 0:
@@ -146,7 +146,7 @@ class PullRequests:
             self._oversized = False
             await self._ask(1, None)
         elif free > 0 and free >= fits // 2 and not self._oversized:
-            # Messages of other open requests need a part of the bytes.
+            # Messages of other open requests also need some of the bytes.
             await self._ask(free, max(1, room.bytes - int(self.outstanding * self._average_size)))
 
     async def request_exactly(self, count: int) -> None:
@@ -177,7 +177,7 @@ class PullRequests:
 
     def on_message(self, message: Msg) -> None:
         """Record a message of the consumer. The client calls the method for each message."""
-        # Each message sets the flag, because arrivals are the only sign of life of a paused partition.
+        # Each message sets the flag, because only arrivals show that a paused partition still has a connection.
         self._heard = True
         if not self.arrived:
             self._wake.set()
@@ -198,7 +198,7 @@ class PullRequests:
         if status == "503":
             self.interrupt("unanswered", "no responders")
             return
-        # The request is over, so the messages that the request did not deliver are no longer outstanding.
+        # The request has ended, so its undelivered messages are no longer outstanding.
         self._open = max(0, self._open - 1)
         self.outstanding = max(0, self.outstanding - (number(headers.get("Nats-Pending-Messages")) or 0))
         if text.startswith("Message Size Exceeds MaxBytes"):
@@ -235,14 +235,14 @@ class PullRequests:
     def interrupt(
         self, kind: Literal["unsent", "gap", "unanswered", "crowded", "ended", "unsorted", "shrunk"], text: str
     ) -> None:
-        """Mark the requests as interrupted, because the count of outstanding messages is now wrong.
+        """Record an interruption, after which the count of outstanding messages is wrong.
 
         A later reason replaces an earlier reason.
         """
         self.interruption = Interruption(kind, text)
 
     def check(self) -> Interruption | None:
-        """Return the reason why the requests must start again; None = no reason."""
+        """Return the reason to start new requests; None = no reason."""
         if self.interruption is None:
             if not self._client.is_connected:
                 self.interruption = Interruption("connection", "disconnected")
@@ -256,7 +256,7 @@ class PullRequests:
         if self._heard:
             self.heard_at = now
         if self._heard or now - self._last_look > HEARTBEAT / 2:
-            # A long pause between two checks means that the loop was blocked, and heartbeats may be unread.
+            # A long pause between two checks shows that the loop was blocked, so heartbeats may be unread.
             self._heard = False
             self._last_sign = now
         elif self.outstanding and now - self._last_sign > HEARTBEAT * HEARTBEATS_MISSED:

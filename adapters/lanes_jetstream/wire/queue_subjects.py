@@ -1,4 +1,4 @@
-"""The subjects of a partitioned queue in one stream. Pure.
+"""Computes and checks the subjects of a partitioned queue in one stream. Pure.
 
 The subject of a message is the name of its physical queue, or a subject below that name: the queue ``orders__p1`` has
 the subjects ``orders__p1`` and ``orders__p1.>``.
@@ -54,7 +54,7 @@ def check_queue(queue: object) -> None:
 
 
 def check_stream(queue: PartitionedQueue, stream: str, intake: Intake) -> None:
-    """Check that a stream stores each physical queue, and each subject of the stream covers at most one.
+    """Check that a stream stores each physical queue, and that each of its subjects covers at most one physical queue.
 
     Args:
         queue: The queue.
@@ -108,6 +108,6 @@ def check_apart(queue: str, names: Sequence[str], stream: str, intake: Intake) -
 
 
 def _listed(texts: Iterable[str]) -> str:
-    """Return the first texts of a list, for an error text."""
+    """Return the first texts of a list, separated by commas, for an error."""
     found = list(texts)
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")

@@ -1,7 +1,7 @@
-"""The check of a partitioned queue in a stream for messages that no consumer of the durable or cohort reads.
+"""Checks a partitioned queue in a stream for messages that no consumer of the durable or cohort reads.
 
-Producers with another number of partitions than the workers write such messages. Most checks are one request, because
-the stream stores only the subjects of the queue.
+Producers write such messages if they use another number of partitions than the workers. Most checks send only one
+request, because the stream stores only the subjects of the queue.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ _PAGES: Final = 10
 """Maximum number of pages of subjects that the check counts. A page has up to 100,000 subjects."""
 
 Consumers = Callable[[Sequence[str]], Awaitable[Mapping[str, Mapping[str, Any]]]]
-"""Function that returns the server's description of the consumer of each physical queue that has one."""
+"""Function that returns the server's descriptions of the existing consumers, by physical queue."""
 
 
 class QueueWatch:
-    """The check of the queue of one source. Needs asyncio.
+    """Checks the queue of one source. Needs asyncio.
 
     Args:
         connection: Connection to the server.
@@ -84,7 +84,7 @@ class QueueWatch:
         return self._stranded.found
 
     def findings(self) -> Sequence[str]:
-        """Return the text of the alarm, or nothing. Any thread may call this method."""
+        """Return the text of the alarm; empty = no stranded messages. Any thread may call this method."""
         found = self.found
         return (stranded_text(found, self._group),) if found else ()
 
@@ -174,7 +174,7 @@ def stores(intake: Intake, name: str) -> bool:
 
 
 def queue_names(queue: PartitionedQueue, patterns: Iterable[str]) -> list[str]:
-    """Return the beginnings of patterns that may be names of physical queues, as long as the queue's name."""
+    """Return the beginnings of patterns, with as many tokens as the queue's name, that may name physical queues."""
     length = queue.name.count(".") + 1
     return list(dict.fromkeys(".".join(pattern.split(".")[:length]) for pattern in patterns))
 

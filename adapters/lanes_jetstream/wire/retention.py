@@ -1,4 +1,4 @@
-"""Estimates of the time at which a server deletes messages of a stream: by age, number or bytes of newer messages."""
+"""Estimates when a server deletes messages of a stream, by age, or by the number or bytes of newer messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECOND: Final = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a stream, and the size of the stream. A limit of 0 = no limit.
+    """The limits and the size of a stream; a limit of 0 = no limit.
 
     Attributes:
         age: Seconds after which the server deletes a message.
@@ -38,7 +38,7 @@ class Limits:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], state: Mapping[str, Any]) -> Limits:
-        """Return the limits by the configuration and the state of a stream."""
+        """Return the limits from the configuration and the state of a stream."""
         # With the discard policy "new", a full stream refuses new messages instead.
         old = config.get("discard", "old") == "old"
         return cls(
@@ -75,11 +75,11 @@ class StreamRetention:
         """Record the current state of the stream, with its first and last sequence."""
         self._noted = now = self._clock()
         self._limits, self._first, self._last = limits, first, last
-        # Where acknowledged messages leave the stream, its number of messages grows more slowly than its sequences.
+        # If acknowledged messages leave the stream, the number of stored messages grows more slowly than the sequences.
         self._pace.note(last if limits.keeps_acknowledged else limits.stored, now)
 
     def of(self, message: Message) -> Retention | None:
-        """Return the retention of a message by the last known state; None = no limit, or no known state."""
+        """Return the retention of a message by the last recorded state; None = no limit, or no recorded state."""
         limits = self._limits
         if limits is None:
             return None
@@ -102,7 +102,7 @@ class StreamRetention:
 def written_at(reply: str) -> float | None:
     """Read the time at which the stream stored a message, in seconds since 1970, from a reply subject."""
     tokens = reply.split(".")
-    # The long form has a domain and an account in front; see `sequences`.
+    # The long form begins with a domain and an account; see `sequences`.
     place = 7 if len(tokens) == 9 else 9
     found = number(tokens[place]) if len(tokens) > place else None
     return None if found is None else found / _SECOND

@@ -24,6 +24,6 @@ class SecureClient(Client):
         if initial_connection and of_tls and not info.get("tls_required"):
             if not info.get("tls_available"):
                 raise NoTls
-            # nats-py reads the field for the names of discovered servers, and then upgrades the connection.
+            # nats-py reads this field for the names of discovered servers, and then upgrades the connection to TLS.
             info["tls_required"] = True
         await super()._process_info(info, initial_connection)

@@ -1,4 +1,4 @@
-"""A stream's state, the start of a new consumer, and the policy for messages that the stream dropped."""
+"""Reads or creates a stream, and converts the start of a new consumer to configuration fields."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def read_stream(connection: Connection, stream: str, *, option: str = "str
 
 
 async def similar_stream(connection: Connection, stream: str) -> str:
-    """Return a "did you mean" text about streams that resemble a missing stream.
+    """Return a "did you mean" text about streams with names like a missing stream.
 
     Returns "" if no similar stream exists, or if this client may not list the streams.
     """
@@ -131,7 +131,8 @@ async def find_or_create(
     Raises:
         ApiError: The server refused to describe the stream, or the stream has no leader.
         ConfigError: The server refused to create the stream.
-        NoAnswer: The server did not answer, or contradicted itself for ``API_TIMEOUT`` seconds.
+        NoAnswer: The server did not answer. For ``API_TIMEOUT`` seconds, the server did not find the stream, but
+            reported its name as taken.
     """
     began = monotonic()
     while True:
@@ -143,7 +144,7 @@ async def find_or_create(
         except (ApiError, NoAnswer) as error:
             failure = error
         if isinstance(failure, ApiError) and failure.err_code == codes.STREAM_NAME_TAKEN:
-            # Another client created the stream in the meantime. A cluster reserves the name before the stream exists.
+            # Another client has created the stream meanwhile. A cluster reserves the name before the stream exists.
             patience = max(patience, API_TIMEOUT)
             failure = NoAnswer(
                 f"{connection.servers}: the server cannot find the stream {stream!r}, although its name is taken; "

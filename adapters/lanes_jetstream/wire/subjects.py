@@ -1,4 +1,4 @@
-"""Subjects and their patterns: which subjects a pattern matches, and how two patterns relate."""
+"""Matches subjects with patterns, and compares patterns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A subscription of the client that drops no message, and that passes messages on without a separate task."""
+"""A subscription that drops no message, and that can pass messages on without a separate task."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class UnboundedSubscription:
     async def open_inbox(self, subject: str, receive: Callable[[Msg], None]) -> None:
         """Subscribe to an inbox that no other program has published to yet. Idempotent.
 
-        The client calls ``receive`` while it reads the socket. A queue and a task for each message, as with ``open``,
-        cost as much CPU as the delivery of the message.
+        The client calls ``receive`` while it reads the socket. The queue and the task of ``open`` would use as much CPU
+        as the delivery of a message.
 
         Args:
             subject: Subject or pattern of the inbox.
@@ -65,8 +65,8 @@ class UnboundedSubscription:
 
         Args:
             flush: Function that waits until the server has read all requests and the client has received all earlier
-                messages, like ``Connection.flush``. The client's own drain flushes for at most 10 s, and the late
-                answer to a flush that ended early ends the client's read loop.
+                messages, like ``Connection.flush``. The client's own drain ends its flush after 10 s. A later answer to
+                this flush ends the client's read loop.
         """
         subscription, self._subscription = self._subscription, None
         if subscription is None or self._client.is_closed:
@@ -78,9 +78,9 @@ class UnboundedSubscription:
                 await flush()
                 await subscription._pending_queue.join()
         finally:
-            # A client that its caller drains or has closed forgets the subscription by itself.
+            # If its caller drains or has closed the client, the client discards the subscription itself.
             if not (self._client.is_closed or self._client.is_draining):
-                # The server ignores a repeated unsubscribe. The call makes the client forget the subscription.
+                # The server ignores a repeated unsubscribe. The call only makes the client discard the subscription.
                 await subscription.unsubscribe()
 
 

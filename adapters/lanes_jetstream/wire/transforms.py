@@ -1,4 +1,4 @@
-"""Subject transforms of a stream: the tokens of their destination, and the subject before a transform."""
+"""Reads the subject transforms of a stream, and computes the subject before a transform."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def wildcard_of(token: str) -> int | None:
 
 
 class Transform(NamedTuple):
-    """A subject transform: the pattern of the original subjects, and the destination; "" = unchanged subjects."""
+    """A subject transform with the pattern of the original subjects and the destination; "" = unchanged subjects."""
 
     source: str
     destination: str
@@ -59,7 +59,7 @@ class Origin(NamedTuple):
         return any(matches(each.source, subject) for each in self.transforms)
 
     def subjects_before(self, copied: str) -> list[str]:
-        """Return the subjects in the copied stream that the transforms may have changed to this subject."""
+        """Return the subjects of the copied stream that the transforms may have changed to this subject."""
         before = [
             published_subject(copied, *each) if each.destination else copied if matches(each.source, copied) else None
             for each in self.transforms
@@ -149,7 +149,7 @@ def published_subject(stored: str, source: str, destination: str) -> str | None:
 
 
 def _filled(source: str, wildcards: Mapping[int, str], rest: list[str]) -> str | None:
-    """Replace the wildcards by texts; None if a text is missing, or if ``>`` and ``rest`` do not match."""
+    """Return a pattern with texts in place of wildcards; None = a text is missing, or ``rest`` does not fit ``>``."""
     published: list[str] = []
     number = 0
     *_, last = tokens = source.split(".")

@@ -12,7 +12,7 @@ from lanes_jetstream.wire.pull_requests import PullRequests
 log = logging.getLogger("lanes.jetstream")
 
 EXPIRES: Final = 5.0
-"""Seconds until an unfilled request ends, which frees the room for a busy partition."""
+"""Seconds until an unfilled request ends. A busy partition can then use the room."""
 
 BRIEF: Final = 0.02
 """Seconds until an unfilled request ends if the room has fewer messages than the member has partitions."""
@@ -41,15 +41,15 @@ class Turns:
     async def pull(self, pulls: Sequence[PullRequests], busy: Collection[PullRequests], room: Room, now: float) -> None:
         """Request messages, so that all open requests together stay within ``room``.
 
-        In a cohort of several partitions, the call reserves about a quarter of the room for all partitions, in equal
-        shares of one message or more. Partitions of other members have a share too, because they may move to this
-        member. The ``busy`` partitions share the remaining room evenly.
+        In a cohort of several partitions, the call reserves about a quarter of the room, and gives each partition an
+        equal share of at least one message. Partitions of other members also have a share, because these partitions may
+        move to this member. The ``busy`` partitions share the remaining room evenly.
 
         If the room is too small for all partitions, a request expires after ``BRIEF`` seconds. The partitions then take
         turns, with a request for an idle partition every ``AGAIN`` seconds. A message of an idle partition may
         therefore wait for ``AGAIN`` seconds, plus ``BRIEF`` seconds each time that idle partitions fill the room.
 
-        The call warns once if no ``room`` since the start was large enough for one message of each consumer.
+        The call warns once if each ``room`` since the start was too small for one message of each consumer.
 
         Args:
             pulls: Pull requests of the consumers that may deliver now.
