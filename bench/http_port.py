@@ -26,8 +26,9 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
 
 import lanes
+from bench.alone import alone
 from bench.figures import Effort, Figure, cost, middle
-from bench.kafka_broker import PARTITIONS, TIMEOUT, Backlog, Clocked, alone, create, fill, kafka_server, until
+from bench.kafka_broker import PARTITIONS, TIMEOUT, Backlog, Clocked, create, fill, kafka_server, until
 from bench.kafka_handlers import WAITING, WAITING_MESSAGES
 from bench.kafka_light import send
 from bench.paced import LEAST, WARM_UP, Watch
