@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from functools import partial
 
@@ -189,6 +190,21 @@ async def test_a_close_leaves_the_group_at_once(protocol: str, topic: MakeTopic)
         await leaving.consumer.drain()
         assert members.size() == 1
         await members.owning(staying=2)
+
+
+@pytest.mark.parametrize("protocol", _CLASSIC)
+async def test_a_member_more_than_partitions_says_that_it_has_none(
+    protocol: str, topic: MakeTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "lanes.kafka")
+    events = topic(1)
+    async with group(events, protocol, Work(Story())) as members:
+        members.start("one")
+        await members.owning(one=1)
+        members.start("two")
+        await until(lambda: any("the group has no partition for this member" in line for line in caplog.messages))
+        said = [line for line in caplog.messages if "the group has no partition" in line]
+        assert len(said) == 1 and "because other members own all 1. " in said[0]
 
 
 async def test_no_partition_starves_on_a_backlog(topic: MakeTopic, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,18 +187,18 @@ def test_a_member_that_gave_all_partitions_back_says_that_its_group_waits(caplog
     member.group.join_watch.joins()
     member.group.on_revoke(client, [TopicPartition("t", 0)])
     member.now = 10.0
-    member.group.join_watch.look(45.0, outage=False)
+    member.group.join_watch.look(45.0, 1, outage=False)
     assert caplog.messages == [], "the member has a partition"
     member.group.on_revoke(client, [TopicPartition("t", 1)])
     member.now = 15.0
-    member.group.join_watch.look(45.0, outage=False)
+    member.group.join_watch.look(45.0, 1, outage=False)
     (said,) = caplog.messages
     assert said.startswith("kafka g: the group has assigned no partition for 5 s, so no message is handled. ")
     member.group.on_assign(client, [])
     member.group.closing = True
     member.group.on_revoke(client, [])
     member.now = 30.0
-    member.group.join_watch.look(45.0, outage=False)
+    member.group.join_watch.look(45.0, 1, outage=False)
     assert len(caplog.messages) == 1, "a member that ends waits for nothing"
 
 
@@ -214,7 +214,7 @@ def test_a_member_that_lost_all_partitions_says_that_its_group_waits(
     member.assign("T", 1)
     member.group.on_lost(client, [TopicPartition("T", 0)])
     member.now += 6.0
-    member.group.join_watch.look(45.0, outage=False)
+    member.group.join_watch.look(45.0, 1, outage=False)
     assert caplog.messages == [], "the member has a partition"
     if outage:
         begin_outage(member)
@@ -222,24 +222,25 @@ def test_a_member_that_lost_all_partitions_says_that_its_group_waits(
     member.group.report_return()
     member.now += 20.0
     if outage:
-        member.group.join_watch.look(45.0, outage=True)
+        member.group.join_watch.look(45.0, 1, outage=True)
         member.topics.contact.answered()
         member.group.report_return()
         member.now += 5.0
     caplog.clear()
-    member.group.join_watch.look(45.0, outage=False)
+    member.group.join_watch.look(45.0, 1, outage=False)
     (said,) = caplog.messages
     assert said.startswith(f"kafka g: the group has assigned no partition for {5 if outage else 20} s")
     member.group.on_assign(client, [])
     member.now += 100.0
-    member.group.join_watch.look(45.0, outage=False)
-    assert len(caplog.messages) == 1, "the group has answered"
+    member.group.join_watch.look(45.0, 1, outage=False)
+    (_, answered) = caplog.messages
+    assert answered.startswith("kafka g: the group has no partition for this member"), "the group has answered"
     member.assign("T", 0)
     member.group.closing = True
     member.group.on_lost(client, [TopicPartition("T", 0)])
     member.now += 10.0
-    member.group.join_watch.look(45.0, outage=False)
-    assert len(caplog.messages) == 1, "a member that ends waits for nothing"
+    member.group.join_watch.look(45.0, 1, outage=False)
+    assert len(caplog.messages) == 2, "a member that ends waits for nothing"
 
 
 def test_a_broker_that_returns_before_the_assignment_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -171,7 +171,7 @@ class Group:
         The method sets the start position and the pause of each partition before the client reads a message.
         """
         self.rebalances += 1
-        self.join_watch.answered()
+        self.join_watch.answered(owns=bool(partitions or self.owned or self._presumed_lost))
         if self.closing:
             return
         until = self._starts_until()

@@ -6,6 +6,8 @@ again.
 
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
 Therefore the wait also ends after one session, when the group has removed every dead member.
+
+A group with more members than partitions leaves members without a partition. A log line says so once.
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ class JoinWatch:
         self._tells_nothing = tells_nothing
         self._rebalances = False
         self._since = self._due = NEVER
+        # The time of the first empty assignment. A cooperative group often sends one before it moves partitions.
+        self._spare_since = NEVER
+        self._spare_said = False
 
     def joins(self) -> None:
         """Record that the member joins its group. Idempotent."""
@@ -54,9 +59,17 @@ class JoinWatch:
             self._since = self._clock()
             self._due = self._since + WARN_AFTER
 
-    def answered(self) -> None:
-        """Record that the group has sent an assignment, perhaps an empty one. Idempotent."""
+    def answered(self, *, owns: bool) -> None:
+        """Record that the group has sent an assignment. Idempotent.
+
+        Args:
+            owns: Whether the member owns a partition now, from this or an earlier assignment.
+        """
         self.waits = self._rebalances = False
+        if owns:
+            self._spare_since, self._spare_said = NEVER, False
+        elif self._spare_since == NEVER:
+            self._spare_since = self._clock()
 
     def rebalances(self) -> None:
         """Record that the member has released all its partitions, and waits for the group's answer. Idempotent.
@@ -75,15 +88,17 @@ class JoinWatch:
             self._since = self._clock()
             self._due = self._since + WARN_AFTER
 
-    def look(self, session: float, *, outage: bool) -> None:
+    def look(self, session: float, partitions: int, *, outage: bool) -> None:
         """Report the wait when a log line is due.
 
         Args:
             session: Session of the members of the group, in seconds.
+            partitions: Number of partitions of all topics together.
             outage: Whether no broker answers, which other lines report.
         """
         now = self._clock()
         if not (self.waits or self._rebalances) or self._since == NEVER:
+            self._look_at_spare(now, partitions, outage=outage)
             return
         if self._tells_nothing and now - self._since > session + _MARGIN:
             self.waits = self._rebalances = False
@@ -110,4 +125,16 @@ class JoinWatch:
             self._name,
             waited,
             session,
+        )
+
+    def _look_at_spare(self, now: float, partitions: int, *, outage: bool) -> None:
+        if self._spare_said or now - self._spare_since < WARN_AFTER or outage:
+            return
+        self._spare_said = True
+        log.info(
+            "%s: the group has no partition for this member, because other members own all %d. This member handles no "
+            "message until a member leaves or the topic gets more partitions. Start at most one member for each "
+            "partition",
+            self._name,
+            partitions,
         )

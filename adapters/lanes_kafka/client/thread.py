@@ -540,7 +540,8 @@ class ClientThread:
             outage = self.outage()
             self._outage_log.look(outage)
             self._group.report_return()
-            self._group.join_watch.look(self.session.timeout, outage=outage is not None)
+            partitions = sum(topic.partitions for topic in self._topics.known.values())
+            self._group.join_watch.look(self.session.timeout, partitions, outage=outage is not None)
             self._keys.report(self._topics.known)
             self.growth.look(self._topics.known)
             try:
