@@ -1,9 +1,9 @@
-"""PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
+"""Uses PostgreSQL as a broker, and as a store of exactly-once effects, attempts and partition states.
 
 Reading order: ``log`` (an ordered log), ``subscription`` (its source), ``ring`` (ranges of slots with owners),
 ``dead_letters``, ``positions``, ``claims``, ``floors``, ``rows``, ``topics``, ``attempts``, ``states``,
 ``advisory_locks``, ``lock_session``, ``address``, ``connecting``, ``cancellation``, ``transactions``, ``steps``,
-``migrations``, ``errors``, ``names``; and the room ``cli``.
+``migrations``, ``errors``, ``names``; and the folder ``cli``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Addresses of servers: checks at construction, and the parts of an address that an error may show."""
+"""Checks the addresses of servers, and selects the parts of an address that an error may show."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _fault(address: str, scheme: re.Match[str] | None, error: psycopg.Error) -> 
 
 
 def _unknown_option(name: str) -> str:
-    """Name an unknown option that resembles a known one. Any other name may be a part of a password with a blank."""
+    """Name an unknown option if a known option has a similar name. Any other name may be a part of a password."""
     known = [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if near:
@@ -88,7 +88,7 @@ def place_of(dsn: str) -> str:
         dsn: The address; "" = the ``PG…`` variables of the environment.
 
     Returns:
-        The text shows "…" in place of a value that may be a misplaced password.
+        The text, with "…" in place of a value that may be a misplaced password.
     """
     defaults = {option.keyword.decode(): option.val for option in pq.Conninfo.get_defaults()}
     values: dict[str, Any] = {name: value.decode() for name, value in defaults.items() if value is not None}

@@ -1,10 +1,10 @@
-"""Advisory locks: one session of the server holds all locks of a process.
+"""Holds all advisory locks of a process in one session of the server.
 
 The server ends the session of a frozen or dead process.
 
-The server ends a session that is idle for one lease (``idle_session_timeout``), with its locks. A heartbeat after each
-third of the lease keeps the session. The heartbeat verifies that the server's process is the same and still has the
-locks. The socket reports the end of a connection at once.
+The server ends a session that is idle for one lease (``idle_session_timeout``), and frees its locks. A heartbeat after
+each third of the lease keeps the session. Each heartbeat verifies that the server's process is the same and still has
+the locks. The socket reports the end of a connection at once.
 
 ```
 heartbeat sent          deadline       the server ends the session
@@ -40,7 +40,7 @@ _LEAST: Final = 1.0
 _MOST: Final = 86_400.0
 
 _MARGIN: Final = 1 / 6
-"""Share of the lease in which no handler starts, for clocks of different speed and late timers."""
+"""Share of the lease, at its end, in which no handler starts. The share allows for late timers and different clocks."""
 
 _SHARE: Final = 3
 """Number of heartbeats that a session sends in one lease."""
@@ -48,12 +48,12 @@ _SHARE: Final = 3
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 2.0
 _QUIET: Final = 60.0
-"""Seconds without a further log line while the server does not accept a connection."""
+"""Seconds between two log lines while the server does not accept a connection."""
 
 _TRY: Final[LiteralString] = "SELECT pg_try_advisory_lock(%s::bigint), pg_backend_pid()"
 _UNLOCK: Final[LiteralString] = "SELECT pg_advisory_unlock(%s::bigint)"
 _UNLOCK_ALL: Final[LiteralString] = "SELECT pg_advisory_unlock_all()"
-# The view has one row for each lock, whose key is in two halves of 32 bits.
+# The view ``pg_locks`` has one row for each lock, and stores the key in two halves of 32 bits.
 _VERIFY: Final[LiteralString] = (
     "SELECT pg_backend_pid(), current_setting('idle_session_timeout'), "
     "(SELECT array_agg((classid::bigint << 32) | objid::bigint) FROM pg_locks AS held "
@@ -61,7 +61,8 @@ _VERIFY: Final[LiteralString] = (
     "WHERE locktype = 'advisory' AND objsubid = 1 AND granted AND pid = pg_backend_pid())"
 )
 
-# Other programs use advisory locks too. A hash with its own domain makes an equal key unlikely: 2^-64 for each pair.
+# Other programs use advisory locks too. A hash with its own domain gives two locks the same key with a probability of
+# only 2^-64.
 _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: key of an advisory lock")
 
 
@@ -77,8 +78,8 @@ class AdvisoryLocks:
     """Advisory locks of PostgreSQL 14 or newer; see ``lanes.ownership.Locks``. Needs asyncio.
 
     One separate connection holds all locks of the object. The server ends the session of a frozen process, or of a lost
-    host, after one lease. ``open`` refuses a transaction-pooling proxy. A transaction-pooling proxy shares sessions
-    between clients and cannot hold locks. With any proxy, a start briefly needs a second session.
+    host, after one lease. ``open`` refuses a transaction-pooling proxy, because such a proxy shares sessions between
+    clients and cannot hold locks. With any proxy, a start briefly needs a second session.
 
     If the connection ends, the object loses all locks, and ``run`` connects again.
 
@@ -203,19 +204,19 @@ class AdvisoryLocks:
             await asyncio.wait(self._tasks)
 
     def outage(self) -> Outage | None:
-        """Return the present outage of the server, as the session of the locks sees it. Does not block.
+        """Return the present outage of the server, by the answers to the session of the locks. Does not block.
 
         Returns:
             The outage; None = the server answers.
         """
         return self._contact.outage()
 
-    # --- requests: each has the turn of its session until its bookkeeping is done
+    # --- requests: each holds ``turn`` of its session until it has recorded its result
 
     async def _take(self, session: LockSession, key: int, name: str, changed: Callable[[], None]) -> HeldLock | None:
         async with session.turn:
             if monotonic() >= session.verified_at + self._lease / _SHARE:
-                # A heartbeat would wait for all acquisitions that were queued before it.
+                # Send a due heartbeat here, because a heartbeat of ``run`` would wait for all queued acquisitions.
                 await self._renew(session)
             sent = monotonic()
             taken, pid = await session.ask(_TRY, key)
@@ -256,7 +257,7 @@ class AdvisoryLocks:
             try:
                 await session.ask(_UNLOCK, key)
             finally:
-                # If the server refused the request, the next heartbeat finds the lock without a holder.
+                # If the server refuses the request, the next heartbeat finds the lock without an owner.
                 session.held.pop(key, None)
 
     async def _unlock_all(self, session: LockSession) -> None:
@@ -270,19 +271,20 @@ class AdvisoryLocks:
             session.check()
         begun = monotonic()
         if self._left(session, begun) <= 0:
-            # This process was frozen, and the server may have ended the session.
+            # This process was frozen, so the server may have ended the session.
             request.close()
             self._end(session, "its deadline passed before a heartbeat was sent")
             raise SourceError(f"{WHERE}: {session.ended}", retryable=True)
         task = self._spawn(request)
         session.requests.add(task)
         task.add_done_callback(session.requests.discard)
-        # A cancelled caller leaves the request to its end, so that its bookkeeping is done.
-        # The deadlines rise while the request waits for its turn.
+        # The request continues after a cancellation of its caller, so that it records its result. The deadlines rise
+        # while the request waits for its turn.
         while not task.done() and (left := self._left(session, begun)) > 0:
             await asyncio.wait({task}, timeout=left)
         if not task.done():
-            # The client cancels the request at the server, which may take seconds. The locks are lost now.
+            # The client cancels the request at the server, which may take seconds. Report the loss of the locks at
+            # once.
             self._end(session, "the server did not answer before the deadline")
             task.cancel()
             raise SourceError(f"{WHERE}: {session.ended}", retryable=True)

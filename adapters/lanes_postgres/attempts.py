@@ -1,4 +1,4 @@
-"""Stored attempts of failed messages: the number of failures of each message, and the state of its lane."""
+"""Stores the attempts of failed messages: the number of failures of each message, and the state of its lane."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class PostgresAttempts:
     The store writes each failure in a separate transaction, independent of the handler's transaction. One call
     deletes the attempts of many settled messages.
 
-    The fencing token of the partition protects every write. A call of a former owner changes no row of a newer owner.
-    Every call is idempotent. A cancelled call takes effect completely or not at all. The methods raise the same errors
-    as ``Positions``.
+    Every write compares the fencing token of the partition, so a former owner changes no row of a newer owner. Every
+    call is idempotent. A cancelled call has its whole effect or no effect. The methods raise the same errors as
+    ``Positions``.
 
     Args:
         connect: Function that returns a context manager with a connection, such as ``pool.connection`` of an

@@ -1,4 +1,4 @@
-"""A call that a cancellation reaches once. Needs asyncio."""
+"""Passes only one cancellation to a call. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ T = TypeVar("T")
 async def cancelled_once(work: Coroutine[Any, Any, T]) -> T:
     """Await a coroutine in a separate task, and return its result. A cancellation of the caller reaches the task once.
 
-    A cancelled scope cancels its tasks in each turn of the loop. psycopg cancels a running statement at the server, and
-    a second cancellation would interrupt this request and log a warning.
+    A cancelled scope cancels its tasks again in each iteration of the event loop. psycopg asks the server to cancel a
+    running statement. A second cancellation would interrupt this request and log a warning.
     """
     task = asyncio.create_task(work)
     try:

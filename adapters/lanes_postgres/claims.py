@@ -1,8 +1,8 @@
-"""Claims: one SQL statement decides whether a message may have its effect, and stores the position of the message.
+"""Decides by one SQL statement whether a message may have its effect, and stores the position of the message.
 
 The statement is a compare-and-set. If the position rises and the epoch does not fall, the statement writes the position
 of the message and returns one row. The statement locks the row until the end of the transaction. A concurrent claim of
-the same key waits for this lock. If the statement returns no row, later statements find the reason.
+the same key waits for this lock. If the statement returns no row, further statements find the reason.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Claims:
 
     def all(self, messages: Sequence[Message], rows: Sequence[Row]) -> Steps[list[Message]]:
         """Return the messages that may have their effect now, in the given order."""
-        # One claim order for all transactions prevents deadlocks; within a key, the claims are in order of position.
+        # All transactions claim in the same order, which prevents deadlocks. The claims of a key are in order of
+        # position.
         order = sorted(range(len(rows)), key=lambda index: rows[index][:_IDENTITY])
         fresh = set()
         for of_topic in _grouped(order, rows):
@@ -113,12 +114,12 @@ class Claims:
         return self._subscription, row.topic, row.incarnation, row.incarnation
 
     def _explain(self, message: Message, row: Row) -> Steps[bool]:
-        """Find the reason why a claim returned no row: the effect is done, the owner is fenced, or the topic is new."""
+        """Find the reason why a claim returned no row: the effect exists, the owner is fenced, or the topic is new."""
         for _ in range(TRIES):
             kept = yield from self._stored_row(row)
             if kept.position is not None:
                 if kept.position >= row.position:
-                    # Later messages of the key may have been handled since the dead letter was stored.
+                    # The consumer may have handled later messages of the key after it stored the dead letter.
                     return row.dead_letter and kept.position > row.position
                 if kept.epoch is not None and row.epoch is not None and row.epoch < kept.epoch:
                     raise self._fenced(message, row, kept.epoch)
@@ -151,7 +152,7 @@ class Claims:
             f"with epoch {epoch}"
         )
         if partition.live and monotonic() < partition.deadline:
-            # The owner is the newest owner, so the epochs have restarted, and every message would fail.
+            # This process is the newest owner, so the epochs have restarted. Every message would fail.
             return ConfigError(
                 f"{text}, although this process owns the partition, so epochs have restarted, as after the loss of a "
                 "cohort's bucket; stop all former owners, then call Positions.unfence"
@@ -165,7 +166,7 @@ def _grouped(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
 
 
 def _rounds(order: Sequence[int], rows: Sequence[Row]) -> list[list[int]]:
-    """Split indices into groups, because one statement may change a row only once. A round names each row once."""
+    """Split indices into groups with at most one index for each row, because a statement may change a row only once."""
     rounds: list[list[int]] = []
     times: Counter[tuple[int, bytes]] = Counter()
     for index in order:

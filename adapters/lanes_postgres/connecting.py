@@ -1,4 +1,4 @@
-"""The function that opens a connection. Needs asyncio."""
+"""Opens a connection to a server. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TIMEOUT: Final = 10
 """Seconds allowed for the connection to each host, unless the user sets ``connect_timeout``."""
 
 _WARN_AFTER: Final = 3.0
-"""Seconds without an answer after which a warning names the server's silence."""
+"""Seconds without an answer after which the function logs a warning."""
 
 
 async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
@@ -36,10 +36,11 @@ async def connect(dsn: str, where: str, **options: Any) -> AsyncConnection[Any]:
     try:
         return await AsyncConnection.connect(dsn, autocommit=True, **_time_limit(dsn, options), **options)
     except psycopg.Error as error:
-        # The client's own text may show a part of the password.
+        # Do not show the client's own text, which may contain a part of the password.
         raise not_connected(error, _where(dsn, where)) from None
     except asyncio.CancelledError as error:
-        # The frames hold the begun connection, and the garbage collector would close its socket much later.
+        # The frames of the traceback reference the unfinished connection, so its socket would remain open until a
+        # garbage collection.
         traceback.clear_frames(error.__traceback__)
         raise
     finally:

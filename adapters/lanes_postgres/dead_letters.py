@@ -1,4 +1,4 @@
-"""Dead letters in a table, which a consumer writes and an operator lists and republishes. Needs asyncio."""
+"""Stores dead letters in a table, and lists, republishes and disposes of them for an operator. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ _DISPOSE: Final[LiteralString] = (
 )
 
 _NAMED: Final = 5
-"""Maximum number of other names that a text about an empty list shows."""
+"""Maximum number of other names that ``why_empty`` shows."""
 
 _BYTES: Final = ("key", "record_key")
 
 
 @names_unknown_options("lanes_postgres.PostgresDeadLetters")
 class PostgresDeadLetters:
-    """Dead letters in the table ``lanes_dead_letters``, for ``Consumer(dead_letters=…)``; also their ``DeadLetterBox``.
+    """Dead letters in the table ``lanes_dead_letters``, for ``Consumer(dead_letters=…)``; also a ``DeadLetterBox``.
 
-    Give each subscription a different name. Two subscriptions derive the same dead-letter id from one message. Needs
-    asyncio.
+    Give each subscription a different name, because two subscriptions derive the same dead-letter id from one message.
+    Needs asyncio.
 
     Args:
         dsn_or_pool: Address of the database, or a ``psycopg_pool.AsyncConnectionPool``.
@@ -73,7 +73,7 @@ class PostgresDeadLetters:
 
     Attributes:
         name: Name of the dead letters.
-        remembers: True: ``find`` distinguishes a disposed dead letter from an unknown id.
+        remembers: Always True, because ``find`` distinguishes a disposed dead letter from an unknown id.
         other_messages: Number of rows of other programs that the last ``ids`` found.
 
     Raises:
@@ -82,7 +82,7 @@ class PostgresDeadLetters:
 
     def __init__(self, dsn_or_pool: str | Pool, name: str, *, schema: str = SCHEMA) -> None:
         if is_address(name) or (isinstance(name, str) and "host=" in name):
-            # The name is not shown, because an address may have a password.
+            # Do not show the name, because an address may contain a password.
             raise ConfigError(
                 "name= is the address of a server; pass the connection string first and the name of the subscription "
                 "second"
@@ -187,7 +187,7 @@ class PostgresDeadLetters:
             stored: A result of ``find``.
 
         Returns:
-            Place of the message.
+            Text that names the log of the message.
         """
         letter = stored.dead_letter
         if letter.system and letter.system != _SYSTEM:
@@ -225,7 +225,7 @@ class PostgresDeadLetters:
 
 
 def record_of(letter: DeadLetter) -> bytes:
-    """Return all fields except the value as ASCII JSON, which can hold names that a database text cannot."""
+    """Return all fields except the value as ASCII JSON. A database text cannot contain each name that JSON can."""
     fields = {field.name: getattr(letter, field.name) for field in dataclasses.fields(letter) if field.name != "value"}
     for name in _BYTES:
         if fields[name] is not None:

@@ -1,4 +1,4 @@
-"""Functions that convert errors of psycopg to errors of ``lanes``."""
+"""Converts errors of psycopg to errors of ``lanes``."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _RETRYABLE_CLASSES: Final = frozenset({"08", "40", "53", "55", "57"})
 """SQLSTATE classes of temporary faults: connection, transaction (deadlock), resources, locks, operator."""
 
 _CONNECTION_CODES: Final = ("08", "53", "57P", "25P03")
-"""Beginnings of the SQLSTATE codes of faults that no other statement would escape: connection, resources, operator."""
+"""SQLSTATE classes of faults that affect every statement: connection, resources, operator."""
 
 _IDLE_IN_TRANSACTION: Final = "25P03"
-"""The server has ended the session of a process that was frozen in a transaction, and rolled the transaction back."""
+"""Error code: the server has ended the session of a process that was frozen in a transaction. The transaction rolled
+back."""
 
 _REFUSED: Final = re.compile(
     "password authentication failed|no password supplied|no pg_hba.conf entry|is not permitted to log in"
@@ -25,7 +26,7 @@ _REFUSED: Final = re.compile(
 )
 """SQLSTATE codes with which a server refuses every repetition of the request."""
 
-# The server and its client quote by ", psycopg by the repr of a text, which may hold a ' itself.
+# The server and libpq quote a name by ". psycopg quotes a name by its repr, which may contain a '.
 _QUOTED: Final = re.compile(r"""("[^"]*"|'.*')""")
 _RELATION: Final = re.compile(r'relation "([^"]*)"')
 _BEFORE_HOST: Final = re.compile(r"""[^\s'"]*@""")
@@ -45,28 +46,28 @@ _REMEDIES: Final[Mapping[str, str]] = {
 def lanes_error(where: str, error: psycopg.Error) -> LanesError:
     """Return the error of ``lanes`` to raise in place of an error of psycopg.
 
-    ``SourceError(retryable=True)``: the same transaction may succeed later, for example after a deadlock or a timeout.
-    ``ConfigError``: a person must change the setup. Every other fault: ``SourceError(retryable=False)``. The text
-    contains the server's primary message, or the text of psycopg without passwords. The text never contains the details
-    of the server, because details may show values of a row.
+    The result is a ``SourceError(retryable=True)`` if the same transaction may succeed later, for example after a
+    deadlock or a timeout. The result is a ``ConfigError`` if a person must change the setup. For every other fault the
+    result is a ``SourceError(retryable=False)``. The text contains the server's primary message, or the text of psycopg
+    without passwords. The text omits the details of the server, because details may show values of a row.
     """
     state = error.sqlstate
     text = f"{where}: {primary_message(error)}"
     if state == "LN002":
-        # A refusal of a function of lanes, with its remedy.
+        # A database function of ``lanes`` has refused the call. Its text contains the remedy.
         return ConfigError(text)
     if state == "42P01" and (missing := _RELATION.search(text)) and "lanes_" not in missing[1]:
         return ConfigError(f"{text}; create the table, or correct the name given to Log.over")
     if state is not None and state in _REMEDIES:
         return ConfigError(f"{text}; {_REMEDIES[state]}")
     if state is None:
-        # An error without a state is the client's own: the connection is lost, or the client was misused.
+        # An error without an SQLSTATE comes from the client, after a lost connection or a wrong call.
         return SourceError(text, retryable=isinstance(error, psycopg.OperationalError))
     return SourceError(text, retryable=state[:2] in _RETRYABLE_CLASSES or state == _IDLE_IN_TRANSACTION)
 
 
 def is_about_statement(error: LanesError) -> bool:
-    """Return whether the server refused one statement and kept the connection, so other statements may succeed."""
+    """Return whether the server refused only this statement, so that other statements may succeed."""
     state = error.__cause__.sqlstate if isinstance(error.__cause__, psycopg.Error) else None
     return state is not None and not state.startswith(_CONNECTION_CODES)
 
@@ -77,7 +78,7 @@ def not_connected(error: psycopg.Error, where: str) -> LanesError:
     text = str(error)
     if "too many clients" in text or "connection slots" in text or "too many connections" in text:
         return SourceError(f"{found}; raise max_connections, or start fewer processes", retryable=True)
-    # A connection that fails has no SQLSTATE. The text has one line for each host.
+    # The error of a failed connection has no SQLSTATE. Its text has one line for each host.
     hosts = text.splitlines()[2:] if "Multiple connection attempts failed" in text else [text]
     if hosts and all(_REFUSED.search(host) for host in hosts):
         return SourceError(
@@ -92,9 +93,9 @@ def primary_message(error: psycopg.Error) -> str:
     """Return the server's primary message, or the text of psycopg without passwords."""
     primary = error.diag.message_primary
     if primary is None:
-        # The client's own errors name host and user, but no password. An error about an unreadable URL may quote any
-        # part of the URL, and so may one about an invalid port. With an extra @ in the URL, the client takes the end of
-        # the password for the host.
+        # Most errors of the client name host and user, but no password. An error about an unreadable URL or an invalid
+        # port may quote any part of the URL. If the URL has an extra @, the client treats the end of the password as
+        # the host.
         words = " ".join(str(error).split())
         if isinstance(error, psycopg.ProgrammingError) or "invalid" in words:
             words = _QUOTED.sub('"…"', words)

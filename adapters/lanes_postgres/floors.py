@@ -1,7 +1,7 @@
-"""Claims by partition: one statement stores the position of a subscription in the transaction of the effect.
+"""Claims messages by partition. One statement stores the position of a subscription in the transaction of the effect.
 
-The statement writes the row of ``PostgresStates``, from which the next owner continues. The transaction locks the row,
-so no other process acquires the partition before its end.
+The statement writes the row of ``PostgresStates`` at which the next owner continues. The transaction locks the row, so
+no other process acquires the partition before the transaction ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SET: Final[LiteralString] = (
 
 
 class _Owned(NamedTuple):
-    """A partition with the epoch of its owner."""
+    """A partition, and the epoch of its owner."""
 
     partition: PartitionId
     incarnation: str
@@ -45,7 +45,8 @@ class _Owned(NamedTuple):
 class FloorClaims:
     """The claims of one subscription in one schema, by partition. Immutable; performs no I/O.
 
-    A replayed dead letter is below the position of its partition. ``claims`` therefore stores a separate row for it.
+    A replayed dead letter is below the position of its partition. ``claims`` therefore stores a separate row for the
+    dead letter.
     """
 
     def __init__(self, subscription: str, schema: str, claims: Claims) -> None:
@@ -70,7 +71,7 @@ class FloorClaims:
         fresh: set[Message] = set()
         letters = [each for each in messages if isinstance(each.raw, DeadLetter)]
         others = [each for each in messages if not isinstance(each.raw, DeadLetter)]
-        # One order of the rows for all transactions prevents deadlocks.
+        # All transactions lock the rows in the same order, which prevents deadlocks.
         for owned, run in groupby(sorted(others, key=_in_order), self._owned):
             fresh.update((yield from self._locked(owned, list(run))))
         if letters:
@@ -101,7 +102,7 @@ class FloorClaims:
         ]
         if fresh:
             after = fresh[-1].position + 1
-            # The run that holds the position ends later; a source continues after it.
+            # The position is within a finished range, so the source continues after this range.
             after = max([after, *(end for start, end in completed if start <= after)])
             above = [bounds for bounds in completed if bounds[0] > after]
             yield Statement(self._set, (Int8(after), array_of(above), *place))

@@ -1,4 +1,4 @@
-"""The database session that holds the advisory locks of a process, and the checks of the session."""
+"""Opens and checks the database session that holds the advisory locks of a process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CONNECT: Final = 10
 
 _PROBES: Final = 3
 CLOSING: Final = 2.0
-"""Seconds that ``aclose`` waits for the server, which ends the session in any case."""
+"""Seconds that ``aclose`` waits for the server. The server ends the session even without this wait."""
 
 _PREPARE: Final[LiteralString] = (
     "SELECT set_config('idle_session_timeout', %s, false), pg_is_in_recovery(), pg_backend_pid()"
@@ -51,13 +51,14 @@ class LockSession:
         self.ended = ""
         self.poked = False
         self.asked_at = verified_at
-        # A copy of the socket's descriptor, because the client removes its own reader after each request.
+        # Use a copy of the socket's descriptor, because the client removes its own reader after each request.
         self._socket = os.dup(connection.fileno())
 
     async def ask(self, query: LiteralString, *parameters: object) -> tuple[Any, ...]:
-        """Return the one row of a query. The caller holds ``turn``.
+        """Return the only row of a query. The caller holds ``turn``.
 
-        An answer after the end of the session is an error, because the session has lost its locks.
+        If the answer arrives after the end of the session, the call raises an error, because the session has lost its
+        locks.
         """
         self.check()
         self.asked_at = monotonic()
@@ -82,7 +83,7 @@ class LockSession:
             asyncio.get_running_loop().add_reader(self._socket, self._readable, wake)
 
     def _readable(self, wake: Callable[[], None]) -> None:
-        # The end of each request watches again.
+        # Each request begins to watch again at its end.
         asyncio.get_running_loop().remove_reader(self._socket)
         if not self.turn.locked():
             self.poked = True
@@ -167,7 +168,8 @@ class SessionMaker:
             try:
                 await self._refuse_shared_sessions(cursor, pid)
             except psycopg.errors.ProtocolViolation as error:
-                # A proxy that pools by statement refuses transactions. One without a free session refuses to wait.
+                # A proxy that pools by statement refuses transactions. A proxy without a free session may refuse the
+                # connection.
                 if "statement pooling" not in str(error):
                     raise
                 raise pooled(str(lanes_error("its answer", error))) from error
@@ -184,11 +186,11 @@ class SessionMaker:
         return LockSession(connection, pid, shown, sent)
 
     async def _refuse_shared_sessions(self, cursor: AsyncCursor[Any], pid: int) -> None:
-        """Raise ``ConfigError`` if a proxy lends the session of this connection to another client between statements.
+        """Raise ``ConfigError`` if a proxy gives the session of this connection to another client between statements.
 
-        The proxy hides the process of the server. The check opens a transaction on a second connection, to which the
-        proxy lends the session that it used last. Unless a third client was faster, this session belongs to the first
-        connection.
+        The proxy hides the process of the server. The check opens a transaction on a second connection. A proxy gives
+        this transaction the session that it used last. If no third client was faster, this session also serves the
+        first connection.
         """
         for _ in range(_PROBES):
             async with (
@@ -206,7 +208,7 @@ class SessionMaker:
 async def abandon(requests: set[asyncio.Task[Any]], connection: AsyncConnection[Any]) -> None:
     """Cancel requests, and close their connection.
 
-    After a first cancellation the function waits for the server; a second cancellation ends the wait.
+    The first cancellation of a request waits for the server, and a second cancellation ends this wait.
     """
     for _ in range(2):
         if running := {request for request in requests if not request.done()}:

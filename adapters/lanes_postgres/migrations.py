@@ -1,4 +1,4 @@
-"""The functions that create and update the tables by the numbered SQL files of this package."""
+"""Creates and updates the tables by the numbered SQL files of this package."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lanes_postgres.names import SCHEMA, check_schema_name
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
-# A snapshot of the whole transaction would miss tables that were created while the transaction waited for the lock.
+# A snapshot of the whole transaction would miss tables that another transaction created during the wait for the lock.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(%s::bigint)"
 _IS_THERE: Final[LiteralString] = (
@@ -28,9 +28,9 @@ _CREATE_TABLE: Final[LiteralString] = (
     "applied timestamptz NOT NULL DEFAULT now())"
 )
 _VERSION: Final[LiteralString] = "SELECT max(version) FROM {schema}.lanes_migrations"
-# A transaction of a user may lock the tables in any order. A try that is shorter than deadlock_timeout (1 s) ends a
-# deadlock before the server ends that transaction, and lets the transactions that wait for the tables go on. The bound
-# is one for all tables, because the first lock of a try is held until its end.
+# A transaction of a user may lock the tables in any order. Each attempt is shorter than deadlock_timeout (1 s). It
+# therefore ends a deadlock before the server aborts the user's transaction, and before other waiting transactions wait
+# long. One time limit applies to all tables, because an attempt keeps its first lock until its end.
 _LOCK_TABLES: Final[LiteralString] = """DO $do$
 DECLARE
     begun CONSTANT timestamptz := clock_timestamp();
@@ -90,10 +90,10 @@ def migrate(
 ) -> Awaitable[list[str]] | list[str]:
     """Create the tables, or update them to this version of ``lanes``.
 
-    The call runs in one transaction, completely or not at all. The first of several concurrent calls migrates, and
-    the others wait. An update of existing tables waits up to 60 s for other transactions on the tables, and never
-    aborts them. Idempotent. The user of the connection needs the right to create the tables and a missing schema.
-    ``Positions`` needs no such right.
+    The call runs in one transaction. If several calls run at once, one call migrates and the other calls wait. An
+    update of existing tables waits up to 60 s for other transactions on the tables, and never aborts these
+    transactions. Idempotent. The user of the connection needs the right to create the tables, and a missing schema.
+    ``Positions`` does not need this right.
 
     Args:
         connection: A psycopg connection, blocking or asynchronous, that is in no transaction.

@@ -1,4 +1,4 @@
-"""Checks of the names that users choose for subscriptions, groups, consumers and schemas."""
+"""Checks the names that users choose for subscriptions, groups, consumers and schemas."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def check_schema_name(name: object) -> None:
 
 
 def refuse_address(argument: str, name: object, remedy: str) -> None:
-    """Raise ``ConfigError`` for an address in place of a name. The error omits the address, a possible secret."""
+    """Raise ``ConfigError`` for an address in place of a name. The error omits the address, which may be a secret."""
     if is_address(name):
         raise ConfigError(f"{argument}= is the address of a server, not a name; {remedy}")
 
 
 def is_address(name: object) -> bool:
-    """Return whether a value is an address: a URL, or words such as ``password=…``."""
+    """Return whether a value is an address: a URL, or text with words such as ``password=…``."""
     return isinstance(name, str) and ("://" in name or _PASSWORD.search(name) is not None)
 
 

@@ -1,4 +1,4 @@
-"""The class ``Positions``, which stores the position of a message in the transaction of its effect."""
+"""Stores the position of a message in the transaction of its effect."""
 
 from __future__ import annotations
 
@@ -44,25 +44,26 @@ _UNFENCE_ATTEMPTS: Final[LiteralString] = (
 class Positions:
     """Records which messages of one subscription have had their effect, in the database of the effects.
 
-    Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and acts only
-    in the transaction of that connection. Threads and tasks may share an instance, because an instance has no state
-    between calls. ``pickle`` can copy an instance. After the cancellation of an asynchronous call, the transaction
-    block around the call rolls back.
+    Every method takes the user's ``psycopg.Connection`` or ``AsyncConnection``, for example from a pool, and writes
+    only in the transaction of that connection. Threads and tasks may share an instance, because an instance has no
+    state between calls. ``pickle`` can copy an instance. After the cancellation of an asynchronous call, the
+    surrounding transaction block rolls back.
 
     Every method raises ``ConfigError`` for a fault that a person must correct. The error stops a consumer after a
-    drain. Examples are missing tables or permissions, a replica, and a transaction that cannot hold both position and
-    effect. For other faults of the database every method raises ``SourceError``. The attribute ``retryable`` of the
-    error is True if the same transaction may succeed later, for example after a lost connection, a deadlock or a
-    timeout. Errors of the user's own statements stay unchanged.
+    drain. Examples of such faults are missing tables or permissions, a replica, and a transaction that cannot contain
+    both the position and the effect. For other faults of the database every method raises ``SourceError``. The
+    attribute ``retryable`` of the error is True if the same transaction may succeed later, for example after a lost
+    connection, a deadlock or a timeout. Errors of the user's own statements stay unchanged.
 
     Args:
-        subscription: Name of the purpose of the effects, 1 to 200 characters. Two subscriptions on one topic are
-            independent. All processes that run one handler use the same subscription.
+        subscription: Name of the subscription, 1 to 200 characters, such as the purpose of the effects. Two
+            subscriptions on one topic are independent. All processes that run the same handler use the same
+            subscription.
         schema: Schema in which ``migrate`` created the tables.
-        by: ``"key"`` keeps one row for each key, with the position of its last message. ``"message"`` keeps one row for
-            each message, for ``order="none"``. A message without a key always has its own row. ``"partition"`` keeps no
-            separate row, and moves the position of a ``PostgresSource``, for ``order="serial"`` and
-            ``order="partition"``. Subscription, database and schema must then equal those of the source.
+        by: ``"key"`` stores one row for each key, with the position of its last message. ``"message"`` stores one row
+            for each message, for ``order="none"``. A message without a key always has its own row. ``"partition"``
+            stores no separate row. It moves the position of a ``PostgresSource``, for ``order="serial"`` and
+            ``order="partition"``. The source must have the same subscription, database and schema.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -97,8 +98,8 @@ class Positions:
 
         ``async with positions.once(connection, message) as fresh:`` sets ``fresh`` to True if the message must have its
         effect in this block, and to False if the effect happened before. The end of the block commits position and
-        effect. An exception rolls back position and effect, and leaves the block. If the result of the COMMIT is
-        unknown, the next attempt reads the stored position.
+        effect. An exception in the block rolls back position and effect, and the block raises it again. If the result
+        of the COMMIT is unknown, the next attempt reads the stored position.
 
         Args:
             connection: A connection that is in no transaction.

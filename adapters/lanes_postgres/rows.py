@@ -1,4 +1,4 @@
-"""The table row of a message. Pure."""
+"""Computes the table row of a message. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ By = Literal["key", "message"]
 LEAST: Final = -(1 << 63)
 MOST: Final = (1 << 63) - 1
 
-# The hash has a separate domain (BLAKE3 specification, "Modes"). With 32 bytes, an attacker needs about 2^128 tries to
-# find two keys that share a row.
+# The hash has a separate domain (BLAKE3 specification, "Modes"). With 32 bytes, an attacker needs about 2^128 attempts
+# to find two keys with the same row.
 _KEY: Final = blake3(derive_key_context="lanes-runtime postgres v1: position of a key")
 
 
@@ -28,8 +28,8 @@ class Row(NamedTuple):
         topic: Name of the topic.
         incarnation: Incarnation of the topic; "" = unknown.
         partition: Number of the partition.
-        key: Digest of the key, 32 bytes. A message without a key, or with ``by="message"``, has its position in 8 bytes
-            instead.
+        key: Digest of the key, 32 bytes. For a message without a key, and with ``by="message"``, the field contains the
+            position in 8 bytes.
         position: Position of the message.
         epoch: Fencing token of the partition, which rises across processes; None = no token, or a dead letter.
         dead_letter: Whether the message is a replayed dead letter.
@@ -52,8 +52,8 @@ class Row(NamedTuple):
 def row_of(message: Message, by: By) -> Row:
     """Return the row of a message.
 
-    Raises ``ConfigError`` if ``order="none"`` would let a message hide an earlier message of its key. Raises
-    ``ConfigError`` also for a topic name with a zero byte, and for an object that is no message. Raises
+    Raises ``ConfigError`` if the row of a message with ``order="none"`` would also mark earlier messages of its key as
+    done. Raises ``ConfigError`` also for a topic name with a zero byte, and for an object that is no message. Raises
     ``MessageError`` for a number beyond 64 bits.
     """
     if not isinstance(message, Message):
@@ -64,7 +64,7 @@ def row_of(message: Message, by: By) -> Row:
     partition, key, position = message.partition, message.key, message.position
     where = partition.id
     dead_letter = isinstance(message.raw, DeadLetter)
-    # The epoch of a dead letter is the epoch of a former assignment.
+    # A dead letter has the epoch of a former assignment, so its row needs no epoch.
     epoch = None if dead_letter else partition.fencing_token
     for name, number in (("position", position), ("fencing token", epoch or 0), ("partition", where.number)):
         if not LEAST <= number <= MOST:

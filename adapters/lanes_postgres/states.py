@@ -1,4 +1,4 @@
-"""A store of partition states in PostgreSQL. A state holds a position, and an epoch that fences former owners."""
+"""Stores partition states in PostgreSQL. A state contains a position, and an epoch that fences former owners."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _OF: Final[LiteralString] = (
     "AND kept.partition = new.partition AND kept.incarnation = new.incarnation "
 )
 
-# The results are single rows with arrays, because a ``Statement`` returns only the first row. Arrays of different
-# lengths cannot be aggregated, so the runs are text.
+# The results are single rows with arrays, because a ``Statement`` returns only the first row. The finished ranges are
+# text, because PostgreSQL cannot aggregate arrays of different lengths.
 _READ: Final[LiteralString] = (
     "SELECT array_agg(of.index), array_agg(kept.epoch), array_agg(kept.floor), array_agg(kept.completed::text) "
     "FROM " + _KEYS + " AS of (" + _KEY + ", index) JOIN {schema}.lanes_states AS kept USING (" + _KEY + ")"
 )
-# A server that loses confirmed commits in a crash would give the same epoch twice. The transaction of a frozen handler
-# may hold the row for hours, and the claims of other partitions would wait for this one.
-# A member that is frozen before its COMMIT would keep the row too. A store is one statement, so it needs no such limit.
+# A server that loses confirmed commits in a crash would assign the same epoch twice, so commit synchronously. The
+# transaction of a frozen handler may lock the row for hours, and the claims of other partitions would wait. A member
+# that is frozen before its COMMIT would also keep the lock. A store is one statement, so it needs no such limit.
 _CLAIMS: Final[LiteralString] = (
     "SET LOCAL idle_in_transaction_session_timeout TO '5s'; SET LOCAL synchronous_commit TO on; "
     "SET LOCAL lock_timeout TO '10ms'"
@@ -51,7 +51,8 @@ _STORE: Final[LiteralString] = (
     + _KEY
     + ", epoch, floor, completed, index)"
     + _OF
-    # A state that is stored already is neither locked nor written: a transaction of a handler may hold its row.
+    # Neither lock nor write the row of an already stored state, because a transaction of a handler may have locked the
+    # row.
     + "AND kept.epoch = new.epoch AND (kept.floor < new.floor OR kept.floor = new.floor "
     "AND kept.completed <> new.completed::bigint[]) RETURNING new.index) SELECT array_agg(index) FROM stored"
 )
@@ -64,12 +65,12 @@ _FIND_LOG: Final[LiteralString] = "SELECT 1 FROM {schema}.lanes_logs WHERE incar
 
 @names_unknown_options("lanes_postgres.PostgresStates")
 class PostgresStates:
-    """The states of partitions, in the table ``lanes_states``; see ``lanes.ownership.StateStore``.
+    """Stores the states of partitions in the table ``lanes_states``; see ``lanes.ownership.StateStore``.
 
-    ``store_in`` writes a state in your own transaction; see ``lanes.ownership.StoresInTransaction``. The methods raise
-    the same errors as ``Positions``.
+    ``store_in`` writes a state in the caller's transaction; see ``lanes.ownership.StoresInTransaction``. The methods
+    raise the same errors as ``Positions``.
 
-    ``claim`` returns after the server has written the commit to its disk, also with ``synchronous_commit=off``. After a
+    ``claim`` returns after the server has written the commit to disk, even with ``synchronous_commit=off``. After a
     failover to a standby that lacks the last commits, an epoch may repeat.
 
     Args:
@@ -204,15 +205,15 @@ class PostgresStates:
         return State(epoch, floor, runs_of(completed))
 
     def _storing(self, changes: Sequence[StateChange]) -> Steps[list[bool]]:
-        # One order of the rows for all transactions makes deadlocks unlikely.
+        # All transactions lock the rows in the same order, which makes deadlocks unlikely.
         order = sorted(range(len(changes)), key=lambda index: changes[index].key)
         found = yield self._statement([changes[index] for index in order])
         stored = {order[index - 1] for index in (found and found[0]) or ()}
         missing = [key for index, (key, _) in enumerate(changes) if index not in stored]
         if not missing:
             return [True] * len(changes)
-        # The epoch differs, or a later call of the same owner has stored a higher floor. An epoch never comes back, so
-        # no lock is needed, and two owners that have exchanged partitions do not wait for each other.
+        # The epoch differs, or a later call of the same owner has stored a higher floor. An epoch never repeats, so no
+        # lock is necessary. Two owners that have exchanged partitions therefore do not wait for each other.
         now = yield from self._reading(missing)
         return [
             index in stored or (key in now and now[key].epoch == state.epoch)
@@ -223,7 +224,7 @@ class PostgresStates:
         found = yield self._statement([change])
         if found is not None and found[0] is not None:
             return
-        # A lower floor must lock the row too, so that the next claim waits for the effects of this transaction.
+        # Lock the row for a lower floor too, so that the next claim waits for the effects of this transaction.
         found = yield Statement(self._lock, _row(change.key))
         if found is None or found[0] != change.state.epoch:
             now = "is deleted" if found is None else f"has epoch {found[0]}"
@@ -250,9 +251,9 @@ class PostgresStates:
 
 
 async def are_beside(states: StateStore, schema: str, incarnation: str) -> bool:
-    """Return whether statements about a log can read the states, because log and states share schema and database.
+    """Return whether SQL statements about a log can read the states, because both are in one schema and database.
 
-    ``incarnation`` = the identity of the log. Raises ``ConfigError`` and ``SourceError`` like ``PostgresStates``.
+    ``incarnation`` is the identity of the log. Raises ``ConfigError`` and ``SourceError`` like ``PostgresStates``.
     """
     if not isinstance(states, PostgresStates) or states._schema != schema:
         return False
@@ -291,7 +292,7 @@ def _check(key: StateKey) -> None:
 
 
 def array_of(runs: Sequence[tuple[int, int]]) -> str:
-    """Return the text of an array with the start and the end of each run."""
+    """Return the text of an array with the start and the end of each range."""
     return "{" + ",".join(f"{start},{end}" for start, end in runs) + "}"
 
 

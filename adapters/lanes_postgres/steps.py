@@ -1,4 +1,4 @@
-"""Database steps as generators without I/O, and the functions that perform them over a connection.
+"""Defines database steps as generators without I/O, and performs the steps on a connection.
 
 A generator yields a ``Statement``, and receives the first row of the result or None.
 """
@@ -32,14 +32,14 @@ Steps = Generator[Statement, Found, Result]
 
 def compose(text: LiteralString, schema: str) -> bytes:
     """Replace ``{schema}`` in a query by the quoted schema name. The result is for an execution with parameters."""
-    # A doubled % stands for a literal % in the name, not for a placeholder.
+    # A doubled % is a literal % of the name. A single % would begin a placeholder.
     return sql.SQL(text).format(schema=sql.Identifier(schema.replace("%", "%%"))).as_bytes(None)
 
 
 def compose_names(text: LiteralString, schema: str) -> bytes:
     """Replace ``{schema}`` like ``compose``, also inside literals that contain a name, such as ``'{schema}.table'``."""
     quoted = compose("{schema}", schema)
-    # A doubled quote in a literal stands for a quote.
+    # A doubled quote in a literal is a single quote.
     return compose(text, schema).replace(b"'" + quoted, b"'" + quoted.replace(b"'", b"''"))
 
 
@@ -60,7 +60,7 @@ def perform(connection: Connection[Any], steps: Steps[Result], where: str) -> Re
 
 
 async def perform_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform the steps like ``perform``, without blocking. The caller of a cancelled call must roll back."""
+    """Perform the steps like ``perform``, without blocking. After a cancellation the caller must roll back."""
     try:
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         statement = next(steps)

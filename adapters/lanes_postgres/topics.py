@@ -1,4 +1,4 @@
-"""The topics of a subscription, each with its number and its incarnation."""
+"""Stores the topics of a subscription, each with its number and its incarnation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes_postgres.steps import Statement, Steps, compose
 
 TRIES: Final = 5
-"""Maximum number of reads of a row that other transactions change. After these reads the caller receives a retryable
+"""Maximum number of reads of a row that other transactions change. After these reads the call raises a retryable
 error."""
 
 _FIND: Final[LiteralString] = "SELECT id, incarnation FROM {schema}.lanes_topics WHERE subscription = %s AND topic = %s"
@@ -33,7 +33,7 @@ class Topics:
     def of(self, topic: str, incarnation: str) -> Steps[int]:
         """Return the number of a topic, and register a new topic.
 
-        The ``incarnation`` "" means unknown, and matches every incarnation. Raises ``ConfigError`` if the stored rows
+        An ``incarnation`` of "" is unknown, and matches every incarnation. Raises ``ConfigError`` if the stored rows
         belong to another incarnation of the topic.
         """
         for _ in range(TRIES):
@@ -55,7 +55,7 @@ class Topics:
 
 
 def being_changed(subscription: str, what: str) -> SourceError:
-    """Return the error for a row that other transactions keep changing, or that the database user may not read."""
+    """Return the error for a row that other transactions change repeatedly, or that the database user may not read."""
     return SourceError(
         f"subscription {subscription!r}: other transactions change {what}, or this user may not see it; repeat the "
         "transaction",

@@ -1,4 +1,4 @@
-"""Checks of the transaction of a blocking or asynchronous connection, and a block that commits at its end."""
+"""Checks the transaction of a blocking or asynchronous connection, and makes blocks that commit at their end."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def inside(
         connection: The connection of the caller.
         steps: The steps, which yield the statements.
         where: Subject of error texts.
-        call: Name by which users call the method, such as ``Log.append``.
-        otherwise: Name of the method that makes a transaction itself, for errors; "" = no such method.
+        call: Public name of the method, such as ``Log.append``.
+        otherwise: Name of the method that begins its own transaction, for errors; "" = no such method.
 
     Returns:
         The result of the steps; awaitable for an asynchronous connection.
@@ -73,8 +73,8 @@ def block(connection: Either, steps: Steps[Result], where: str, otherwise: str) 
 
     ``otherwise`` names the method for the caller's own transaction, for errors.
 
-    Raises ``ConfigError`` for a connection in a transaction or a pipeline, and for a use as a condition. Raises
-    ``ConfigError`` also if the transaction of the block failed or ended before the end of the block.
+    Raises ``ConfigError`` if the connection is in a transaction or a pipeline, or if the caller uses the block as a
+    condition. Raises ``ConfigError`` also if the transaction failed, or ended before the end of the block.
     """
     if isinstance(connection, AsyncConnection):
         return _AsyncBlock(_block_async(connection, steps, where, otherwise), where)
@@ -134,7 +134,7 @@ def alone(connection: Either, steps: Steps[Result], where: str, call: str) -> Aw
 
 
 async def alone_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform the steps like ``alone``, without blocking. A cancelled call takes effect completely or not at all."""
+    """Perform the steps like ``alone``, without blocking. A cancelled call has its whole effect or no effect."""
     async with _block_async(connection, steps, where) as result:
         return result
 
@@ -159,15 +159,15 @@ def outside(connection: Either, steps: Steps[Result], where: str, call: str) -> 
 
 
 async def each_async(connection: AsyncConnection[Any], steps: Steps[Result], where: str) -> Result:
-    """Perform each statement as a transaction of its own, in one request.
+    """Perform each statement in a separate transaction and a single request.
 
-    A cancelled call has performed a statement completely or not at all. Raises ``ConfigError`` for a connection in a
+    After a cancellation, each statement has its whole effect or no effect. Raises ``ConfigError`` for a connection in a
     transaction or a pipeline.
     """
     _check_idle(connection, where, "")
     if connection.autocommit:
         return await perform_async(connection, steps, where)
-    # The setting is the client's, so this call sends nothing.
+    # The setting belongs to the client, so this call sends no request.
     await connection.set_autocommit(True)
     try:
         return await perform_async(connection, steps, where)
@@ -225,7 +225,7 @@ def _is_idle(connection: Either) -> bool:
 
 
 def _check_idle(connection: Either, where: str, otherwise: str) -> None:
-    # Other code would commit an existing transaction, later or never.
+    # If the caller already has a transaction, only the caller decides whether it commits.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status not in (_IDLE, TransactionStatus.UNKNOWN) or _pipelined(connection):
         raise ConfigError(
@@ -256,7 +256,7 @@ def _check_open(connection: Either, where: str, call: str, otherwise: str) -> No
 
 
 def _check_whole(connection: Either, where: str) -> None:
-    # For a COMMIT of a failed transaction the server sends a ROLLBACK and no error, so the effect would be lost.
+    # At the COMMIT of a failed transaction, the server rolls back and reports no error, so the effect would be lost.
     status = TransactionStatus(connection.pgconn.transaction_status)
     if status == TransactionStatus.INERROR:
         raise ConfigError(

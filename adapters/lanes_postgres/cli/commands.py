@@ -159,7 +159,7 @@ def run(dsn: str, schema: str, work: Callable[[AsyncConnection[Any]], Awaitable[
     _check(dsn, schema)
     with one_line_errors():
         result = anyio.run(job, backend="asyncio")
-    return result  # noqa: RET504 (for mypy, the block may swallow an error)
+    return result  # noqa: RET504 (for mypy, the block may suppress an error)
 
 
 def _show(found: list[SubscriptionView]) -> None:

@@ -38,10 +38,11 @@ _SERVER: Final[LiteralString] = (
 _CONNECTIONS: Final[LiteralString] = (
     "SELECT current_setting('max_connections')::int, current_setting('superuser_reserved_connections')::int "
     "+ coalesce(current_setting('reserved_connections', true), '0')::int, "
-    # The type of a process is hidden from other users, and its database is not.
+    # The server hides the type of a process from other users, but shows its database.
     "(SELECT count(*) FROM pg_stat_activity WHERE datid IS NOT NULL)::int"
 )
-# Each table with the missing rights, then the sequence of the batches, the views of Log.over and the functions.
+# The query returns the missing rights of each table, of the sequence of the batches, of the views of ``Log.over`` and
+# of the functions.
 _OBJECTS: Final[LiteralString] = (
     "WITH found AS (SELECT class.oid, relname::text AS name, relkind FROM pg_class AS class "
     "JOIN pg_namespace AS schema ON schema.oid = relnamespace "

@@ -1,4 +1,4 @@
-"""The deletion of messages that every subscription of a log has finished."""
+"""Deletes messages that every subscription of a log has finished."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ BATCHES: Final = 5_000
 """Maximum number of batches that one transaction deletes."""
 
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
-# A new subscription decides about its start in a transaction that reads this table. It either precedes the deletion,
-# which then keeps its messages, or begins after the deleted messages.
+# A new subscription chooses its start in a transaction that reads this table. If this transaction precedes the
+# deletion, the deletion keeps the messages of the subscription. Otherwise the subscription begins after the deleted
+# messages.
 _LOCK: Final[LiteralString] = "LOCK TABLE {schema}.lanes_subscriptions IN ACCESS EXCLUSIVE MODE"
 _SUBSCRIPTIONS: Final[LiteralString] = (
     "SELECT array_agg(name), min(name) FILTER (WHERE own_states AND name <> ALL (%(without)s::text[])) "
@@ -30,8 +31,8 @@ _DELETED: Final[LiteralString] = (
     "messages AS (DELETE FROM {schema}.lanes_log_messages AS message USING doomed "
     "WHERE message.batch = doomed.batch RETURNING 1) "
 )
-# The last batch of a partition stays, because the next position follows from it. A batch that is not old enough keeps
-# all later ones of its partition, so that the positions have no gap.
+# The statement keeps the last batch of a partition, because the next position follows from this batch. If a batch is
+# too young, the statement also keeps all later batches of its partition, so that the positions have no gap.
 _TRIM: Final[LiteralString] = (
     "WITH limits AS (SELECT part.number AS partition, CASE WHEN %(force)s THEN 9223372036854775807 ELSE ("
     "SELECT min(coalesce((SELECT min(floor) FROM {schema}.lanes_ring_pieces AS piece WHERE piece.log = of.log "
@@ -61,15 +62,15 @@ async def trim(
 ) -> int:
     """Delete the messages of a log that are older than ``age`` seconds and that all subscriptions have finished.
 
-    Each transaction deletes at most 5,000 batches, the oldest first. A cancelled call keeps the deletions of its
-    committed transactions. With ``force``, the call also deletes unfinished messages. The call keeps the last batch of
-    each partition. The subscriptions ``without`` may lose unfinished messages.
+    Each transaction deletes at most 5,000 batches, the oldest first. The deletions of committed transactions remain
+    after a cancellation. The call keeps the last batch of each partition. With ``force``, the call also deletes
+    unfinished messages. The call also deletes messages that only the subscriptions in ``without`` have not finished.
 
     Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
-    Without ``force``, the call also raises ``ConfigError`` if every subscription of the log is in ``without``. The call
-    also refuses a further subscription with a store of the user.
+    Without ``force``, the call also raises ``ConfigError`` in two cases: ``without`` contains every subscription of the
+        log, or another subscription stores its positions outside the log's schema.
     """
-    # Messages without a position may follow the last batch.
+    # Some committed messages may not have a position yet.
     while await perform_async(connection, sequencing(schema), "trim"):
         pass
     cursor = AsyncCursor(connection, row_factory=tuple_row)
@@ -81,7 +82,7 @@ async def trim(
     number, partitions, incarnation = facts[:3]
     query = _TRIM
     if facts.relation is not None:
-        # The rows belong to the user, who deletes them.
+        # The user deletes the rows of a user's table.
         tables = LogTables(schema, number, partitions, facts.messages)
         query = tables.of_messages(_TRIM.replace(_DELETED, "messages AS (SELECT FROM doomed) "))
     wanted = {

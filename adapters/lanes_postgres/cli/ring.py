@@ -214,7 +214,7 @@ def _map(log: str, group: str, schema: str) -> RangeMap:
 
 
 def _check(ring: RangeMap, consumer: str) -> None:
-    """Refuse a wrong name of a consumer before the command connects."""
+    """Refuse an invalid name of a consumer before the command connects."""
     try:
         ring.member(consumer)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The functions with which an operator lists and drops the subscriptions of logs."""
+"""Lists and drops the subscriptions of logs, for an operator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
 
 _LIVE: Final = 60.0
-"""Seconds since its last heartbeat for which a member counts as running."""
+"""Seconds after its last heartbeat during which a member counts as running."""
 
 _WHERE: Final = "subscriptions"
 
-# The floor of a partition without a state is its start. The end follows from the last entry, which a trim keeps.
+# The start is the floor of a partition without a state. The end of a partition follows from its last entry, which a
+# trim keeps.
 _LIST: Final[LiteralString] = (
     "SELECT log.name, of.name, of.start, log.partitions, CASE WHEN NOT of.own_states THEN "
     "(SELECT sum(greatest(0, coalesce((SELECT position + run FROM {schema}.lanes_log_entries AS entry "
@@ -49,7 +50,7 @@ _DROP: Final[tuple[LiteralString, ...]] = (
     "DELETE FROM {schema}.lanes_subscription_members WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_states WHERE subscription = %(name)s AND source = %(source)s",
     "DELETE FROM {schema}.lanes_ring_consumers WHERE log = %(log)s AND subscription = %(name)s",
-    # The assignments stay: they tell who assigned what, and the next consumers begin with the same owners.
+    # Keep the assignments, which record each change of an owner. The next consumers begin with the same owners.
     "DELETE FROM {schema}.lanes_ring_pieces WHERE log = %(log)s AND subscription = %(name)s",
     "DELETE FROM {schema}.lanes_subscriptions WHERE log = %(log)s AND name = %(name)s",
 )
@@ -64,8 +65,8 @@ class SubscriptionView:
         name: Name of the subscription.
         start: First message that the subscription reads, as set by its first member.
         partitions: Number of partitions of the log.
-        lag: Number of positions that are not below the floors of the subscription. ``None`` = the positions are in a
-            store of the user.
+        lag: Number of positions at or above the floors of the subscription. ``None`` = the positions are in a store of
+            the user.
         members: Number of running members.
     """
 
@@ -82,7 +83,7 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
 
     The call first gives positions to committed messages.
     """
-    # A second member that gives positions at this moment gives them to nearly all messages.
+    # If another session gives positions at this moment, it gives positions to nearly all messages.
     while await perform_async(connection, sequencing(schema), _WHERE):
         pass
     cursor = AsyncCursor(connection, row_factory=tuple_row)
@@ -93,7 +94,7 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
 async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: str, name: str, *, force: bool) -> None:
     """Delete a subscription with its positions, in one transaction.
 
-    The members of a deleted subscription can then store no more positions.
+    After the call, the members of the subscription can store no position.
 
     Raises ``ConfigError`` if the subscription does not exist, or if members run and ``force`` is False.
     """

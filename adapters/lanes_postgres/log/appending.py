@@ -30,17 +30,18 @@ _NAME_LIMIT: Final = 200
 
 _NAMES: Final[LiteralString] = "SELECT array_agg(name) FROM (SELECT name FROM {schema}.lanes_logs LIMIT 1000) AS named"
 _FIND: Final[LiteralString] = "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE name = %s"
-# A name without a schema may be found on no other search_path than that of the session that made the log.
+# A session with another search_path may not find a table name without a schema.
 _IS_OVER: Final[LiteralString] = (
     "SELECT to_regclass(%s) IS NULL OR to_regclass(%s) IS NOT DISTINCT FROM to_regclass(%s)"
 )
-# A snapshot of the whole transaction would miss a log that was created while the transaction waited for the other one.
+# A snapshot of the whole transaction would miss a log that another transaction created during the wait for that
+# transaction.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _CREATE: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_logs (name, partitions) VALUES (%s, %s) ON CONFLICT DO NOTHING "
     "RETURNING id, partitions, incarnation, relation"
 )
-# A partition is a parameter of one row each, because an INSERT of one row is most of what an outbox does.
+# Insert a single message by a plain INSERT, because an outbox mostly appends one message at a time.
 _ONE: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_log_messages (batch, index, log, partition, run, slot, time, key, subject, headers, "
     "value) VALUES (nextval('{schema}.lanes_log_batches'), 0, %s, %s, 1, %s, coalesce(%s, clock_timestamp()), %s, %s, "
@@ -105,8 +106,8 @@ class Log:
     """An ordered log in PostgreSQL. Appended messages become visible with the transaction that appends them.
 
     Messages of one key are in one partition. The positions of a partition follow the order of the commits. If
-    transaction B waited for a lock of transaction A, the messages of B follow the messages of A. ``append`` locks
-    nothing, so a log never makes one transaction wait for another.
+    transaction B waited for a lock of transaction A, the messages of B follow the messages of A. ``append`` takes no
+    lock, so two transactions that append never wait for each other.
 
     The object opens no connection. Two objects with the same name and schema are interchangeable. Thread-safe.
 
@@ -157,12 +158,12 @@ class Log:
         partitions: int | None = None,
         schema: str = SCHEMA,
     ) -> Log:
-        """Return a log that reads a table of your own, such as an existing outbox.
+        """Return a log that reads an existing table of the user, such as an outbox.
 
-        A trigger at the COMMIT of each inserted row gives the row its place in the order of the log. A source refuses a
-        table without the trigger. ``create`` and the statement of ``migration`` install the trigger. A source delivers
-        neither deleted rows nor rows from before the trigger. Messages of one key are in one partition. ``append``
-        refuses this log; insert rows instead.
+        At the COMMIT, a trigger on each inserted row decides the position of the row in the order of the log. A source
+        refuses a table without the trigger. ``create`` and the statement of ``migration`` install the trigger. A source
+        delivers neither deleted rows nor rows from before the trigger. Messages of one key are in one partition.
+        ``append`` refuses this log; insert rows instead.
 
         Args:
             table: Name of the table, perhaps with its schema: ``outbox`` or ``shop.outbox``.
@@ -188,7 +189,7 @@ class Log:
         return log
 
     def migration(self) -> str:
-        """Return the SQL statement that ``create`` executes for a log over a table, for a migration of your own.
+        """Return the SQL statement that ``create`` executes for a log over a table, for the user's own migrations.
 
         Returns:
             One statement without parameters. The user who executes the statement must own the table.
@@ -417,7 +418,7 @@ class Log:
 
 
 def similar_log(schema: str, name: str) -> Steps[str]:
-    """Return a "did you mean" text about a log that resembles a missing log; "" = no such log."""
+    """Return a "did you mean" text about a log with a name like a missing log; "" = no similar log."""
     found = yield Statement(compose(_NAMES, schema), ())
     return did_you_mean(name, (found and found[0]) or ())
 
@@ -436,7 +437,7 @@ def headers_text(headers: Sequence[tuple[str, bytes]], what: str) -> str | None:
             text = value.decode()
         except UnicodeDecodeError:
             text = "\0"
-        # JSON in PostgreSQL cannot hold a zero character.
+        # JSON in PostgreSQL cannot contain a zero character.
         pairs.append((name, {"base64": base64.b64encode(value).decode()} if "\0" in text else text))
     return json.dumps(pairs, ensure_ascii=False) if pairs else None
 

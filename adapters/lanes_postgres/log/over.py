@@ -1,4 +1,4 @@
-"""A table of the user that a log reads, and the statement that installs its trigger."""
+"""Describes a table of the user that a log reads, and makes the statement that installs the trigger."""
 
 from __future__ import annotations
 

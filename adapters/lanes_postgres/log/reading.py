@@ -1,4 +1,4 @@
-"""Reads of a log: messages by position, the ends of its partitions, and the times of messages. Needs asyncio."""
+"""Reads messages of a log by position, the ends of its partitions, and the times of messages. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lanes_postgres.log.appending import headers_of
 from lanes_postgres.log.sequencer import BATCHES
 from lanes_postgres.steps import compose
 
-# Each inner query with an ORDER BY stays an index scan of a nested loop, also with wrong statistics.
+# Each inner query has an ORDER BY, so that the planner uses an index scan in a nested loop, even with wrong statistics.
 _FROM: Final[LiteralString] = (
     "CROSS JOIN LATERAL (SELECT entry.position + message.index AS position, message.key, message.subject, "
     "message.headers::text AS headers, message.value, message.time FROM ("
@@ -54,7 +54,7 @@ _SINCE: Final[LiteralString] = (
     "GROUP BY entry.partition"
 )
 
-# The numbers as text: a client without its compiled part would need a millisecond for them at each look.
+# Pass the numbers as text, because a client without its C extension would need a millisecond for them in each call.
 _VISIT: Final[LiteralString] = (
     "SELECT done, ends, number, position, key, subject, headers, value, time FROM {schema}.lanes_log_visit("
     "%(batches)s::integer, %(log)s::integer, %(partitions)s::integer, %(numbers)s::text::integer[], "
@@ -63,7 +63,7 @@ _VISIT: Final[LiteralString] = (
 
 
 class StoredMessage(NamedTuple):
-    """A message as the database returned it, for ``Message.raw``.
+    """A message from the database, for ``Message.raw``.
 
     Attributes:
         position: Position in the partition.
@@ -118,7 +118,7 @@ def _stored(raw: object) -> StoredMessage:
 
 
 class Wanted(NamedTuple):
-    """The request to read one partition.
+    """A request to read one partition.
 
     Attributes:
         partition: Number of the partition.
@@ -147,7 +147,7 @@ class Looked(NamedTuple):
 
 @dataclass(frozen=True)
 class LogTables:
-    """The reads of one log. Each call is one statement. Raises the errors of psycopg.
+    """Reads one log. Each call is one statement, and raises the errors of psycopg.
 
     Attributes:
         schema: Schema of the tables.
@@ -178,7 +178,8 @@ class LogTables:
     async def visit(self, connection: AsyncConnection[Any], starts: Mapping[int, int], room: int) -> Looked:
         """Give positions to committed messages, and return the messages at or above a position of each partition.
 
-        Returns no messages if there are more than ``room``. The log must have its own messages.
+        If the log has more than ``room`` such messages, the result contains no messages. The log must have its own
+        messages.
         """
         parameters = {
             "batches": BATCHES,
@@ -194,7 +195,7 @@ class LogTables:
         return Looked(done, ends, found)
 
     async def oldest(self, connection: AsyncConnection[Any], starts: Mapping[int, int]) -> Mapping[int, float]:
-        """Return the time of the first message at or above a position of each partition that has such a message."""
+        """Return the time of the first message at or above a position, for each partition with such a message."""
         wanted = [Wanted(partition, start, 1) for partition, start in starts.items()]
         return dict(await self._rows(connection, _OLDEST, self._wanted(wanted)))
 
@@ -203,15 +204,15 @@ class LogTables:
         return [end for (end,) in await self._rows(connection, _ENDS, {"partitions": self.partitions})]
 
     async def firsts(self, connection: AsyncConnection[Any]) -> list[int]:
-        """Return the lowest position that trims have left in each partition."""
+        """Return the lowest remaining position of each partition."""
         return [first for (first,) in await self._rows(connection, _FIRSTS, {"partitions": self.partitions})]
 
     async def since(self, connection: AsyncConnection[Any], time: datetime) -> Mapping[int, int]:
-        """Return the first position with a message of this time or later, by partition. Reads the whole log."""
+        """Return the first position with a message at or after a time, by partition. Reads the whole log."""
         return dict(await self._rows(connection, _SINCE, {"time": time}))
 
     def of_messages(self, query: LiteralString) -> LiteralString:
-        """Complete a query with the name of the view of this log, which has only letters and digits."""
+        """Insert the name of this log's view into a query. The name contains only letters and digits."""
         return query.replace("{schema}.lanes_log_messages", "{schema}." + self.messages)
 
     def _wanted(self, wanted: Sequence[Wanted]) -> dict[str, object]:

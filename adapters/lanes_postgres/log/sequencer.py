@@ -1,4 +1,4 @@
-"""The call that gives positions to committed messages. The function ``lanes_log_sequence`` contains the algorithm."""
+"""Gives positions to committed messages. The SQL function ``lanes_log_sequence`` contains the algorithm."""
 
 from __future__ import annotations
 

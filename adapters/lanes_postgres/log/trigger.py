@@ -1,6 +1,6 @@
-"""The trigger that gives each append its place in the order of the commits. Sources skip messages without a place.
+"""Checks the trigger that records the order of the commits. Sources skip messages that the trigger has not recorded.
 
-The module also checks other faults by which a table of the user silently loses messages.
+The module also checks a user's table for other faults that silently lose messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _FIND_OVER: Final[LiteralString] = (
     "WHERE rows.oid = to_regclass(%s) AND view.oid = to_regclass(%s)"
 )
 
-# A worker inserts into the table of its subscription. In a partitioned table the row fires the trigger of its leaf.
+# A replication worker inserts into the table of its subscription. In a partitioned table, the row fires the trigger of
+# its own partition.
 _FIND_REPLICATED: Final[LiteralString] = (
     "WITH RECURSIVE replicated AS (SELECT srrelid AS relation FROM pg_subscription_rel WHERE srrelid IN ("
     "SELECT to_regclass(%s) UNION SELECT relid FROM pg_partition_tree(to_regclass(%s))) "
@@ -42,7 +43,7 @@ _FIND_MADE: Final[LiteralString] = (
     "'EXECUTE') ORDER BY 1) FROM {schema}.lanes_logs WHERE id = %s"
 )
 _MADE: Final = 11
-"""Schema version that introduced the present trigger and view of a log over a table."""
+"""Schema version that introduced the current trigger and view of a log over a table."""
 
 _ANEW: Final = "execute the statement of Log.over(…).migration() again, as the owner of the table"
 
@@ -52,7 +53,7 @@ class Fault(NamedTuple):
 
     Attributes:
         text: The fault.
-        remedy: Action with which the user repairs the fault.
+        remedy: Action that repairs the fault.
     """
 
     text: str
@@ -62,7 +63,7 @@ class Fault(NamedTuple):
 def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
     """Return the fault of the trigger of a log; None = the trigger orders the messages.
 
-    For a log with its own messages, or with ``facts=None``, the function checks the table that ``append`` fills.
+    For a log with its own messages, or with ``facts=None``, the function checks the table to which ``append`` writes.
     """
     relation = None if facts is None else facts.relation
     name = sql.Identifier(schema, "lanes_log_messages").as_string(None) if relation is None else relation
@@ -103,9 +104,9 @@ def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
 
 
 def upkeep(schema: str, facts: LogFacts) -> Steps[Fault | None]:
-    """Return the work that an upgrade or a change of an owner requires; None = no work.
+    """Return the maintenance that an upgrade or a new owner of the table requires; None = no maintenance.
 
-    Sources can read the messages before this work. A log with its own messages needs no upkeep.
+    Sources can read the messages before this maintenance. A log with its own messages needs none.
     """
     if facts.relation is None:
         return None

@@ -1,4 +1,4 @@
-"""The deletion of stored attempts whose messages the pieces of a group have finished. Needs asyncio."""
+"""Deletes stored attempts of messages that the owners of a group's pieces have finished. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from lanes_postgres.transactions import alone_async
 LOOK: Final = 500
 """Maximum number of attempts that one call of ``drop_finished`` reads."""
 
-# A message below the first entry of its partition was trimmed. The first entry at or below a position has its message.
-# A row that another transaction holds waits for a later look.
+# A trim has deleted each message below the first entry of its partition. The last entry at or below a position contains
+# the message of this position. The statement skips a row that another transaction locks, for a later call.
 _DROP: Final[LiteralString] = (
     "WITH seen AS MATERIALIZED (SELECT attempt.topic, attempt.partition, attempt.position "
     "FROM {schema}.lanes_topics AS of JOIN {schema}.lanes_attempts AS attempt ON attempt.topic = of.id "
@@ -42,8 +42,8 @@ class Place(NamedTuple):
     """The last attempt that a call has read.
 
     Attributes:
-        partition: Number of its partition.
-        position: Position of its message.
+        partition: Number of the attempt's partition.
+        position: Position of the attempt's message.
     """
 
     partition: int
@@ -58,8 +58,8 @@ async def drop_finished(
 ) -> Place:
     """Delete attempts of messages below the floor of their piece, and of trimmed messages.
 
-    An owner that was killed between a settlement and its call of ``PostgresAttempts.drop`` leaves such attempts. No
-    later owner of the piece receives their messages. The call reads at most ``LOOK`` attempts.
+    If an owner is killed between a settlement and its call of ``PostgresAttempts.drop``, such attempts remain. No later
+    owner of the piece receives their messages. The call reads at most ``LOOK`` attempts.
 
     Args:
         connection: A connection with autocommit.
@@ -90,7 +90,7 @@ async def drop_finished(
 
 
 def _dropping(schema: str, parameters: Any) -> Steps[Place]:
-    # A lock on the table of attempts must not delay the messages.
+    # Do not wait for a lock on the table of attempts, because the wait would delay messages.
     yield Statement(TRIES.encode())
     found = yield Statement(compose(_DROP, schema), parameters)
     return BEGINNING if found is None else Place(*found)

@@ -1,4 +1,4 @@
-"""The owners of a map as an operator sees them: running processes, waiting messages and known names. Needs asyncio."""
+"""Reads the running processes, the waiting messages and the known names of a group's consumers. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from psycopg.rows import tuple_row
 from lanes_postgres.steps import compose
 
 MOST: Final = 1_000
-"""Maximum number of waiting messages of each owner that count in each partition."""
+"""Maximum number of waiting messages to count for each piece."""
 
 _LIVE: Final = 10.0
-"""Seconds since its last heartbeat for which a process counts as running. A heartbeat follows every second."""
+"""Seconds after its last heartbeat during which a process counts as running. A process sends a heartbeat every
+second."""
 
-# A message above the floor of a piece may be finished. Of each run, the start has an odd number and the end the next.
+# A message above the floor of a piece may be finished. The array of finished ranges contains the start of each range at
+# an odd index, and its end at the next index.
 _OWNERS: Final[LiteralString] = (
     "WITH running AS (SELECT consumer, count(*) AS processes FROM {schema}.lanes_subscription_members "
     "WHERE log = %(log)s AND subscription = %(group)s AND consumer IS NOT NULL "
@@ -45,8 +47,9 @@ class OwnerView(NamedTuple):
 
     Attributes:
         consumer: Name of the consumer.
-        processes: Number of running processes of this name.
-        waiting: Number of messages that no process has finished. At most ``MOST`` messages of each piece count.
+        processes: Number of running processes with this name.
+        waiting: Number of messages that no process has finished. The number includes at most ``MOST`` messages of each
+            piece.
         more: Whether more messages than ``waiting`` may wait.
     """
 
@@ -59,7 +62,8 @@ class OwnerView(NamedTuple):
 async def owners(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> list[OwnerView]:
     """Return the consumers that own pieces or run, in order of their names. Raises the errors of psycopg.
 
-    The call reads every unfinished message of a group. A group that no consumer has begun has no pieces.
+    The call reads up to ``MOST`` unfinished messages of each piece. A group has no pieces until its first consumer has
+    started.
     """
     parameters = {"log": log, "group": group, "live": _LIVE, "most": MOST}
     async with connection.cursor(row_factory=tuple_row) as cursor:

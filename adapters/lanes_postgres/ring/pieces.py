@@ -1,4 +1,4 @@
-"""The pieces of a group in the database: slots, owners, epochs, drains and positions; see docs/model/ranges.md."""
+"""Stores the pieces of a group: slots, owners, epochs, drains and positions; see docs/model/ranges.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RING: Final = "ring"
 
 _NOTIFY: Final[LiteralString] = "SELECT pg_notify('lanes_log_' || '{schema}.lanes_log_pending'::regclass::oid, 'ring')"
 
-# The wait for a row is shorter than the wait for the map, because other hand-overs wait for the map meanwhile.
+# The timeout for a row is shorter than the timeout for the map, because other hand-overs wait for the map meanwhile.
 _GROUP_LOCK: Final[LiteralString] = (
     "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s)), set_config('lock_timeout', %s, true)"
 )
@@ -40,7 +40,8 @@ _BEGIN: Final[LiteralString] = (
     "FROM unnest(%s::bigint[]) WITH ORDINALITY AS start (floor, number), "
     "unnest(%s::text[], %s::text[]) AS piece (slots, consumer)"
 )
-# The rows are locked in one order, so that no owner stores a position between the copy and the cut.
+# Lock the rows, so that no owner stores a position between the copy and the change of the slots. All statements lock
+# rows in the same order.
 _LOCK: Final[LiteralString] = (
     "SELECT count(*) FROM (SELECT FROM {schema}.lanes_ring_pieces WHERE log = %s AND subscription = %s "
     "AND slots && int4range(%s, %s, '[]') ORDER BY id FOR UPDATE) AS locked"
@@ -49,7 +50,7 @@ _COPY: Final[LiteralString] = (
     "INSERT INTO {schema}.lanes_ring_pieces "
     "(log, subscription, partition, slots, consumer, floor, completed, parent, parent_epoch) "
     "SELECT log, subscription, partition, slots * int4multirange(int4range(%(lo)s, %(hi)s, '[]')), %(consumer)s, "
-    # A piece with a drain was never acquired, so its new part waits for the same owner.
+    # No member has acquired a piece with a drain, so its new part waits for the same owner.
     "floor, completed, CASE WHEN parent IS NOT NULL THEN parent WHEN epoch > 0 THEN id END, "
     "CASE WHEN parent IS NOT NULL THEN parent_epoch WHEN epoch > 0 THEN epoch END "
     "FROM {schema}.lanes_ring_pieces WHERE log = %(log)s AND subscription = %(group)s "
@@ -64,7 +65,7 @@ _MOVE: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces SET consumer = %(consumer)s WHERE log = %(log)s AND subscription = %(group)s "
     "AND slots <@ int4range(%(lo)s, %(hi)s, '[]')"
 )
-# A later owner of the parent has acquired its lock, so the former one has lost it.
+# If a later owner has acquired the lock of the parent, the former owner has lost this lock.
 _DRAINED: Final[LiteralString] = (
     "EXISTS (SELECT FROM {schema}.lanes_ring_pieces AS former WHERE former.id = piece.parent "
     "AND former.epoch > piece.parent_epoch)"
@@ -74,12 +75,12 @@ _LOOK: Final[LiteralString] = (
     "FROM {schema}.lanes_ring_pieces AS piece WHERE log = %s AND subscription = %s AND "
     "(consumer = %s OR slots IS NULL OR ARRAY[id, parent] && %s::bigint[]) ORDER BY id"
 )
-# A statement must see what was committed before it, also if the default of the database is a stricter isolation.
+# A statement must see all earlier commits, even if the database has a stricter default isolation.
 _READ_COMMITTED: Final[LiteralString] = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-# A process that is frozen in a transaction holds rows and the lock of the map, and other members would wait for it.
+# A process that is frozen in a transaction would keep the locks of rows and of the map, and other members would wait.
 BOUNDED: Final[LiteralString] = _READ_COMMITTED + "; SET LOCAL idle_in_transaction_session_timeout TO '5s'"
 TRIES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '10ms'"
-# A person may hold the row of one piece in an open transaction.
+# An open transaction of a person may lock the row of one piece.
 _STORES: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '1s'"
 _HANDS_OVER: Final[LiteralString] = BOUNDED + "; SET LOCAL lock_timeout TO '5s'"
 _PART_WAIT: Final = "200ms"
@@ -94,7 +95,8 @@ _CLAIM: Final[LiteralString] = (
 _END_DRAIN: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces SET parent = NULL, parent_epoch = NULL WHERE id = %s AND parent = %s"
 )
-# An assignment locks the same rows. Both lock them in the order of their numbers, so neither waits for the other twice.
+# An assignment locks the same rows. Both statements lock the rows in the order of their numbers, which prevents a
+# deadlock.
 _STORE: Final[LiteralString] = (
     "WITH new AS MATERIALIZED (SELECT kept.id, start.floor, start.completed::bigint[] "
     "FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::text[]) AS start (id, epoch, floor, completed) "
@@ -119,8 +121,9 @@ _HAND_OVER_ALL: Final[LiteralString] = (
 )
 _HAND_OVER: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS part SET floor = least(piece.floor, %(below)s), completed = ARRAY("
-    # Of each run, the start has an odd number and the end the next one. The owner has read up to the bound, so its runs
-    # count there. Above the bound, the part still has the runs that the owner took over from an earlier owner.
+    # The array ``completed`` contains the start of each finished range at an odd index, and its end at the next index.
+    # The owner has read all messages below the bound, so its ranges apply there. Above the bound, the part keeps the
+    # ranges that the owner received from an earlier owner.
     "SELECT bound FROM unnest((SELECT coalesce(range_agg(run), '{{}}') FROM ("
     "SELECT int8range(piece.completed[n], least(piece.completed[n + 1], %(below)s)) AS run "
     "FROM generate_series(1, cardinality(piece.completed), 2) AS n WHERE piece.completed[n] < %(below)s UNION ALL "
@@ -134,11 +137,11 @@ _HAND_OVER: Final[LiteralString] = (
 
 
 class PieceError(SourceError):
-    """The row of one piece refuses a statement, or is unreadable. The statements of other pieces may succeed."""
+    """Error: the server refuses a statement about one piece, or its row is unreadable. Other pieces may succeed."""
 
 
 class RowLocked(StateLocked):
-    """A transaction holds the row of a piece."""
+    """Error: a transaction locks the row of a piece."""
 
 
 class PieceRow(NamedTuple):
@@ -148,7 +151,7 @@ class PieceRow(NamedTuple):
         id: Number of the piece.
         partition: Number of the partition of the piece.
         slots: Slots of the piece. ``None`` = the messages without a key.
-        consumer: Owner of the slots by the map. ``None`` = no owner, or any owner for messages without a key.
+        consumer: Owner of the slots in the map. ``None`` = no owner. For messages without a key, ``None`` = any owner.
         epoch: Number of the last acquisition of the piece; 0 = never acquired.
         parent: Number of the parent piece, whose owner may still handle messages of this piece; ``None`` = no drain.
         floor: Stored position of the piece.
@@ -166,7 +169,7 @@ class PieceRow(NamedTuple):
 def locking(schema: str, log: int, group: str, rows: str = "5s") -> Steps[None]:
     """Block other changes of a group's map, and hand-overs, until the transaction ends.
 
-    ``rows`` limits the time for which a later statement of the transaction waits for a row.
+    ``rows`` limits the time that each later statement of the transaction waits for a row.
     """
     yield Statement(_GROUP_LOCK.encode(), (f"lanes ring {schema}/{group}", Int4(log), rows))
 
@@ -189,7 +192,10 @@ def beginning(schema: str, log: int, group: str, ring: RingMap, starts: Sequence
 
 
 def assigning(schema: str, log: int, group: str, wanted: Range, consumer: str) -> Steps[None]:
-    """Give the slots of a range to a consumer, in all pieces. Part of a piece becomes a new piece with a drain."""
+    """Give the slots of a range to a consumer, in all pieces.
+
+    A moved part of a piece becomes a new piece with a drain.
+    """
     yield Statement(compose(_LOCK, schema), (Int4(log), group, Int4(wanted.lo), Int4(wanted.hi)))
     place = {"log": Int4(log), "group": group, "lo": Int4(wanted.lo), "hi": Int4(wanted.hi), "consumer": consumer}
     for step in (_COPY, _CUT, _MOVE):
@@ -219,7 +225,7 @@ class Pieces:
         self._consumer = consumer
         self._name = name
         self.claimed: dict[int, Slots | None] = {}
-        # Each call takes a connection, and hundreds of pieces may be handed over or released at once.
+        # Share these calls, because each call needs a connection, and a member may release hundreds of pieces at once.
         turn = asyncio.Lock()
         self._parts: SharedCalls[dict[str, object]] = SharedCalls(turn, self._hand_over_parts)
         self._drained: SharedCalls[tuple[int, int]] = SharedCalls(turn, self._hand_over_drained)
@@ -229,7 +235,7 @@ class Pieces:
         return f"<Pieces of {self._consumer!r} of {self._name}>"
 
     async def look(self, connection: AsyncConnection[Any], owned: Sequence[int]) -> list[PieceRow]:
-        """Return the pieces that the map gives the consumer, keyless and ``owned`` pieces, and the parts of pieces."""
+        """Return the consumer's pieces by the map, the pieces without a key, the ``owned`` pieces, and their parts."""
         async with connection.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(compose(_LOOK, self._schema), (*self._place, self._consumer, list(owned)))
             return [
@@ -272,7 +278,7 @@ class Pieces:
     async def end_drain(self, piece: int, parent: int) -> None:
         """End the drain of a piece.
 
-        The caller has the lock of the parent piece, which the former owner has therefore lost.
+        The caller has the lock of the parent piece, so the former owner has lost this lock.
 
         Raises ``StateLocked`` if a transaction holds the row.
         """
@@ -294,7 +300,7 @@ class Pieces:
     async def store(self, changes: Sequence[StateChange]) -> Sequence[bool | PieceError]:
         """Write the states of pieces whose epochs are unchanged; see ``lanes.ownership.StateStore.store``.
 
-        A state that the server refuses does not prevent the other states.
+        If the server refuses a state, the call still writes the other states.
 
         Args:
             changes: At most one change for each piece.
@@ -304,12 +310,16 @@ class Pieces:
             refuses the state, or a transaction holds the row.
 
         Raises:
-            SourceError: The database does not answer, or another transaction locks the table. No state is stored.
+            SourceError: The database does not answer, or another transaction locks the table. The call has stored no
+                state.
         """
         return await self._stored(changes, all_rows=True)
 
     async def _stored(self, changes: Sequence[StateChange], *, all_rows: bool) -> list[bool | PieceError]:
-        """Write states together, without the rows that a transaction holds, or in halves until the refused state."""
+        """Write states together, except states whose rows a transaction locks.
+
+        After a refusal, write the states in halves.
+        """
         try:
             return await self._perform(self._storing(changes, all_rows=all_rows))
         except PieceError as error:
@@ -323,7 +333,10 @@ class Pieces:
         return first + await self._stored(changes[half:], all_rows=all_rows)
 
     async def _check_table(self, changes: Sequence[StateChange]) -> None:
-        """Raise ``SourceError`` if a transaction locks the whole table, so that no other process acquires a piece."""
+        """Raise ``SourceError`` if a transaction locks the whole table.
+
+        No other process can acquire a piece meanwhile.
+        """
         try:
             await self._perform(self._finding_free([change.key.partition.piece for change in changes]))
         except PieceError as error:
@@ -336,7 +349,7 @@ class Pieces:
             raise
 
     def _finding_free(self, pieces: list[int]) -> Steps[set[int]]:
-        """Lock the rows of pieces that no transaction holds, and return the numbers of these pieces."""
+        """Lock the rows of pieces that no other transaction locks, and return the numbers of these pieces."""
         yield Statement(_STORES.encode())
         found = yield Statement(compose(_LOCK_FREE, self._schema), (pieces,))
         return set((found and found[0]) or ())
@@ -365,7 +378,7 @@ class Pieces:
         stored = set((found and found[0]) or ())
         if len(stored) == len(changes):
             return dict.fromkeys(ids, True)
-        # The position is stored already, or another process has acquired the piece.
+        # The row already has the position, or another process has acquired the piece.
         known = yield Statement(compose(_EPOCHS, self._schema), (ids,))
         assert known is not None, "an aggregate returns a row"
         now = dict(zip(known[0] or (), known[1] or (), strict=True))
@@ -387,7 +400,7 @@ class Pieces:
     async def hand_over_all(self, piece: int, epoch: int) -> None:
         """Copy the stored position of a drained piece to all pieces that wait for its drain, and end their drains.
 
-        The owner has not seen the split of these pieces, and has delivered their messages up to its own position.
+        The owner has not learned of the split of these pieces, and has delivered their messages up to its own position.
         Concurrent calls share a statement, because a stopping member releases all of its pieces at the same time.
         """
         await self._drained((piece, epoch))
@@ -397,8 +410,8 @@ class Pieces:
         await self._perform(self._handing_over(_HAND_OVER_ALL, [(pieces, epochs)]))
 
     def _handing_over(self, text: LiteralString, parameters: Sequence[Any]) -> Steps[None]:
-        # A part that is split at this moment would otherwise make a piece that the UPDATE does not see, and its drain
-        # would never end.
+        # Block assignments. A concurrent split of a part would create a piece that the UPDATE does not see, and the
+        # drain of this piece would never end.
         yield Statement(_HANDS_OVER.encode())
         yield from locking(self._schema, *self._place, rows=_PART_WAIT)
         for each in parameters:

@@ -1,4 +1,4 @@
-"""The map of a group: an append-only log of assignments in the database, which determines the owner of each slot."""
+"""Stores the map of a group as an append-only list of assignments, which determine the owner of each slot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lanes_postgres.ring.pieces import BOUNDED, assigning, beginning, has_begun,
 from lanes_postgres.steps import Statement, Steps, compose
 from lanes_postgres.transactions import alone
 
-# A snapshot of the whole transaction would miss an assignment that was committed while the transaction waited.
+# A snapshot of the whole transaction would miss an assignment that another transaction commits during the wait.
 _HISTORY: Final[LiteralString] = (
     "SELECT array_agg(number ORDER BY number), array_agg(lo ORDER BY number), array_agg(hi ORDER BY number), "
     "array_agg(consumer ORDER BY number), array_agg(time ORDER BY number), array_agg(login ORDER BY number) "
@@ -64,11 +64,11 @@ class RangeMember(NamedTuple):
 
 @names_unknown_options("lanes_postgres.RangeMap")
 class RangeMap:
-    """The ranges of ring slots that the consumers of a group own, as an append-only log of assignments in the database.
+    """The ranges of ring slots that the consumers of a group own, stored as an append-only list of assignments.
 
-    The last assignment of a slot determines its owner. A slot that no assignment names has no owner. Equal names in two
-    groups identify two consumers. The name of a group is the subscription of its consumers. Each log has its own
-    groups.
+    The last assignment of a slot determines its owner. A slot that no assignment names has no owner. A consumer name
+    belongs to one group, so two groups can use the same name for different consumers. The name of a group is the
+    subscription of its consumers. Each log has its own groups.
 
     The object opens no connection. Two objects with the same log and group are interchangeable. Thread-safe.
 
@@ -107,8 +107,8 @@ class RangeMap:
     ) -> Awaitable[bool] | bool:
         """Give the slots ``lo`` … ``hi`` to a consumer, in a separate transaction. Idempotent.
 
-        Before the call, all slots have the same owner, or no slot has an owner. A part of a range splits the range, and
-        the other slots of the range keep their owner. Calls for one group run one after the other.
+        The slots must all have the same owner, or must all have no owner. If the slots are a part of a range, the call
+        splits the range, and the other slots keep their owner. Calls for one group run one after the other.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -168,7 +168,7 @@ class RangeMap:
     def ranges(
         self, connection: AsyncConnection[Any] | Connection[Any]
     ) -> Awaitable[Sequence[Assignment]] | Sequence[Assignment]:
-        """Return the owned ranges and their owners, rising. A slot outside these ranges has no owner. Changes nothing.
+        """Return the owned ranges and their owners, in order of slots. Other slots have no owner. Read-only.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -191,7 +191,7 @@ class RangeMap:
     def history(
         self, connection: AsyncConnection[Any] | Connection[Any]
     ) -> Awaitable[Sequence[RangeEvent]] | Sequence[RangeEvent]:
-        """Return all assignments that changed the map, the oldest first. Changes nothing.
+        """Return all assignments that changed the map, the oldest first. Read-only.
 
         Args:
             connection: A psycopg connection, blocking or asynchronous, that is in no transaction.
@@ -209,7 +209,7 @@ class RangeMap:
         """Return a consumer of the group, for ``PostgresSource(…, ranges=…)``. Does not block.
 
         Args:
-            consumer: Name of the consumer, 1 to 200 characters. A process that starts again with its former name owns
+            consumer: Name of the consumer, 1 to 200 characters. If a process starts again with its former name, it owns
                 its ranges again. If two processes use one name, each piece still has a single owner.
 
         Returns:
@@ -274,7 +274,7 @@ class RangeMap:
 
     @contextmanager
     def _placed(self) -> Iterator[None]:
-        """Name the map in the error of a refused change."""
+        """Add the name of the map to the error of a refused change."""
         try:
             yield
         except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Reads of some slots of a log: one statement reads the messages of several pieces of a partition. Needs asyncio."""
+"""Reads the messages of some slots of a log. One statement can read several pieces. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lanes_postgres.log.reading import LogTables, StoredMessage
 from lanes_postgres.ring.slots import Slots
 from lanes_postgres.steps import compose
 
-# Each inner query with an ORDER BY stays an index scan of a nested loop, also with wrong statistics. The bound of the
-# positions keeps a read short that finds few messages of its slots.
+# Each inner query has an ORDER BY, so that the planner uses an index scan in a nested loop, even with wrong statistics.
+# The bound limits the positions of a read that finds few messages of its slots.
 _FETCH: Final[LiteralString] = (
     "SELECT wanted.turn, first.position, found.* FROM unnest(%(partitions)s::integer[], %(starts)s::bigint[], "
     "%(ends)s::bigint[], %(mosts)s::integer[], %(slots)s::text[]::int4multirange[], %(keyless)s::boolean[]) "
@@ -34,7 +34,7 @@ _FETCH: Final[LiteralString] = (
 
 
 class WantedSlots(NamedTuple):
-    """A read of some messages of one partition.
+    """A request to read the messages of some slots of one partition.
 
     Attributes:
         partition: Number of the partition.
@@ -57,7 +57,7 @@ class FoundSlots(NamedTuple):
     """The result of a read.
 
     Attributes:
-        first: The lowest position of the partition that a trim has left.
+        first: The lowest remaining position of the partition.
         messages: The messages in the order of their positions.
         read: The next position to read.
     """

@@ -1,4 +1,4 @@
-"""Concurrent calls that share one transaction. Needs asyncio."""
+"""Performs concurrent calls in one transaction. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class _Call(Generic[Content]):
 
 
 class SharedCalls(Generic[Content]):
-    """Lets one call perform the content of all waiting calls.
+    """Performs the contents of all waiting calls in one call.
 
-    If the content of several calls fails, the performing call performs its own content alone. The content of one call
-    therefore fails no other call. No other call performs the content of a cancelled call.
+    If the contents of several calls fail together, the performing call then performs only its own content. The content
+    of one call therefore never causes the failure of another call. After the cancellation of a call, no other call
+    performs its content.
 
     Args:
         turn: Lock that serializes the performing calls.

@@ -1,4 +1,4 @@
-"""The slots of a piece, which PostgreSQL stores as a multirange of integers. Pure."""
+"""Represents the slots of a piece, which PostgreSQL stores as a multirange of integers. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RUN: Final = re.compile(r"\[(\d+),(\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """A set of slots, as rising half-open runs that do not touch. Immutable.
+    """A set of slots, as half-open intervals that rise and are not adjacent. Immutable.
 
     Attributes:
-        runs: The half-open runs of slots.
+        runs: The half-open intervals of slots.
     """
 
     runs: tuple[tuple[int, int], ...] = ()
@@ -31,7 +31,7 @@ class Slots:
 
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> Slots:
-        """Return the slots of ranges that rise and do not touch."""
+        """Return the slots of ranges that rise and are not adjacent."""
         return cls(tuple((each.lo, each.hi + 1) for each in ranges))
 
     @classmethod
@@ -72,7 +72,7 @@ class MovedSlots:
     Attributes:
         slots: The slots.
         below: Position below which the former owner has delivered every message of the slots. The former owner has
-            skipped the later messages of the slots.
+            delivered no later message of the slots.
     """
 
     slots: Slots

@@ -1,4 +1,4 @@
-"""The count of messages in slots without an owner, and the first position that may have one. Needs asyncio."""
+"""Counts messages in slots without an owner, and finds the first position of such a message. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lanes_postgres.transactions import alone_async
 LOOK: Final = 10_000
 """Maximum number of positions of each partition that one call of ``look_at_unowned`` reads."""
 
-# A later position has no message of the slots below it. The first entry is the one that holds the piece's position.
+# No message of the slots is below a new position. The read begins at the entry that contains the piece's position.
 _COUNT: Final[LiteralString] = (
     "SELECT piece.id, piece.floor, until.position, found.first, found.count "
     "FROM {schema}.lanes_ring_pieces AS piece CROSS JOIN LATERAL (SELECT coalesce(least("
@@ -33,7 +33,7 @@ _COUNT: Final[LiteralString] = (
     "AS found WHERE piece.log = %(log)s AND piece.subscription = %(group)s AND piece.consumer IS NULL "
     "AND piece.slots IS NOT NULL"
 )
-# An assignment locks the rows in the order of their numbers, so this statement waits for none of them.
+# Skip locked rows, because an assignment locks the rows in the order of their numbers, and a wait could be a deadlock.
 _RAISE: Final[LiteralString] = (
     "UPDATE {schema}.lanes_ring_pieces AS piece SET floor = new.floor, stored = clock_timestamp() "
     "FROM (SELECT id, start.floor FROM {schema}.lanes_ring_pieces AS free "
@@ -44,9 +44,9 @@ _RAISE: Final[LiteralString] = (
 
 
 async def count_unowned(connection: AsyncConnection[Any], schema: str, log: int, group: str) -> int:
-    """Return the number of messages in slots without an owner; at most 1,000 messages of each partition count.
+    """Return the number of messages in slots without an owner, with at most 1,000 messages of each partition.
 
-    The call reads every unfinished message of these slots.
+    The call may read every unfinished message of these slots.
     """
     return sum(found for *_, found in await _counted(connection, schema, log, group, look=None, ends=None))
 
@@ -57,7 +57,7 @@ async def look_at_unowned(
     """Count the messages in slots without an owner, and skip messages of other slots.
 
     The call reads at most ``LOOK`` positions of each partition, from the first position that may have such a message.
-    The next call continues after the skipped messages. A trim of the log may delete skipped messages.
+    The next call begins after the skipped messages. A trim of the log may delete skipped messages.
 
     Args:
         connection: A connection with autocommit.
@@ -67,8 +67,8 @@ async def look_at_unowned(
         ends: End of each partition. Every message below this position is visible.
 
     Returns:
-        The number of messages, of which at most 1,000 count for each partition, and the error of a piece whose position
-        the server refuses; "" = no error.
+        The number of messages, with at most 1,000 messages of each partition. Also the error if the server refuses the
+        position of a piece; "" = no error.
     """
     found = await _counted(connection, schema, log, group, look=LOOK, ends=list(ends))
     starts = [(piece, floor, until if first is None else first) for piece, floor, until, first, _ in found]
@@ -77,7 +77,7 @@ async def look_at_unowned(
 
 
 async def _raise(connection: AsyncConnection[Any], schema: str, floors: Mapping[int, int]) -> str:
-    """Raise positions together. After a refusal, raise each position alone, and return the last error."""
+    """Raise the given positions together. After a refusal, raise each position alone, and return the last error."""
     if not floors:
         return ""
     try:
@@ -94,7 +94,7 @@ async def _raise(connection: AsyncConnection[Any], schema: str, floors: Mapping[
 
 
 def _raising(schema: str, floors: Mapping[int, int]) -> Steps[None]:
-    # A lock on the table of the pieces must not delay the messages.
+    # Do not wait for a lock on the table of the pieces, because the wait would delay messages.
     yield Statement(TRIES.encode())
     yield Statement(compose(_RAISE, schema), (list(floors), list(floors.values())))
 

@@ -1,4 +1,4 @@
-"""The connections of a source, which borrows connections from a pool or opens its own. Needs asyncio."""
+"""Lends connections to a source, from a pool or from its own connections. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pool(Protocol):
 
 
 class Connections:
-    """Lends connections with autocommit. Between two loans the object keeps its own connections open.
+    """Lends connections with autocommit. The object keeps its own idle connections open.
 
     Args:
         source: An address, such as ``postgresql://user@host/database``, or a pool.

@@ -1,4 +1,4 @@
-"""The alarm about the messages that a log keeps for its slowest subscription. Needs asyncio."""
+"""Raises an alarm if a log keeps too many messages for its slowest subscription. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _EVERY: Final = 10.0
 _READ_FOR: Final = 5.0
 """Seconds allowed for a read of the positions from the store of the user."""
 
-# A partition without a state begins at its start. Messages that a trim has deleted are not kept. Positions in a store
-# of the user are known to the members of their subscription only, which pass them.
+# A partition without a state begins at its start. The log does not keep messages that a trim has deleted. Only the
+# members of a subscription know its positions in a store of the user, so the members pass these positions.
 _LAGS: Final[LiteralString] = (
     "WITH parts AS MATERIALIZED (SELECT number, coalesce((SELECT position FROM {schema}.lanes_log_entries "
     "WHERE log = %(log)s AND partition = number ORDER BY position LIMIT 1), 0) AS first, "
@@ -46,7 +46,8 @@ _LAGS: Final[LiteralString] = (
     "AND state.incarnation = %(incarnation)s WHERE of.log = %(log)s "
     "AND (NOT of.own_states OR of.name = %(subscription)s) GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT 1"
 )
-# A sample of 64 pages costs the same for any size of the table. A size is read without the value.
+# A sample of 64 pages has the same cost for any size of the table. The server finds the size of a value without reading
+# it.
 _SIZE: Final[LiteralString] = (
     "WITH sizes AS (SELECT log, 64 + pg_column_size(value) + coalesce(pg_column_size(key), 0) "
     "+ coalesce(pg_column_size(headers), 0) + pg_column_size(subject) AS bytes "
@@ -56,7 +57,7 @@ _SIZE: Final[LiteralString] = (
 )
 
 
-# A view cannot be sampled.
+# PostgreSQL cannot sample a view.
 _SIZE_OVER: Final[LiteralString] = (
     "SELECT coalesce(avg(64 + length(value)), 0)::float FROM (SELECT value FROM {schema}.lanes_log_messages LIMIT 100) "
     "AS found"
@@ -65,10 +66,10 @@ _SIZE_OVER: Final[LiteralString] = (
 
 @dataclass(eq=False, kw_only=True)
 class KeptWatch:
-    """Reads every 10 s how many bytes a log keeps, and raises one alarm each time the bytes pass the limit.
+    """Reads the kept bytes of a log every 10 s, and raises an alarm each time the bytes rise above the limit.
 
     Attributes:
-        tables: Reads of the log.
+        tables: Object that reads the log.
         log_name: Name of the log.
         incarnation: Identity of the log.
         name: Name of the source, for log lines.
@@ -111,7 +112,7 @@ class KeptWatch:
                 return
             self._looked_at = now
             if self.floors is not None:
-                # A later look takes the positions, so that a slow store does not delay the messages.
+                # A later check uses the positions, so that a slow store does not delay messages.
                 self._reading = asyncio.create_task(self._read(self.floors))
                 return
         if positions is not None:
@@ -155,7 +156,7 @@ class KeptWatch:
         async with connection.cursor(row_factory=tuple_row) as cursor:
             slowest = await (await cursor.execute(compose(_LAGS, self.tables.schema), wanted)).fetchone()
             if slowest is None:
-                # The subscription was dropped, and no other one is known.
+                # An operator has dropped the subscription, and the log has no other subscription with known positions.
                 return
             subscription, messages = slowest
             query = _SIZE if self.tables.own else self.tables.of_messages(_SIZE_OVER)

@@ -1,6 +1,6 @@
-"""The signs of life that the members of a subscription exchange in a table. Needs asyncio.
+"""Exchanges heartbeats between the members of a subscription, in a table. Needs asyncio.
 
-The signs are only advice about the locks to try. A lock alone decides the owner of a partition.
+The heartbeats only suggest which locks to try. The lock of a partition decides its owner.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from lanes_postgres.steps import compose
 from lanes_postgres.subscription.visits import Member
 
 _STALE: Final = 3.0
-"""Seconds after the last sign of life during which a member counts as alive."""
+"""Seconds after its last heartbeat during which a member counts as live."""
 
 _OTHERS: Final[LiteralString] = (
     "SELECT owned, waits FROM {schema}.lanes_subscription_members WHERE log = %(log)s "
     "AND subscription = %(subscription)s AND member <> %(member)s "
-    # After the clock of the server was set back, the row of a member that has gone has a time in the future.
+    # If the server's clock is set back, the row of a stopped member may have a time in the future.
     "AND seen BETWEEN clock_timestamp() - %(stale)s * interval '1 second' "
     "AND clock_timestamp() + %(stale)s * interval '1 second'"
 )
@@ -47,7 +47,7 @@ async def exchange(
     me: Member | None,
     consumer: str | None = None,
 ) -> list[Member]:
-    """Write a sign of life, and return the other members with a recent sign. Raises the errors of psycopg.
+    """Write a heartbeat, and return the other members with a recent heartbeat. Raises the errors of psycopg.
 
     With None for ``me``, the call only returns the other members. ``consumer`` is the name of a member with ranges in
     the map.

@@ -1,4 +1,4 @@
-"""One ownership of a partition: its lock, its epoch, and the messages that wait for ``receive``."""
+"""Represents one ownership of a partition: its lock, its epoch, and the messages that wait for ``receive``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Owned:
     Attributes:
         number: Number of the partition.
         partition: Assignment that the consumer receives for this ownership.
-        held: Held lock of the partition.
+        held: Lock of the partition.
         key: Name of the partition's state.
         epoch: Epoch of this ownership.
         floor: Last stored position, below which all messages are finished.
@@ -36,7 +36,7 @@ class Owned:
         since: Time of the acquisition, in seconds of ``lanes.clock.monotonic``.
         end: The last known end of the partition.
         waiting: Read messages that wait for their delivery.
-        revoked: Whether the source has asked the consumer to give the partition up.
+        revoked: Whether the source has revoked the partition from the consumer.
         over: Whether the ownership has ended by a loss or a release.
     """
 
@@ -87,13 +87,13 @@ class Owned:
         return f"<Owned {self.partition.id} epoch {self.epoch}, {len(self.waiting)} messages waiting>"
 
     def lost(self) -> str:
-        """Return the reason why the member may no longer own the partition; "" = the member certainly owns it."""
+        """Return the reason why the member may not own the partition any more; "" = the member owns the partition."""
         if self.held.lost:
             return self.held.lost
         deadline = self.held.deadline
         now = monotonic()
         if now >= self.partition.deadline:
-            # The runtime may have found the partition lost already, so a later renewal does not count.
+            # The runtime may have treated the partition as lost already, so a later renewal has no effect.
             return "its lock was not renewed in time"
         if deadline > self.partition.deadline:
             self.partition.deadline = deadline
@@ -101,13 +101,13 @@ class Owned:
 
     def stored(self, state: State) -> None:
         """Record a stored position."""
-        # One set of finished messages may come in several forms, because runs may touch.
+        # Several lists of ranges may represent the same finished messages, because ranges may be adjacent.
         before = _finished(self.partition.floor or 0, self.partition.completed)
         self.settled = self.settled or _finished(state.floor, state.completed) > before
         self.floor = max(self.floor, state.floor)
 
     def got_on(self) -> bool:
-        """Return whether the ownership has settled a message, or has no message left."""
+        """Return whether the member has settled a message in this ownership, or has no message left."""
         return self.settled or self.floor >= self.end
 
     def rest(self) -> None:
@@ -117,7 +117,10 @@ class Owned:
             self.waiting.clear()
 
     def take(self, room: Room) -> Delivered | None:
-        """Take waiting messages that fill the room; None = no message. The last message may exceed the bytes."""
+        """Remove and return waiting messages within ``room``; None = no message.
+
+        The last message may exceed the bytes.
+        """
         run: list[Message] = []
         size = 0
         while self.waiting and len(run) < room.messages and size < room.bytes:
@@ -129,5 +132,5 @@ class Owned:
 
 
 def _finished(floor: int, completed: Sequence[tuple[int, int]]) -> int:
-    """Return a number that rises with each message that the consumer finishes."""
+    """Return a number that increases with each message that the consumer finishes."""
     return floor + sum(end - start for start, end in completed)

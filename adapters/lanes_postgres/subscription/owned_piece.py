@@ -1,4 +1,4 @@
-"""One ownership of a piece of a partition: the messages of some slots, or the messages without a key."""
+"""Represents one ownership of a piece of a partition: the messages of some slots, or the messages without a key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lanes_postgres.ring.slots import MovedSlots, Slots
 from lanes_postgres.subscription.owned import Owned
 
 _TELL_EVERY: Final = 1.0
-"""Seconds between two events about skipped messages of other pieces. The member writes once for each event."""
+"""Seconds between two events about skipped messages of other pieces. Each event causes one write to the database."""
 
 
 @dataclass(eq=False, repr=False)
@@ -25,12 +25,12 @@ class OwnedPiece(Owned):
     """One ownership of a piece. Belongs to one event loop; no call waits.
 
     Attributes:
-        slots: The slots to read. ``None`` = the messages without a key.
-        told: Position below which, as the consumer knows, the piece has no message left to deliver.
+        slots: The slots of the piece. ``None`` = the messages without a key.
+        told: Position of the last event to the consumer. The piece has no undelivered message below this position.
         told_at: Time of the last event about skipped messages.
-        moved: Given-up parts whose hand-over has not happened yet.
-        unstored: The error that prevents the store of the position; "" = the position is stored.
-        kept: The error that prevents a hand-over; "" = no hand-over has failed.
+        moved: Lost parts that the member has not handed over yet.
+        unstored: Error of the last attempt to store the position; "" = no error.
+        kept: Error of the last attempt to hand over a part; "" = no error.
     """
 
     slots: Slots | None = None
@@ -86,7 +86,7 @@ class OwnedPiece(Owned):
         return ""
 
     def take(self, room: Room) -> Delivered | None:
-        """Take waiting messages within the room; see ``Owned.take``."""
+        """Remove and return waiting messages within ``room``; see ``Owned.take``."""
         delivered = super().take(room)
         if delivered is not None:
             self.told = delivered.run[-1].position + 1

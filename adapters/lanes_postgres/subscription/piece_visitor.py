@@ -1,4 +1,4 @@
-"""The task of a member with ranges, which acquires mapped pieces and gives up moved pieces."""
+"""Runs the task of a member with ranges. The task follows the map: it acquires pieces, and releases moved pieces."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _AT_ONCE: Final = 4
 
 _HANDS_OVER_WITHIN: Final = 4.0
 _HAND_OVER_AGAIN: Final = 0.1
-"""Seconds for which a release repeats the hand-over of a part with a locked row, and the pause before each repetition.
+"""Seconds during which a release retries the hand-over of a part with a locked row, and the pause before each retry.
 """
 
 _COUNT_EVERY: Final = 10.0
@@ -46,14 +46,15 @@ _COUNT_EVERY: Final = 10.0
 _NOT_RAISED: Final = "the position of slots that nobody owns is not raised, so the log keeps its messages"
 
 LONGEST_PAUSE: Final = 60.0
-"""Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later one is longer.
+"""Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later pause is
+longer.
 """
 
 _SCAN: Final = 5_000
 """Maximum number of positions that one read examines."""
 
 _LEAST: Final = 50
-"""Least value of the maximum number of messages that a read may return."""
+"""Minimum limit of the messages that one read may return."""
 
 _CHUNK: Final = 500
 """Minimum number of messages that a request reads, if the log has enough messages. A request examines hundreds of
@@ -62,7 +63,7 @@ pieces.
 
 
 class Fault(NamedTuple):
-    """A fault of one piece, which the member skips for some time.
+    """A fault of one piece. The member skips the piece for some time.
 
     Attributes:
         text: The error.
@@ -77,7 +78,7 @@ class Fault(NamedTuple):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PieceVisitor(Visitor):
-    """Acquires pieces and reads their messages; see ``Visitor``. ``docs/model/ranges.md`` has the protocol.
+    """Acquires pieces and reads their messages; see ``Visitor``. ``docs/model/ranges.md`` describes the protocol.
 
     The members share the pieces without a key like whole partitions. The map decides the owners of all other pieces.
 
@@ -94,12 +95,12 @@ class PieceVisitor(Visitor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._counted_at = -math.inf
-        # The share of the messages at the positions of a read that have its slots, by the last reads.
+        # The share of the messages that had the requested slots, in the last reads.
         self._found = 1.0
         self._tried = 0
         self._attempts_after = BEGINNING
         self._faults: dict[int, Fault] = {}
-        # Time of the first claim that found the row of a piece locked by a transaction.
+        # Time of the first claim that found the row of a piece locked.
         self._locked_since: dict[int, float] = {}
         self._no_claims = ""
         self._not_raised = ""
@@ -108,7 +109,7 @@ class PieceVisitor(Visitor):
     def _told(self, backend: int, payload: str) -> None:
         super()._told(backend, payload)
         if payload == RING:
-            # The own notifications count too: a piece that this member has handed over may come back to it.
+            # React to this member's own notifications too, because a piece that it has handed over may return to it.
             self._looked_at = -math.inf
 
     # --- ownership
@@ -139,7 +140,7 @@ class PieceVisitor(Visitor):
             self.revoke(self.owned[unit])
 
     def _note_map(self, rows: Sequence[PieceRow]) -> None:
-        """Log a warning when the map gives this consumer no slots. Its name may be misspelt."""
+        """Log a warning if the map gives this consumer no slots, because its name may be misspelt."""
         mapped, self._mapped = self._mapped, any(row.consumer == self.consumer for row in rows)
         if mapped and not self._mapped:
             log.warning(
@@ -162,7 +163,7 @@ class PieceVisitor(Visitor):
             if not error.retryable:
                 raise
             await self._fall_silent(connection)
-            # Without a connection for a claim, the member reads the pieces that it owns.
+            # If the member gets no connection for a claim, it continues to read its pieces.
             if not self._no_claims:
                 log.warning(
                     "%s: cannot acquire pieces (%s); the member keeps its pieces and tries again", self.name, error
@@ -198,7 +199,7 @@ class PieceVisitor(Visitor):
         calls = [asyncio.create_task(work()) for _ in range(min(_AT_ONCE, len(left)))]
         ended = await asyncio.gather(*calls, return_exceptions=True)
         for failure in ended:
-            # The server fails all calls for one reason.
+            # All calls failed for the same reason, so raise only one error.
             if failure is not None:
                 raise failure
 
@@ -209,7 +210,7 @@ class PieceVisitor(Visitor):
         """
         free = [row for row in rows if row.slots is None and row.id not in self.owned]
         if free and sum(member.owned for member in self._others) + len(self._keyless()) >= self.tables.partitions:
-            # The account of a member that was killed is wrong.
+            # The row of a killed member is outdated.
             self._tried = (self._tried + TRIES) % len(free)
             free = (free[self._tried :] + free[: self._tried])[:TRIES]
         return free
@@ -263,7 +264,7 @@ class PieceVisitor(Visitor):
         return {unit: each for unit, each in self.owned.items() if isinstance(each, OwnedPiece)}
 
     def _follow(self, rows: Sequence[PieceRow]) -> None:
-        """Give up the pieces, and parts of pieces, that the map assigns to other members."""
+        """Release the pieces, and the parts of pieces, that the map assigns to other members."""
         owned = self._owned_pieces()
         parts: dict[int, list[Slots]] = {}
         for row in rows:
@@ -290,7 +291,7 @@ class PieceVisitor(Visitor):
         try:
             await self._hand_over(owned, moved)
         except PieceError as error:
-            # No other process could hand the part over either, so this member repeats the call.
+            # No other process could hand over the part, so this member retries.
             owned.kept = str(error)
             raise SourceError(str(error), retryable=True) from error
         owned.kept = ""
@@ -298,7 +299,7 @@ class PieceVisitor(Visitor):
     async def _hand_over(self, owned: OwnedPiece, moved: MovedSlots) -> None:
         if moved in owned.moved:
             await self.pieces.hand_over(owned.unit, owned.epoch, moved)
-            # A release may have handed the part over at the same time.
+            # A concurrent release may have handed over the part.
             owned.moved = [each for each in owned.moved if each is not moved]
 
     async def release(self, owned: Owned) -> None:
@@ -310,19 +311,22 @@ class PieceVisitor(Visitor):
         try:
             for moved in list(owned.moved):
                 await self._confined(owned, partial(self._hand_over, owned, moved), until)
-            # An owner may not have looked since a split, so its last position goes to all pieces that wait for it.
+            # The owner may not have learned of a split yet, so copy its last position to all pieces that wait for it.
             await self._confined(owned, partial(self.pieces.hand_over_all, owned.unit, owned.epoch), until)
             await owned.held.release()
-            with suppress(SourceError):  # The next look of the other members finds the piece too.
+            with suppress(SourceError):  # The other members also find the piece at their next read of the map.
                 await self.pieces.notify()
         finally:
-            # The consumer owns the piece until this call ends, so this member must not acquire it again before. A call
-            # that fails is not repeated: without its lock, the next owners begin as after a crash.
+            # The consumer owns the piece until this call ends, so this member must not acquire the piece earlier. Do
+            # not retry a failed call. The lock is released, so the next owners begin as after a crash.
             if self._end(owned):
                 self._let_go(owned)
 
     async def _confined(self, owned: Owned, hand_over: Callable[[], Awaitable[None]], until: float) -> None:
-        """Hand over a part of a piece that is given up. A fault of its row delays the other parts until ``until``."""
+        """Hand over a part of a released piece.
+
+        A fault of its row may delay the other parts, but only until ``until``.
+        """
         while True:
             try:
                 return await hand_over()
@@ -333,7 +337,7 @@ class PieceVisitor(Visitor):
             await asyncio.sleep(_HAND_OVER_AGAIN)
 
     async def _attempt(self, row: PieceRow) -> None:
-        """Try to acquire a piece. A fault of its row delays no other piece."""
+        """Try to acquire a piece. A fault of its row does not delay other pieces."""
         fault = self._faults.get(row.id)
         if fault is not None and monotonic() < fault.until:
             return
@@ -370,7 +374,8 @@ class PieceVisitor(Visitor):
     async def _try_piece(self, row: PieceRow) -> None:
         if row.id in self.owned:
             return
-        # The members share the pieces without a key. All others follow the map, and may come back at once.
+        # The members share the pieces without a key, so do not acquire such a piece again at once. The other pieces
+        # follow the map, and may return at once.
         if row.slots is None and monotonic() < self._cool.get(row.id, 0.0):
             return
         if row.parent is not None and row.parent not in self.owned:
@@ -392,7 +397,7 @@ class PieceVisitor(Visitor):
         self.own(piece)
 
     async def _end_drain(self, row: PieceRow, parent: int) -> None:
-        """End the drain of a piece whose former owner has lost the lock, for example by its death."""
+        """End the drain of a piece whose former owner has lost the lock, for example after a crash."""
         held = await self.locks.try_acquire(self._lock_of(row.partition, parent), lambda: None)
         if held is None:
             return
@@ -408,7 +413,7 @@ class PieceVisitor(Visitor):
     # --- reads
 
     def _reading(self) -> tuple[Mapping[int, Owned], int]:
-        """Return no partitions, because the look of ``Visitor`` cannot select slots."""
+        """Return no partitions, because the reads of ``Visitor`` cannot select slots."""
         return {}, 0
 
     async def _read(self, connection: AsyncConnection[Any]) -> None:
@@ -437,7 +442,8 @@ class PieceVisitor(Visitor):
         works = await self._works(connection, lowest, ordered=backlog > left)
         turns = {work.partition: turn for turn, work in enumerate(works)}
         order = sorted((place for place in groups if place[0] in turns), key=lambda place: (turns[place[0]], place[1]))
-        # Most positions have messages of other members, so a request looks at more positions than it has room for.
+        # Most positions have messages of other members, so a request examines more positions than the room for
+        # messages.
         wanted: list[WantedSlots] = []
         expected = 0.0
         for number, read in order:

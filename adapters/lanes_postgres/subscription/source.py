@@ -49,11 +49,11 @@ log = logging.getLogger("lanes.postgres")
 class PostgresSource:
     """A source of ``lanes`` that reads a log in PostgreSQL as a named subscription. Needs asyncio.
 
-    Subscriptions of different names are independent: each subscription reads every message. The sources of one name are
-    the members of a subscription. The members share the partitions, and each partition has one owner at a time. A
-    member acquires free partitions up to its share. If a member waits for partitions, the other members give up
-    partitions that they have owned for longer than ``time_budget``, up to the share of the waiting member. If a
-    subscription has more members than partitions, the members take turns.
+    Subscriptions with different names are independent, and each subscription reads every message. The sources with one
+    name are the members of a subscription. The members share the partitions, and each partition has one owner at a
+    time. A member acquires free partitions up to its share. If a member waits for partitions, the other members release
+    partitions that they have owned for longer than ``time_budget``, until the waiting member can have its share. If a
+    subscription has more members than partitions, the members own the partitions in turn.
 
     The source stores the position of each partition in ``states``. Each owner of a partition has a higher epoch, and
     the store refuses the writes of a former owner. Handlers read the epoch as ``message.epoch``.
@@ -65,23 +65,24 @@ class PostgresSource:
         subscription: Name of the subscription, 1 to 200 characters.
         start: First message of a new subscription, decided once for all partitions. ``"beginning"`` = the first message
             of the log. ``"next"`` = the first message of a later commit. A ``datetime`` = the first message of each
-            partition with this time or a later time.
+            partition at or after this time.
         visit: Order in which a member visits partitions with messages: by the time of the oldest unread message, by
             ``"backlog"``, or by ``"name"``. The messages of a partition keep their order.
-        time_budget: Seconds for which a member keeps a partition although another member waits. Running handlers always
-            end. With more members than partitions, a member also keeps its partition until it has settled a message.
+        time_budget: Seconds for which a member keeps a partition while another member waits. A release always waits for
+            running handlers. With more members than partitions, a member also keeps its partition until it has settled
+            a message.
         poll_interval: Seconds between two polls of an idle log, at least 0.01. A notification wakes the source earlier.
-            A poll also finds the messages of a lost notification. The members exchange signs of life every second, or
-            every ``poll_interval`` if this time is shorter.
+            A poll also finds messages after a lost notification. The members exchange heartbeats every second, or every
+            ``poll_interval`` if this time is shorter.
         out_of_range: Position at which to continue if a trim deleted unread messages: the first remaining message, or
             the end of the partition. ``"fail"`` = stop with an error.
-        kept_limit: Bytes of kept messages above which the source raises an alarm: a logged error, and a finding of the
-            health. A log keeps the messages that its slowest subscription has not finished.
+        kept_limit: Bytes of kept messages above which the source raises an alarm. The alarm is a logged error and a
+            finding in the health report. A log keeps the messages that its slowest subscription has not finished.
         locks: Locks of the members. ``None`` = ``AdvisoryLocks`` in the same database.
         states: Store of the positions. ``None`` = the tables in the schema of the log. A trim of the log cannot read
-            the positions in a store of another schema, another database or another kind.
-        ranges: Identity of this source in a map of ranges, from ``RangeMap(log, group=…).member(…)``. The source then
-            reads only the keys whose slots the map gives this consumer. The name of the group is ``subscription``.
+            positions in another schema, in another database, or in a store of another kind.
+        ranges: Name of this consumer in a map of ranges, from ``RangeMap(log, group=…).member(…)``. The source then
+            reads only the keys whose slots the map gives this consumer. ``subscription`` must be the name of the group.
             Any member may receive messages without a key. ``None`` = the members share whole partitions.
 
     Raises:
@@ -291,7 +292,7 @@ class PostgresSource:
             if done is True:
                 owned.stored(change.state)
             elif isinstance(done, SourceError):
-                # No other process could store it either, so the piece stays here.
+                # No other process could store the position, so this member keeps the piece.
                 assert isinstance(owned, OwnedPiece), "only a store of pieces answers with errors"
                 failed[owned.partition] = done
                 owned.unstored = str(done)
@@ -308,7 +309,7 @@ class PostgresSource:
         """
 
     async def release(self, partition: Partition) -> None:
-        """Give up the lock of a drained partition; see ``lanes.source.Source.release``.
+        """Release the lock of a drained partition; see ``lanes.source.Source.release``.
 
         Args:
             partition: The assignment to hand back.
@@ -326,14 +327,14 @@ class PostgresSource:
         """
         owned, visitor = self._of(partition), self._visitor
         if owned is None:
-            return  # It was lost meanwhile, so the next owner of each part begins with the last position.
+            return  # The member has lost the piece, so the next owners begin at the stored position.
         assert isinstance(visitor, PieceVisitor) and isinstance(owned, OwnedPiece), "only a piece has parts"
         for part in parts:
             assert isinstance(part, MovedSlots), "this source has named the part"
             await visitor.hand_over(owned, part)
 
     async def aclose(self) -> None:
-        """Give up all partitions, and close the connections that the source opened. Idempotent."""
+        """Release all partitions, and close the connections that the source opened. Idempotent."""
         await self._opened.aclose()
 
     # --- optional parts
@@ -367,7 +368,7 @@ class PostgresSource:
     def outage(self) -> Outage | None:
         """Return the present outage of the database; see ``lanes.source.Connected``.
 
-        The outage may concern the session of the locks alone.
+        The result also reports an outage of only the session of the locks.
         """
         found = self._visitor.contact.outage()
         return self._locks.outage() if found is None and isinstance(self._locks, AdvisoryLocks) else found
@@ -380,7 +381,7 @@ class PostgresSource:
         """Return the number of messages in slots without an owner; see ``lanes.source.Ranged``.
 
         Returns:
-            The number, of which at most 1,000 messages count for each partition; None = unknown, or no ranges.
+            The number, with at most 1,000 messages of each partition; None = unknown, or no ranges.
         """
         visitor = self._visitor
         return visitor.unowned if isinstance(visitor, PieceVisitor) else None
@@ -404,7 +405,7 @@ class PostgresSource:
         return owned if owned is not None and owned.partition is partition else None
 
     def _take(self, room: Room) -> list[SourceEvent]:
-        """Take waiting messages within the room. Does not suspend, so a cancelled ``receive`` loses no message."""
+        """Return waiting messages within ``room``. Does not suspend, so a cancelled ``receive`` loses no message."""
         events: list[SourceEvent] = []
         messages, size = room.messages, room.bytes
         for owned in self._visitor.delivery_order():

@@ -1,4 +1,4 @@
-"""The decision about the first position of each partition, which one member makes for all members. Needs asyncio."""
+"""Decides the first position of each partition. One member decides for all members. Needs asyncio."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lanes_postgres.steps import compose, perform_async
 log = logging.getLogger("lanes.postgres")
 
 Start = Literal["beginning", "next"] | datetime
-"""First message of a new subscription: the first message of the log, the next committed message, or in each partition
-the first message at or after a time. A ``datetime`` is aware.
+"""First message of a new subscription: the first message of the log, the next committed message, or the first message
+of each partition at or after a time. A ``datetime`` has a time zone.
 """
 
 _PAUSE: Final = 0.01
-"""Seconds until the next try, while another session assigns positions."""
+"""Seconds until the next attempt while another session gives positions."""
 
 _LOCK: Final[LiteralString] = "SELECT pg_advisory_xact_lock(hashtextextended(%s, %s))"
 _FIND: Final[LiteralString] = (
@@ -61,8 +61,9 @@ async def decide_starts(
     """Return the first position of each partition. For a new subscription, decide these positions.
 
     The decision includes empty partitions. One member sets the first positions, while other new members wait.
-    ``own_states`` = the positions are in a store of the user, where a trim cannot find them. ``ring`` = the members own
-    ranges of slots. Raises ``ConfigError`` if the subscription has begun with the other value of ``ring``.
+    ``own_states``: whether the positions are in a store of the user, where a trim cannot read them. ``ring``: whether
+        the members own ranges of slots. Raises ``ConfigError`` if the subscription began with the other value of
+        ``ring``.
     """
     text = start if isinstance(start, str) else start.isoformat()
     row = await (await connection.execute(compose(_FIND, tables.schema), (tables.log, subscription))).fetchone()

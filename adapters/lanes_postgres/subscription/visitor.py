@@ -1,4 +1,4 @@
-"""The task of a member, which assigns positions to messages, acquires and releases partitions, and reads messages.
+"""Runs the task of a member, which gives positions to messages, acquires and releases partitions, and reads messages.
 
 This file is longer than most, because all steps of a member use one connection and the times of its last steps.
 """
@@ -39,25 +39,25 @@ OutOfRange = Literal["earliest", "latest", "fail"]
 """Reaction to a trim that deleted unread messages: a position to continue at, or an error."""
 
 ACTIVE_POLL: Final = 0.02
-"""Seconds between two polls in the second after a message without a notification."""
+"""Seconds between two polls, for one second after a message that arrived without a notification."""
 
 _ACTIVE: Final = 1.0
 _RECONNECT: Final = 0.25
 
 _COOL: Final = 1.0
-"""Seconds for which a member does not acquire a partition again that the member gave up."""
+"""Seconds after a release before the member may acquire the same partition again."""
 
 LONGEST_COOL: Final = 8.0
-"""Maximum seconds for which a member skips a partition whose state a transaction locks."""
+"""Maximum seconds for which a member skips a partition while a transaction locks its state."""
 
 TOLD: Final = 4.0
-"""Length of the skip, in seconds, from which a member logs a warning about the locked state."""
+"""If a member skips a partition for this many seconds or longer, it logs a warning about the locked state."""
 
 TRIES: Final = 8
-"""Maximum number of locks that a member tries in one look while the others report that they own everything."""
+"""Maximum number of locks that a member tries at once while the other members report that they own all partitions."""
 
 _SIGN: Final = 1.0
-"""Maximum seconds between two signs of life. A member counts as gone after 3 s without a sign."""
+"""Maximum seconds between two heartbeats. After 3 s without a heartbeat a member counts as stopped."""
 
 _FIRST_READ: Final = 100
 _READ: Final = 2_000
@@ -81,16 +81,16 @@ class Visitor:
         locks: Opened locks of the members.
         states: Store of the partition states.
         visit: Order in which the member visits partitions.
-        time_budget: Seconds for which a member keeps a partition although other members wait.
+        time_budget: Seconds for which a member keeps a partition while other members wait.
         poll_interval: Seconds between two polls while no messages arrive.
         out_of_range: Position at which to continue after a trim.
         name: Name of the source, for errors and the log.
-        kept: Watch of the bytes that the log keeps.
+        kept: Object that checks the bytes that the log keeps.
         wake: Non-blocking function that the visitor calls after new events or new messages.
         consumer: Name of this member in the map of ranges; None = a member without ranges.
         owned: Owned partitions by ``Owned.unit``.
         room: Room of the last call of ``receive``.
-        failure: Error with which the source must end; None = no error.
+        failure: Error that stops the source; None = no error.
         contact: Record of the database's answers and failures.
     """
 
@@ -151,7 +151,7 @@ class Visitor:
         """Return the new events of ownership, in order."""
         self.check_owned()
         if self._acquiring:
-            # The assignments of one look come together.
+            # Deliver the assignments of one poll together.
             return []
         events, self._events = self._events, []
         return events
@@ -163,7 +163,7 @@ class Visitor:
         return known + [owned for number, owned in self.owned.items() if number not in visited]
 
     def check_owned(self) -> None:
-        """Give up the partitions whose deadline has passed. ``lock_changed`` has handled all other losses."""
+        """Report the partitions as lost whose deadline has passed. ``lock_changed`` has handled all other losses."""
         if monotonic() < self._earliest:
             return
         for owned in list(self.owned.values()):
@@ -175,13 +175,13 @@ class Visitor:
             self.lose(owned, reason)
 
     def lose(self, owned: Owned, reason: str) -> None:
-        """Release a partition that another process may own. Idempotent."""
+        """Report a partition as lost, because another process may own it. Idempotent."""
         if self._end(owned):
-            # The lock may be free already, so the lease has ended.
+            # Another process may already have the lock, because the lease has ended.
             owned.partition.deadline = min(owned.partition.deadline, monotonic())
             if not self._forget_assigned(owned.partition):
                 self._events.append(Lost(owned.partition, reason))
-            # The runtime warns about all partitions that are lost together.
+            # The runtime logs one warning about all partitions that are lost together.
             log.debug("%s: partition %d is lost: %s", self.name, owned.number, reason)
             self._let_go(owned)
 
@@ -195,7 +195,7 @@ class Visitor:
     def _forget_assigned(self, partition: Partition) -> bool:
         """If the queue contains the assignment of a partition, remove the partition's events and return True.
 
-        After a freeze, a new owner may have a higher epoch before the consumer learns of this assignment.
+        After a freeze, another owner may have a higher epoch before the consumer receives this assignment.
         """
         if Assigned(partition) not in self._events:
             return False
@@ -209,7 +209,7 @@ class Visitor:
         try:
             await owned.held.release()
         finally:
-            # A cancelled release goes on in the locks, and this member may acquire the partition again.
+            # The locks continue a cancelled release, and this member may acquire the partition again.
             if self._end(owned):
                 self._released(owned)
 
@@ -223,7 +223,7 @@ class Visitor:
 
     def _released(self, owned: Owned) -> None:
         now = monotonic()
-        # A group with ranges has new pieces, and so new units, after each split.
+        # Each split of a range creates new pieces, and therefore new units.
         self._cool = {unit: until for unit, until in self._cool.items() if until > now}
         self._cool[owned.unit] = now + _COOL
         self._looked_at = -math.inf
@@ -254,7 +254,7 @@ class Visitor:
                 await leave(connection, self.tables, self.subscription, self.member)
 
     def _failed(self, error: LanesError, sent: float, connected: bool) -> None:
-        # A login that was accepted before may be accepted again, after a person has mended the server.
+        # The server accepted this login before. Retry, because a person may repair the server.
         if (connected or isinstance(error, ConfigError)) and not is_retryable(error, unknown=False):
             self.failure = error
             return
@@ -294,13 +294,13 @@ class Visitor:
 
     def _told(self, backend: int, payload: str) -> None:
         """Process a notification of the server. Only members with ranges use the payload."""
-        # The own sequencing notifies this connection too, after its messages were read.
+        # Ignore the notification of this connection's own sequencing, because the member has read these messages.
         if backend != self._backend:
             self._notified = True
             self._active_until = -math.inf
 
     async def _pause(self, connection: AsyncConnection[Any]) -> None:
-        """Wait for a notification, a kick, or the time of the next poll."""
+        """Wait for a notification, a call of ``kick``, or the time of the next poll."""
         now = monotonic()
         seconds = min(self._looked_at + self.poll_interval, self._shared_at + _SIGN) - now
         if now < self._active_until:
@@ -319,7 +319,7 @@ class Visitor:
         self._hear(connection)
 
     def _hear(self, connection: AsyncConnection[Any]) -> None:
-        """Process the notifications that have arrived, so that the next look considers them."""
+        """Process the notifications that have arrived, before the next poll."""
         connection.pgconn.consume_input()
         while (notify := connection.pgconn.notifies()) is not None:
             self._told(notify.be_pid, notify.extra.decode())
@@ -341,7 +341,10 @@ class Visitor:
         await self._read(connection)
 
     async def _look(self, connection: AsyncConnection[Any]) -> None:
-        """Give positions to new messages, and read the ends of the partitions. Also read new messages if all fit."""
+        """Give positions to new messages, and read the ends of the partitions.
+
+        Also read the new messages if all of them fit.
+        """
         told, self._notified = self._notified, False
         tables = self.tables
         reading, left = self._reading()
@@ -352,7 +355,8 @@ class Visitor:
             looked = looking(tables.schema, tables.log, tables.partitions)
             (done, ends), found = await perform_async(connection, looked, self.name), {}
         if (done or ends != self._ends) and not (told or self._notified):
-            # The appender does not notify, or its notification is lost. One that came during the look is not.
+            # The program that appended the messages sends no notification, or the notification was lost. A notification
+            # during the poll was not lost.
             self._active_until = monotonic() + _ACTIVE
         self._ends = ends
         for owned in self.owned.values():
@@ -361,11 +365,11 @@ class Visitor:
             self._order = list(found)
             wanted = [Wanted(number, starts[number], len(messages)) for number, messages in found.items()]
             await self._take(connection, wanted, found, reading)
-            # The consumer takes them before the rest of the work.
+            # The consumer takes these messages before the rest of the poll.
             await asyncio.sleep(0)
 
     async def _share(self, connection: AsyncConnection[Any]) -> None:
-        """Exchange signs of life with the other members, acquire free partitions, and give up partitions."""
+        """Exchange heartbeats with the other members, acquire free partitions, and release partitions."""
         if self._silent:
             await self._speak_again()
         await self._exchange(connection, len(self.owned))
@@ -385,17 +389,20 @@ class Visitor:
             self.revoke(self.owned[number])
 
     async def _exchange(self, connection: AsyncConnection[Any], owned: int) -> None:
-        """Exchange signs of life with the other members."""
+        """Exchange heartbeats with the other members."""
         me = None if self._silent else Member(owned, self._waits)
         self._others = await exchange(connection, self.tables, self.subscription, self.member, me, self.consumer)
 
     async def _fall_silent(self, connection: AsyncConnection[Any]) -> None:
-        """Withdraw the sign of life. The others would leave a share to a member that cannot acquire partitions."""
+        """Withdraw the heartbeat.
+
+        Otherwise the other members would leave partitions to a member that cannot acquire them.
+        """
         self._silent = True
         await leave(connection, self.tables, self.subscription, self.member)
 
     async def _speak_again(self) -> None:
-        """Allow signs of life. Raises ``SourceError`` while this member can acquire no lock or has no connection."""
+        """Allow heartbeats again. Raises ``SourceError`` while this member can acquire no lock or has no connection."""
         name = lock_name(self.tables.schema, self.log_name, self.subscription, -1)
         held = await self.locks.try_acquire(f"{name}/{self.member}", lambda: None)
         if held is not None:
@@ -408,7 +415,7 @@ class Visitor:
         self._silent = False
 
     def revoke(self, owned: Owned) -> None:
-        """Ask the consumer to give a partition up. The member keeps the lock until running handlers have ended."""
+        """Revoke a partition from the consumer. The member keeps the lock until running handlers have ended."""
         owned.revoked = True
         owned.rest()
         self._events.append(Revoking(owned.partition, math.inf))
@@ -436,7 +443,7 @@ class Visitor:
         known = set(visits)
         visits += [number for number in free if number not in known]
         if sum(member.owned for member in self._others) + len(self.owned) >= self.tables.partitions:
-            # The account of a member that was killed is wrong, so some locks are tried all the same.
+            # The row of a killed member is outdated, so try some locks anyway.
             visits = visits[:TRIES]
         self._acquiring = True
         try:
@@ -463,7 +470,7 @@ class Visitor:
         except StateLocked as error:
             self._leave_for_later(number, error)
             return False
-        # No transaction holds the state any more, or another member has the lock.
+        # No transaction locks the state any more, or another member has the lock of the partition.
         self._locked.pop(number, None)
         if acquired is None:
             return False
@@ -477,7 +484,7 @@ class Visitor:
         self._events.append(Assigned(owned.partition))
 
     def _leave_for_later(self, number: int, error: StateLocked) -> None:
-        """Skip a partition whose state a transaction locks, longer at each repetition. Other partitions continue."""
+        """Skip a partition whose state a transaction locks. Each repetition skips the partition for longer."""
         former = self._locked.get(number, _COOL / 2)
         pause = self._locked[number] = min(2 * former, LONGEST_COOL)
         self._cool[number] = monotonic() + pause
@@ -491,7 +498,7 @@ class Visitor:
             )
 
     def lock_changed(self, unit: int) -> None:
-        """Raise the deadline of a unit with a renewed lock, or give up a unit with a lost lock."""
+        """Raise the deadline of a unit with a renewed lock, or report a unit with a lost lock as lost."""
         if (owned := self.owned.get(unit)) is not None:
             self._check(owned)
         self.wake()
@@ -511,9 +518,9 @@ class Visitor:
         return in_order(works, self.visit)
 
     async def _read(self, connection: AsyncConnection[Any]) -> None:
-        """Read messages for the room of the last ``receive``, from the partitions to visit first."""
+        """Read messages for the room of the last ``receive``, from partitions in the order of the visits."""
         if not any(owned.end > owned.read for owned in self.owned.values()):
-            return  # Most visits find all messages in their look.
+            return  # The poll has already read all messages.
         reading, left = self._reading()
         backlog = sum(max(0, owned.end - owned.read) for owned in reading.values())
         if not backlog:
@@ -533,7 +540,7 @@ class Visitor:
             await self._fetch(connection, wanted, reading)
 
     def _reading(self) -> tuple[Mapping[int, Owned], int]:
-        """Return the partitions to read, by number, and the number of messages for which the room has space."""
+        """Return the partitions to read, by number, and the number of messages that fit into the room."""
         room = self.room
         reading = {
             number: owned
@@ -572,12 +579,12 @@ class Visitor:
                 continue
             if not messages or messages[0].position != each.start:
                 if owned.waiting:
-                    continue  # A position beyond the gap would overtake them. A later read finds the gap again.
+                    continue  # Messages after the gap would overtake it. A later read finds the gap again.
                 if self.tables.own or each.start < (await self.tables.firsts(connection))[each.partition]:
                     await self._trimmed(connection, owned)
                     continue
                 if not messages:
-                    # All rows up to the known end were deleted by their owner.
+                    # The user has deleted all rows up to the known end.
                     self._pass(owned, owned.end)
                     continue
             owned.waiting.extend(messages)
@@ -589,7 +596,7 @@ class Visitor:
             self.wake()
 
     async def _trimmed(self, connection: AsyncConnection[Any], owned: Owned) -> None:
-        """Skip unread messages that a trim deleted, or fail, as ``out_of_range`` decides."""
+        """Skip unread messages that a trim deleted, or stop the source. ``out_of_range`` decides between both."""
         first = (await self.tables.firsts(connection))[owned.number]
         found = (await self.tables.fetch(connection, [Wanted(owned.number, owned.read, 1)])).get(owned.number)
         target = owned.end if not found else found[0].position
@@ -608,7 +615,7 @@ class Visitor:
         self._pass(owned, target)
 
     def _pass(self, owned: Owned, target: int) -> None:
-        """Continue at a higher position, below which the log has no messages."""
+        """Continue at a higher position. The log has no unread message below this position."""
         owned.read = target
         self._events.append(Progressed(owned.partition, target))
         self.wake()

@@ -1,4 +1,4 @@
-"""The decisions of a member: the order of its visits, the number of its partitions, and the partitions to give up.
+"""Decides the order of a member's visits, the number of its partitions, and the partitions to release.
 
 Pure.
 """
@@ -40,11 +40,11 @@ class Member(NamedTuple):
 
 
 class Hold(NamedTuple):
-    """A partition that a member owns and has not given up.
+    """A partition that a member owns and has not released.
 
     Attributes:
         since: Time of the acquisition.
-        got_on: Whether the member has settled a message since the acquisition, or no message is left.
+        got_on: Whether the member has settled a message since the acquisition, or has no message left.
     """
 
     since: float
@@ -67,15 +67,15 @@ def most_owned(partitions: int, others: int) -> int:
 
 
 def waits(owned: int, partitions: int, others: int) -> bool:
-    """Return whether a member, which found no free partition, waits for partitions of other members."""
+    """Return whether a member that found no free partition waits for partitions of other members."""
     return owned < _least_owned(partitions, others)
 
 
 def acquirable(owned: int, partitions: int, others: Sequence[Member]) -> int:
     """Return the number of free partitions that a member may acquire.
 
-    While another member waits, a member with its least share leaves the free partitions to the other member. Otherwise,
-    members that give up partitions for a slow member would acquire the partitions of each other.
+    While another member waits, a member with its minimum share leaves the free partitions to the waiting member.
+    Otherwise, members that release partitions for a slow member would acquire these partitions again.
     """
     if any(member.waits for member in others):
         return max(0, _least_owned(partitions, len(others)) - owned)
@@ -85,28 +85,28 @@ def acquirable(owned: int, partitions: int, others: Sequence[Member]) -> int:
 def given_up(
     holds: Mapping[int, Hold], now: float, budget: float, partitions: int, others: Sequence[Member]
 ) -> list[int]:
-    """Return the partitions that a member gives up, the longest owned partition first.
+    """Return the partitions that a member releases, the longest owned partition first.
 
     Args:
-        holds: The partitions that the member owns and has not given up.
+        holds: The partitions that the member owns and has not released.
         now: Present time, by the clock of ``Hold.since``.
-        budget: Seconds for which a member keeps a partition although other members need partitions.
+        budget: Seconds for which a member keeps a partition while other members need partitions.
         partitions: Number of partitions of the log.
         others: The other members.
 
     Returns:
-        The numbers of the partitions to give up.
+        The numbers of the partitions to release.
     """
     most, least = most_owned(partitions, len(others)), partitions // (len(others) + 1)
     count, takes_turns = 0, False
     if len(holds) > most:
-        # Without partitions above its maximum, a member has no room to acquire what it gives up.
+        # Release a partition only if another member is below its maximum, because no other member may acquire it.
         count = len(holds) - most if any(member.owned < most for member in others) else 0
     elif len(holds) > least and _all_settled(most, others):
-        # No member owns more than its maximum, and yet one has too few, as with 2, 2 and 0 of 4 partitions. A member
-        # keeps its least share, because others may not have acquired what was given up for them yet.
-        # If no message is settled in a turn, no turn may settle one: a handler that outlasts a short budget and the
-        # drain would begin again in each.
+        # A member may own too few partitions even if no member exceeds its maximum, as with 2, 2 and 0 of 4 partitions.
+        # A member keeps its minimum share, because other members may not have acquired the released partitions yet. If
+        # a turn could end without a settled message, all turns could. A handler that runs longer than the budget and
+        # the drain would start again in each turn.
         count, takes_turns = 1, not least
     held = sorted(
         (hold.since, partition)
@@ -117,7 +117,7 @@ def given_up(
 
 
 def _least_owned(partitions: int, others: int) -> int:
-    """Return the number of partitions below which a member waits: the rounded-down share, and 1 for turns."""
+    """Return the number of partitions below which a member waits: its share, rounded down, but at least 1."""
     return max(1, partitions // (others + 1))
 
 
