@@ -231,7 +231,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # `start` is replaced too.
         sys.addaudithook(_refuse_processes)
         BaseProcess.start = _refuse_start  # type: ignore[assignment, method-assign]
-    _keep()
+    # No test has run, so the garbage is of imports. To find it, each worker would visit more than a million objects.
+    gc.freeze()
     # The tests that compute most, such as state machines and searches, make much that lives for long and few cycles.
     gc.set_threshold(10_000, 20, 20)
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)

@@ -27,7 +27,7 @@ ON_KAFKA = [name for name in CASES if name.startswith(("kafka", "http"))]
 OF_COHORTS = [name for name in CASES if name.startswith("cohort")]
 ON_SPARK = [name for name in CASES if name.startswith("spark")]
 OF_PLOTS = ["zone", "scaling"]
-AT_LIGHT_LOAD = ["jetstream-light", "postgres-log"]
+IN_PROCESSES = ["jetstream-light", "postgres-log", "postgres-ranges"]
 NEEDED: dict[str, Callable[[], object]] = {
     **{name: find_program for name in CASES if name.startswith("jetstream")},
     "postgres": find_programs,
@@ -36,7 +36,7 @@ FIELDS = {"case": str, "figure": float, "unit": str, "baseline": float, "ratio":
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK + OF_PLOTS + AT_LIGHT_LOAD]
+    "name", [name for name in CASES if name not in ON_KAFKA + OF_COHORTS + ON_SPARK + OF_PLOTS + IN_PROCESSES]
 )
 def test_a_case_of_the_benchmark_writes_its_figures(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -56,9 +56,11 @@ def test_a_case_for_plots_writes_its_figures(name: str, tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)  # two processes for each measurement, and messages that arrive slowly
-@pytest.mark.parametrize("name", AT_LIGHT_LOAD)
-def test_a_case_at_light_load_writes_its_figures(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.timeout(180)  # processes for each measurement, and messages that arrive slowly
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_a_case_with_processes_writes_its_figures(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     measure(name, tmp_path, capsys)
 
 
