@@ -105,7 +105,7 @@ def drain(member: Member, stream: Stream, server: Server, namespace: Namespace =
 
 @cohort.command()
 def undrain(member: Member, stream: Stream, server: Server, namespace: Namespace = "") -> None:
-    """Withdraw a drain, so that the member receives partitions again."""
+    """Withdraw a drain, so the member gets partitions again."""
 
     async def work(view: CohortView) -> None:
         new = await view.undrain(member)

@@ -59,6 +59,7 @@ def test_a_usable_server_passes_each_check(examined: Examined, lanes: Command, e
     assert list(checks)[:4] == ["server", "writes", "connections", "tables"]
     assert [name for name, check in checks.items() if check["ok"] is not True] == []
     assert "user lanes" in checks["server"]["detail"]
+    assert checks["logs"]["detail"] == f"no log in the schema {effects.schema}"
     status, out, _ = lanes("doctor", "postgres", "--dsn", effects.url, "--schema", effects.schema)
     assert status == 0 and "FAILED" not in out and "can hold advisory locks" in out
     # The only table of the command needs no title.
@@ -214,6 +215,11 @@ def test_a_server_without_a_free_connection_fails(
         (("--dsn", "host=h password='canary"), 64, "correct the connection string"),
         (("--dsn", "postgresql://me:canary@127.0.0.1:1/x"), 3, "start the server, or correct the connection string"),
         (("--dsn", "postgresql://host/x", "--schema", ""), 64, "--schema=''"),
+        (
+            ("--dsn", "postgresql://host/x", "--subscription", "billing"),
+            64,
+            "has --subscription and no --log; name the",
+        ),
         (("--server", "x"), 64, "No such option: --server"),
     ],
 )

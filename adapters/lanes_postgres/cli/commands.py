@@ -42,16 +42,28 @@ Schema = Annotated[str, typer.Option(help="Schema of the tables.", metavar="NAME
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def doctor(dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
-    """Check a PostgreSQL server, the tables and the locks.
+def doctor(
+    dsn: Dsn = "",
+    schema: Schema = SCHEMA,
+    log: Annotated[str, typer.Option(help="Check this log.", metavar="NAME", show_default=False)] = "",
+    subscription: Annotated[
+        str, typer.Option(help="Check this subscription of the log.", metavar="NAME", show_default=False)
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check a PostgreSQL server, its tables, logs and locks.
 
-    Exit status: 0 = usable, 3 = a check failed. The command changes nothing at the server. Other users can see the
-    arguments of a process, so put a password into PGPASSWORD or a password file.
+    Without --log the command lists the logs of the schema. Exit status: 0 = usable, 3 = a check failed. The command
+    changes nothing at the server. Other users can see the arguments of a process, so put a password into PGPASSWORD or
+    a password file.
     """
+    if subscription and not log:
+        raise Misuse("has --subscription and no --log; name the log of the subscription")
     _check(dsn, schema)
     with waiting_line("the PostgreSQL server"):
-        checks = anyio.run(examine, dsn, schema, backend="asyncio")
-    conclude(checks, as_json=as_json, facts={"schema": schema})
+        checks = anyio.run(examine, dsn, schema, log, subscription, backend="asyncio")
+    facts = {"schema": schema, "log": log or None, "subscription": subscription or None}
+    conclude(checks, as_json=as_json, facts=facts)
 
 
 postgres = command_group("Trim logs in PostgreSQL, list or drop subscriptions.")

@@ -10,10 +10,12 @@ from psycopg import AsyncConnection, AsyncCursor, sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import tuple_row
 
+from lanes.arguments import did_you_mean
 from lanes.cli.doctor import Check
 from lanes.errors import ConfigError, LanesError
 from lanes_postgres.address import place_of
 from lanes_postgres.advisory_locks import AdvisoryLocks
+from lanes_postgres.cli.subscriptions import LIVE
 from lanes_postgres.errors import lanes_error, not_connected
 from lanes_postgres.log.appending import LogFacts
 from lanes_postgres.log.trigger import TRIGGER, Fault, checking, upkeep
@@ -27,6 +29,9 @@ _LEASE: Final = 10.0
 
 _FEW: Final = 10
 """Number of free connections below which the doctor reports a shortage."""
+
+_READ: Final = ("lanes_logs", "lanes_subscriptions", "lanes_subscription_members")
+"""Tables that the checks of a log and a subscription read."""
 
 _RIGHTS: Final = ("SELECT", "INSERT", "UPDATE", "DELETE")
 
@@ -61,11 +66,31 @@ _OBJECTS: Final[LiteralString] = (
 _OVER: Final[LiteralString] = (
     "SELECT id, partitions, incarnation, relation FROM {schema}.lanes_logs WHERE relation IS NOT NULL ORDER BY name"
 )
+_LOGS: Final[LiteralString] = "SELECT id, name, partitions FROM {schema}.lanes_logs ORDER BY name"
+_SUBSCRIPTIONS: Final[LiteralString] = (
+    "SELECT name, start, (SELECT count(*) FROM {schema}.lanes_subscription_members AS member WHERE member.log = of.log "
+    "AND member.subscription = of.name AND seen > clock_timestamp() - make_interval(secs => %s)) "
+    "FROM {schema}.lanes_subscriptions AS of WHERE log = %s ORDER BY name"
+)
 _USAGE: Final[LiteralString] = "SELECT has_schema_privilege(%s, 'USAGE')"
 
 
-async def examine(dsn: str, schema: str) -> list[Check]:
-    """Check the server, the tables and the locks. If no connection is possible, no later check runs."""
+_SHOWN: Final = 5
+"""Maximum number of logs or subscriptions to show."""
+
+
+async def examine(dsn: str, schema: str, log: str = "", subscription: str = "") -> list[Check]:
+    """Check the server, the tables, the logs and the locks. If no connection is possible, no later check runs.
+
+    Args:
+        dsn: Connection string.
+        schema: Schema of the tables.
+        log: Name of the log to check; "" = list the logs.
+        subscription: Name of a subscription of the log to check; "" = list the subscriptions of the log.
+
+    Returns:
+        The results.
+    """
     options: dict[str, Any] = {} if "connect_timeout" in conninfo_to_dict(dsn) else {"connect_timeout": _TIMEOUT}
     try:
         connection = await AsyncConnection.connect(dsn, autocommit=True, prepare_threshold=None, **options)
@@ -73,7 +98,7 @@ async def examine(dsn: str, schema: str) -> list[Check]:
         text, _, remedy = str(not_connected(error, f"connection at {place_of(dsn)}")).partition("; ")
         return [Check("server", False, text, remedy or "start the server, or correct --dsn")]
     async with connection:
-        doctor = _Doctor(connection, schema)
+        doctor = _Doctor(connection, schema, log, subscription)
         try:
             checks = await doctor.server()
             checks.append(await doctor.connections())
@@ -85,9 +110,11 @@ async def examine(dsn: str, schema: str) -> list[Check]:
 
 
 class _Doctor:
-    def __init__(self, connection: AsyncConnection[Any], schema: str) -> None:
+    def __init__(self, connection: AsyncConnection[Any], schema: str, log: str, subscription: str) -> None:
         self._connection = connection
         self._schema = schema
+        self._log = log
+        self._subscription = subscription
 
     async def server(self) -> list[Check]:
         version, user, database, standby, read_only, commit, idle = await self._row(_SERVER)
@@ -166,7 +193,51 @@ class _Doctor:
         else:
             checks.append(Check("permissions", True, f"{', '.join(_RIGHTS)} on every table, and the other rights"))
         if any(name == "lanes_log_messages" for _, name, _ in rows):
-            checks.append(await self._trigger(knows_logs="SELECT" not in lacking.get("lanes_logs", ())))
+            readable = [name for name in _READ if "SELECT" not in lacking.get(name, ())]
+            checks.append(await self._trigger(knows_logs="lanes_logs" in readable))
+            if usage and len(readable) == len(_READ):
+                checks += await self._logs()
+        return checks
+
+    async def _logs(self) -> list[Check]:
+        """Check the named log and subscription, or list those that exist."""
+        cursor = await self._cursor().execute(compose(_LOGS, self._schema))
+        logs = {name: (number, partitions) for number, name, partitions in await cursor.fetchall()}
+        if not self._log:
+            found = _listed([f"{name} ({partitions} partitions)" for name, (_, partitions) in logs.items()])
+            hint = "--log NAME and --subscription NAME check one log and its subscription" if logs else ""
+            return [Check("logs", True, found or f"no log in the schema {self._schema}", hint)]
+        if self._log not in logs:
+            return [
+                Check(
+                    f"log {self._log}",
+                    False,
+                    f"the schema {self._schema} has no such log{did_you_mean(self._log, logs)}",
+                    f"correct --log or --schema, or create the log with lanes_postgres.Log({self._log!r}).create(…)",
+                )
+            ]
+        number, partitions = logs[self._log]
+        checks = [Check(f"log {self._log}", True, f"{partitions} partitions")]
+        cursor = await self._cursor().execute(compose(_SUBSCRIPTIONS, self._schema), (LIVE, number))
+        known = {name: (start, members) for name, start, members in await cursor.fetchall()}
+        if not self._subscription:
+            hint = "--subscription NAME checks one of them" if known else ""
+            checks.append(
+                Check("subscriptions", True, _listed(list(known)) or "no consumer has read the log yet", hint)
+            )
+        elif self._subscription in known:
+            start, members = known[self._subscription]
+            found = f"began at {start!r}, {members} running members"
+            checks.append(Check(f"subscription {self._subscription}", True, found))
+        else:
+            checks.append(
+                Check(
+                    f"subscription {self._subscription}",
+                    None,
+                    f"no consumer has used it yet{did_you_mean(self._subscription, known)}",
+                    "correct --subscription, or start the first consumer, which creates the subscription",
+                )
+            )
         return checks
 
     async def _trigger(self, *, knows_logs: bool) -> Check:
@@ -211,6 +282,11 @@ class _Doctor:
 
     def _cursor(self) -> AsyncCursor[tuple[Any, ...]]:
         return AsyncCursor(self._connection, row_factory=tuple_row)
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 async def _locks(dsn: str) -> Check:

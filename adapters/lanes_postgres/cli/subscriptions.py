@@ -14,7 +14,7 @@ from lanes_postgres.log.appending import similar_log
 from lanes_postgres.log.sequencer import sequencing
 from lanes_postgres.steps import compose, perform_async
 
-_LIVE: Final = 60.0
+LIVE: Final = 60.0
 """Seconds after its last heartbeat during which a member counts as running."""
 
 _WHERE: Final = "subscriptions"
@@ -87,7 +87,7 @@ async def list_subscriptions(connection: AsyncConnection[Any], schema: str) -> l
     while await perform_async(connection, sequencing(schema), _WHERE):
         pass
     cursor = AsyncCursor(connection, row_factory=tuple_row)
-    await cursor.execute(compose(_LIST, schema), (_LIVE,))
+    await cursor.execute(compose(_LIST, schema), (LIVE,))
     return [SubscriptionView(*row) for row in await cursor.fetchall()]
 
 
@@ -109,12 +109,12 @@ async def drop_subscription(connection: AsyncConnection[Any], schema: str, log: 
                 f"log {log!a} has no subscription {name!a} in the schema {schema!a}{meant}; run `lanes postgres "
                 "subscriptions list`, and correct the names"
             )
-        await cursor.execute(compose(_MEMBERS, schema), (found[0], name, _LIVE))
+        await cursor.execute(compose(_MEMBERS, schema), (found[0], name, LIVE))
         members = [member for (member,) in await cursor.fetchall()]
         if members and not force:
             raise ConfigError(
                 f"subscription {name!a} of log {log!a} has running members ({', '.join(map(ascii, members))}); stop "
-                f"them and wait {_LIVE:g} s, or add --force"
+                f"them and wait {LIVE:g} s, or add --force"
             )
         for statement in _DROP:
             await cursor.execute(compose(statement, schema), {"log": found[0], "name": name, "source": log})

@@ -191,6 +191,36 @@ def test_a_subscription_with_running_members_is_not_dropped(operate: Operate, lo
     assert listed(operate)[0]["members"] >= 1
 
 
+def test_the_doctor_looks_at_a_log_and_its_subscription(lanes: Command, logs: Logs) -> None:
+    def looked(*options: str) -> tuple[object, dict[str, dict[str, Any]]]:
+        status, out, _ = lanes("doctor", "postgres", "--dsn", logs.url, "--schema", logs.schema, *options, "--json")
+        found = json.loads(out)
+        assert found["usable"] is (status == 0)
+        return status, {check["name"]: check for check in found["checks"]}
+
+    status, checks = looked()
+    assert (status, checks["logs"]["ok"], checks["logs"]["detail"]) == (0, True, "orders (1 partitions)")
+    assert "--log NAME and --subscription NAME" in checks["logs"]["remedy"]
+    status, checks = looked("--log", "orders")
+    assert status == 0 and checks["log orders"]["detail"] == "1 partitions"
+    assert checks["subscriptions"]["detail"] == "no consumer has read the log yet"
+    commit_each(logs, "1")
+    assert read(logs, 1, "billing") == ["1"]
+    status, checks = looked("--log", "orders")
+    assert checks["subscriptions"]["detail"] == "billing"
+    assert checks["subscriptions"]["remedy"] == "--subscription NAME checks one of them"
+    status, checks = looked("--log", "orders", "--subscription", "billing")
+    assert status == 0 and checks["subscription billing"]["ok"] is True
+    assert checks["subscription billing"]["detail"] == "began at 'beginning', 0 running members"
+    status, checks = looked("--log", "orders", "--subscription", "biling")
+    assert status == 0 and checks["subscription biling"]["ok"] is None
+    assert checks["subscription biling"]["detail"] == "no consumer has used it yet (did you mean 'billing'?)"
+    status, checks = looked("--log", "order", "--subscription", "billing")
+    assert status == 3 and checks["log order"]["ok"] is False
+    assert checks["log order"]["detail"].endswith("has no such log (did you mean 'orders'?)")
+    assert "correct --log" in checks["log order"]["remedy"]
+
+
 def test_the_doctor_finds_a_disabled_trigger(lanes: Command, logs: Logs) -> None:
     def trigger() -> tuple[object, dict[str, Any]]:
         status, out, _ = lanes("doctor", "postgres", "--dsn", logs.url, "--schema", logs.schema, "--json")
