@@ -1,6 +1,6 @@
-"""Replays on Spark: a handler of ``lanes`` runs over stored messages on a cluster, in order within a key.
+"""Runs a handler of ``lanes`` over stored messages on a Spark cluster, in order within a key.
 
-Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the rooms ``task``, ``tables``, ``driver``,
+Reading order: ``plan``, ``positions``, ``checkpoint``, ``failures``; then the folders ``task``, ``tables``, ``driver``,
 ``audits``, ``cli``.
 """
 

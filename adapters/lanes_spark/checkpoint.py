@@ -1,7 +1,7 @@
-"""Locks on checkpoints, and functions that read the files of a checkpoint.
+"""Locks checkpoints, and reads the files of a checkpoint.
 
 Two replays on one checkpoint would run the same batch concurrently, and Spark detects the conflict only at the end of
-the batch. On a local file system, a lock of the operating system refuses the second replay. The lock ends with its
+the batch. On a local file system, a lock of the operating system prevents a second replay. The lock ends with its
 process. An object store has no locks.
 """
 
@@ -89,7 +89,7 @@ def _locked(topic: str, folder: Path) -> CheckpointLock | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(who).encode(), 0)
     except OSError as error:
-        # Spark cannot write to the folder either.
+        # In this case Spark cannot write to the folder.
         lock.release()
         raise _unwritable(folder, error) from error
     return lock
@@ -206,7 +206,7 @@ def qualified(spark: SparkSession, path: str) -> tuple[str, str] | None:
 def without_takeover(spark: SparkSession) -> Iterator[None]:
     """Within the block, a query fails to start if another query of this application uses the checkpoint.
 
-    By default Spark would stop the earlier query, whose stop would resemble a regular end.
+    By default Spark would stop the earlier query, and this stop would look like a regular end.
     """
     before = spark.conf.get(_TAKEOVER, None)
     spark.conf.set(_TAKEOVER, "false")

@@ -1,4 +1,4 @@
-"""Functions that convert errors between ``lanes`` and Spark, whose errors contain worker errors only as text."""
+"""Converts errors between ``lanes`` and Spark. An error of Spark contains the error of a worker only as text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTE_SAFE: Final = ",.:;()[]/=+@_-"
 _NOTE: Final = re.compile(
     rf"lanes-error: ([A-Za-z]+) (passes|stays) ((?:[A-Za-z0-9~{re.escape(_NOTE_SAFE)}]|%[0-9A-F]{{2}})*)"
 )
-"""Pattern of a note in a worker's error: the error's class, whether the error is retryable, and its quoted text.
+"""Pattern of a note in a worker's error. The note contains the error's class, ``retryable`` and quoted text.
 
 The pattern expects quoted text, because Spark and py4j change line ends, quotes and backslashes. A letter of an escape
 sequence may precede the note, and the start of an escape sequence may follow the note."""
@@ -70,7 +70,7 @@ def crossing() -> Iterator[None]:
         yield
     except LanesError as error:
         passes = "passes" if isinstance(error, SourceError) and error.retryable else "stays"
-        # Spark's text is searched by line, and a database driver's text may have several lines.
+        # ``as_ours`` searches Spark's text by line, but the text of a database driver may have several lines.
         said = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
         text = quote(said, safe=_NOTE_SAFE, errors="replace")
         error.add_note(f"lanes-error: {type(error).__name__} {passes} {text}")
@@ -113,11 +113,11 @@ def as_ours(topic: str, name: str, text: str) -> LanesError:
     if ours:
         kind, said = ours[-1]
         return _ERRORS.get(kind, SourceError)(said)
-    # The innermost exception states the cause; a line of py4j only states that an exception was raised.
+    # Use the innermost exception, which states the cause. A line of py4j only states that an exception occurred.
     raised = [line for line in _RAISED.findall(text) if not line.startswith("py4j.") and "Traceback (most" not in line]
     said = (raised or [line.strip() for line in text.splitlines() if line.strip()][:1] or ["no text"])[-1]
     if file := _FILE.search(text):
-        # Only the outer exception names the file.
+        # Use the outer exception too, because only this exception names the file.
         said = f"{file[0].strip()} {said}" if file[0].strip() not in said else said
     remedy = next((found for pattern, found in _REMEDIES.items() if pattern.search(said) or pattern.search(name)), "")
     return SourceError(f"{topic}: Spark failed: {name}: {said[:_LIMIT]}" + (f"; {remedy}" if remedy else ""))

@@ -1,8 +1,8 @@
-"""The plan of a replay: the route of rows to the tasks of Spark, with the reasons. Only ``settings_of`` calls Spark.
+"""Plans how rows reach the tasks of Spark, and gives the reasons. Only ``settings_of`` calls Spark.
 
 Unless the order is ``"none"``, all rows of a key must reach one task, in the order of their positions. Handlers run
-concurrently only if the rows of different keys alternate. Spark therefore sorts rows by position and never by key. Each
-task sorts after the shuffle, because a shuffle destroys the order of rows.
+concurrently only if rows of different keys alternate. The plan therefore sorts rows by position, and never by key. Each
+task sorts its rows after the shuffle, because a shuffle keeps no order.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ BUCKETS: Final = 65_536
 """Number of values of the column by which a shuffle distributes rows."""
 
 TASKS_PER_CORE: Final = 4
-"""Number of shuffle tasks per core. While one task handles a hot key, the other tasks keep the cores busy."""
+"""Number of shuffle tasks for each core. While one task handles a hot key, the other tasks use the cores."""
 
 Effects = Literal["none", "fenced", "unfenced"]
 """Effects of the handler outside its process.
 
-``"none"``: the handler has no effects. ``"fenced"``: a fence by position admits each effect once, see ``Positions`` of
+``"none"``: the handler has no effects. ``"fenced"``: a stored position prevents a repeated effect, see ``Positions`` of
 ``lanes_postgres``. ``"unfenced"``: a repeated task repeats its effects."""
 
 Eras = Sequence[Mapping[int, int]]
-"""Changes of the number of partitions, in order. A change maps each earlier partition to its first position in the new
-era. If a change does not name a partition, that change or a later change added the partition."""
+"""Changes of the number of partitions, in order. Each change begins a new era. A change maps each earlier partition to
+its first position in the new era. If a change does not name a partition, this change or a later change added the
+partition."""
 
 _SORT: Final[tuple[str, ...]] = ("offset", "partition")
 _SPREAD: Final = f"CAST(pmod(hash(partition, offset), {BUCKETS}) AS INT)"
@@ -54,11 +55,11 @@ _BY_KEY: Final = f"CAST(crc32(key) % {BUCKETS} AS INT)"
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan by which rows reach the tasks of Spark.
+    """The plan that distributes rows to the tasks of Spark.
 
     Attributes:
-        kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: a shuffle, then a sort. ``"as read"``: the
-            plan promises no order.
+        kind: ``"aligned"``: one task reads a whole partition. ``"reshard"``: Spark shuffles and then sorts the rows.
+            ``"as read"``: the plan keeps no order.
         tasks: Number of shuffle tasks; None = no shuffle.
         bucket: SQL expression by which the shuffle distributes rows, modulo ``tasks``; None = no shuffle.
         sort: Columns by which Spark sorts the rows of each task.
@@ -91,7 +92,7 @@ def make_plan(
     eras: Eras = (),
     tasks: int | None = None,
 ) -> Plan:
-    """Decide how rows reach the tasks.
+    """Choose the plan that distributes rows to the tasks.
 
     Args:
         order: Order of the handler, see ``lanes.Settings``.
@@ -253,5 +254,5 @@ def settings_of(spark: SparkSession) -> dict[str, str | None]:
     except Exception:
         # Spark Connect has a session, but no context.
         return found
-    # Spark schedules tasks by the settings of the context and ignores later settings of the session.
+    # Read the settings of the context, because Spark schedules tasks by them and ignores later settings of the session.
     return {**found, "spark.speculation": context.get("spark.speculation", found["spark.speculation"])}

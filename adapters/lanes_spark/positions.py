@@ -1,9 +1,9 @@
-"""Division of positions into batches. No function here calls Spark.
+"""Divides positions into batches. No function in this module calls Spark.
 
 A batch has one range of positions of every partition. Unless a journal selects positions, this range directly follows
-the range of the previous batch. All rows of a batch belong to one era. The cap bounds the number of positions of a
-batch. If positions have no message, the batch has fewer rows. If a journal selects positions, a batch contains at most
-one island of each partition, which is a range around selected positions. The replay reads no positions between islands.
+the range of the previous batch. All rows of a batch belong to one era. A cap limits the number of positions of a batch.
+The batch has fewer rows if positions have no message. If a journal selects positions, a batch contains at most one
+island of each partition, which is a range around selected positions. The replay reads no positions between islands.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ Span = tuple[int, int]
 """A range of positions: the first position, and the end, exclusive."""
 
 Islands = Mapping[int, Sequence[Span]]
-"""Rising, separate ranges to read, by partition. Except in ``narrowed``, a missing partition means all its positions.
+"""Separate ranges to read, in rising order, by partition. If a partition is missing, the replay reads all its
+positions, except in ``narrowed``.
 """
 
 
@@ -103,7 +104,7 @@ def islands_of(found: Iterable[tuple[int, int, int]], gap: int) -> dict[int, lis
 
 
 def next_wanted(at: Positions, islands: Islands) -> dict[int, int]:
-    """Return the positions ``at``. The begin of the next island replaces a position outside the islands."""
+    """Return the positions ``at``. For a position outside the islands, return the begin of the next island."""
     return {partition: _next_island(position, islands.get(partition))[0] for partition, position in at.items()}
 
 
@@ -139,7 +140,7 @@ def clipped(ranges: Mapping[int, Span], islands: Islands) -> dict[int, Span]:
 
 
 def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
-    """Count the positions of ``ranges`` that are inside islands; all positions of a partition without islands count."""
+    """Count the positions of ``ranges`` inside islands, and all positions of a partition without islands."""
     count = 0
     for partition, (first, end) in ranges.items():
         for one, other in islands.get(partition, ((first, end),)):
@@ -148,7 +149,7 @@ def wanted_count(ranges: Mapping[int, Span], islands: Islands) -> int:
 
 
 def _next_island(position: int, islands: Sequence[Span] | None) -> tuple[int, int | None]:
-    """Return the first island position from ``position`` on, and the island's end; or ``position`` and None."""
+    """Return the first island position at or above ``position``, and the island's end; or ``position`` and None."""
     if islands is None:
         return position, None
     number = bisect_right(islands, position, key=lambda island: island[1])
@@ -189,7 +190,7 @@ def next_positions(
     if cap is None or total <= cap:
         return {**at, **{partition: ends[partition] for partition in left}}
     taken = {partition: count * cap // total for partition, count in left.items()}
-    # The remainder of the division goes to the partitions with the most positions left, one position each.
+    # Give the remainder of the division to the partitions with the most remaining positions, one position each.
     for partition in sorted(left, key=lambda partition: (-left[partition], partition))[: cap - sum(taken.values())]:
         taken[partition] += 1
     return {**at, **{partition: at[partition] + count for partition, count in taken.items()}}

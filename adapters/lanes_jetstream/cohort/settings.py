@@ -30,7 +30,7 @@ class CohortStream:
     Attributes:
         subject: Pattern of the published subjects, such as ``"orders.*.>"``.
         tokens: Indices of the tokens of ``subject`` that select the partition, from 0; each selected token must be a
-            ``*``. None = the whole subject selects the partition. A ``subject`` that ends with ``>`` then needs
+            ``*``. By default the whole subject selects the partition. A ``subject`` that ends with ``>`` then needs
             nats-server 2.12 or newer.
         origin: Name of an existing stream that the new stream sources; None = clients publish to the new stream.
         retention: Retention of the stream. ``"workqueue"`` removes each finished message.

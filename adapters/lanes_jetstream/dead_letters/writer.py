@@ -33,9 +33,9 @@ class JetStreamDeadLetters:
     letter.
 
     ``Nats-Msg-Id`` is the id of the dead letter. The server therefore drops a second copy within the duplicate window
-    of the stream. The writer renames an original header to ``Lanes-Origin-<name>`` and percent-encodes its value in two
-    cases: the name starts with ``Nats-`` or ``Lanes-``, or a client cannot send the header. An unchanged ``Nats-``
-    header could change how the server stores the message.
+    of the stream. If the name of an original header starts with ``Nats-`` or ``Lanes-``, the writer renames it to
+    ``Lanes-Origin-<name>`` and percent-encodes its value. The writer does the same with a header that a client cannot
+    send. An unchanged ``Nats-`` header could change how the server stores the message.
 
     Needs asyncio.
 

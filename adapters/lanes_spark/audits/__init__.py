@@ -1,4 +1,4 @@
-"""Audits of journals by DataFrames, at the scale of a cluster.
+"""Audits journals by DataFrames on a cluster.
 
 Reading order: ``audit``, ``verdicts``, ``judge``; then the rows of a journal, ``rows`` and ``screen``; then the
 promises, ``order``, ``owners`` and ``settling``.

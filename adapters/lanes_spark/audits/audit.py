@@ -1,4 +1,4 @@
-"""Audit of journals at the scale of a cluster: a verdict on each promise."""
+"""Audits journals on a cluster, and returns a verdict on each promise."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ class Audit:
 
     Attributes:
         verdicts: One verdict for each checker.
-        rows: Number of rows in complete files of the journal, without copied files.
+        rows: Number of rows in complete files of the journal. Copies of files do not count.
         processes: Number of processes that wrote the journal; each run of a consumer counts as a process.
-        duplicates: Number of repeated messages by cause. ``held``: a redelivery in flight. ``settled``: a redelivery
-            after the settlement. ``late``: a delivery below the highest position, of a message unknown to the engine.
-            ``retry``: another start of the handler in the same assignment. ``takeover``: another start in another
-            assignment, before the finish of the message. ``repeat``: another start in another assignment, after the
-            finish of the message.
-        unfinished: Number of incomplete files, which no verdict includes. With Spark Connect, which cannot list
-            incomplete files, the number is 0.
+        duplicates: Number of repeated messages by cause. ``held``: the broker redelivered a message in flight.
+            ``settled``: the broker redelivered a settled message. ``late``: the broker delivered a message that the
+            engine did not know, below the highest position. ``retry``: the handler started again in the same
+            assignment. ``takeover``: the handler started in another assignment, before the message was finished.
+            ``repeat``: the handler started in another assignment, after the message was finished.
+        unfinished: Number of incomplete files, whose rows the audit does not judge. The number is 0 with Spark Connect,
+            which cannot list incomplete files.
         findings: One row for each violation, with the columns checker, what, member, run, n, partition, assignment,
-            position and key. The rows are usable until the end of the session.
+            position and key. The DataFrame is usable until the session ends.
     """
 
     verdicts: tuple[AuditVerdict, ...]
@@ -70,21 +70,21 @@ def audit(
 ) -> Audit:
     """Judge the journals of all processes of a run together. Blocks while Spark works.
 
-    No Python code runs per row: one pass finds the few messages that the audit must examine row by row. The verdicts
-    equal those of ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce, NoCommitPastUnfinished and
-    DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes check`` where a verdict
-    needs every row in order:
+    No Python code runs for single rows. One pass finds the few messages whose rows the audit must examine. The verdicts
+    equal the verdicts of ``lanes check`` for PerKeyOrder, NoOverlap, ExclusiveOwner, AtLeastOnce,
+    NoCommitPastUnfinished and DeadLetterBeforeSettle. ``lanes check`` has more checkers. An audit differs from ``lanes
+    check`` if a verdict needs every row in order:
 
     - If rows of a process are missing, the audit judges neither that process nor events across processes. The verdict
-      about a promise is then ``unproven``, unless other processes violate the promise. With missing rows, AtLeastOnce
-      has no violation, as in ``lanes check``.
+      about a promise is then ``unproven``, unless other processes violate the promise. With missing rows, the audit
+      reports no violation of AtLeastOnce, like ``lanes check``.
     - The number of violations may differ from ``lanes check`` if one violation causes another violation. If the
     committed floor
       of an assignment falls, the audit does not judge some commits of this assignment.
-    - With a ``source``, a message that no handler finished counts as lost. Without a ``source``, such a message counts
-      as left at the broker.
-    - The journal of a task that was killed before the end of its first file has no rows. ``Audit.unfinished`` counts
-      such files.
+    - With a ``source``, the audit treats a message without a finished handler as lost. Without a ``source``, the audit
+      treats such a message as left at the broker.
+    - If a task was killed before the end of its first file, its journal has no rows. ``Audit.unfinished`` counts such
+      files.
 
     Args:
         spark: Spark session that runs the audit.

@@ -1,6 +1,6 @@
-"""Verdicts from findings and counts.
+"""Makes verdicts from findings and counts.
 
-The number of rows that reach the driver depends on the findings and doubts, not on the number of messages.
+The driver receives a number of rows that depends on the findings and doubts. The number of messages does not matter.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def judge(raw: DataFrame, due: DataFrame | None = None) -> Judged:
 
 
 def _missing(due: DataFrame, screened: Screened, rows: DataFrame | None, found: DataFrame) -> DataFrame:
-    """Find due messages that no handler handled and no finding names."""
+    """Find messages of the source that no handler has finished and no finding names."""
     numbered = due.withColumn("partition_number", partition_number())
     handled = screened.messages.where("plain").select(*MESSAGE)
     if rows is not None:
@@ -204,6 +204,6 @@ def _reasons(name: str, doubts: list[tuple[str, str, str, int]]) -> tuple[str, .
 
 
 def _shown(text: str) -> str:
-    """Return the text as one short line that cannot steer a terminal."""
+    """Return the text as one short line without control characters of a terminal."""
     shown = text if text.isprintable() else text.encode("unicode_escape").decode()
     return shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"

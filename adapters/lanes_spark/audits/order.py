@@ -1,4 +1,4 @@
-"""Checks of the order and the exclusion within a key, by windows over rows of a journal. DataFrames only."""
+"""Checks the order and the exclusion within a key, by windows over rows of a journal. Uses only DataFrames."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
 
     Args:
         rows: Rows of a journal.
-        within: Columns that name a position.
+        within: Columns that identify a position.
         opens: Whether a row opens an unknown position.
-        mark: Column with ``F`` at the finish of a position, and ``N`` at a new start of its handling. The column has
-            ``R`` where the position becomes unknown again, and null in other rows.
+        mark: Column with ``F`` in the row that finishes a position, and ``N`` in a row that starts its handling again.
+            The column has ``R`` in a row after which the position is unknown, and null in other rows.
 
     Returns:
         The intervals.
@@ -39,7 +39,7 @@ def intervals(rows: DataFrame, within: Sequence[str], opens: Column, mark: Colum
 
 
 def _turns(rows: DataFrame, within: Sequence[str], opens: Column, mark: Column) -> DataFrame:
-    """Split the rows of each position at its marks. Return ``begin``, ``close`` and ``opened`` of each part."""
+    """Split the rows of each position at its marks, and return ``begin``, ``close`` and ``opened`` of each part."""
     in_time = Window.partitionBy(*within).orderBy("ts")
     so_far = in_time.rowsBetween(Window.unboundedPreceding, Window.currentRow)
     turned = rows.withColumns({"mark": mark, "opens": opens})
@@ -93,10 +93,10 @@ def passing(points: DataFrame, unfinished: DataFrame, within: Sequence[str]) -> 
 
 
 def _keyed(rows: DataFrame) -> DataFrame:
-    """Return the rows that decide about the order of a key.
+    """Return the rows that the check of a key's order needs.
 
     The column ``finished_at`` contains the time of the message's first finish in any assignment. ``repeats`` is true if
-    ``finished_at`` is before the row. ``mark`` contains the row's effect in its assignment, see ``intervals``.
+    ``finished_at`` is before the row. ``mark`` contains the effect of the row in its assignment, see ``intervals``.
     """
     event, ts = F.col("event"), F.col("ts")
     begins = (event == "started") & F.col("ordered")
@@ -123,7 +123,7 @@ def _turns_of_lanes(keyed: DataFrame) -> DataFrame:
     here = keyed.where((F.col("event") != "produced") & ~F.col("gappy"))
     of_position = Window.partitionBy(*_LANE, "position").orderBy("ts")
     so_far = of_position.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    # A finished message that arrived late waits after queued messages, also when the broker delivers it once more.
+    # A finished message that arrived late waits after queued messages, even if the broker redelivers it.
     waits = F.coalesce(F.last("mark", ignorenulls=True).over(so_far) == "R", F.lit(False))
     opens = (F.col("event") == "delivered") & ~waits | F.col("begins")
     return _turns(here, (*_LANE, "position"), opens, F.col("mark"))
@@ -148,7 +148,7 @@ def _queued_again(turns: DataFrame) -> DataFrame:
     )
 
     def add(taken: Column, one: Column) -> Column:
-        # Repeated messages also wait for each other.
+        # Redelivered messages also wait for each other.
         after = F.coalesce(F.try_element_at(taken, F.lit(-1))["close"] <= one["open"], F.lit(True))
         return F.when(after, F.concat(taken, F.array(one))).otherwise(taken)
 
@@ -179,7 +179,7 @@ def per_key_order(rows: DataFrame) -> DataFrame:
     points = starts.where(F.col("highest").isNull() | (position > F.col("highest"))).withColumn("name", name)
     within = _unfinished(turns, (*_LANE, "position")).unionByName(_queued_again(turns))
     in_lane = passing(points, within, _LANE).select("history", "name")
-    # Across assignments and processes, a message is unfinished from its first row until it was first finished.
+    # Across assignments and processes, a message is unfinished from its first row to its first finish.
     first = F.struct("ts", F.struct(*_PLACE[1:]).alias("name"))
     across = (
         keyed.where(F.col("known") & F.col("comparable"))
@@ -228,7 +228,7 @@ def no_overlap(rows: DataFrame) -> DataFrame:
         .where(event == "started")
         .withColumns(
             {
-                # Without an order, only two runs of the same message must not overlap.
+                # Without an order, only two handlers of the same message must not overlap.
                 "name": F.when(keyed, F.col("key")).otherwise(F.concat(F.lit("position "), F.col("position"))),
                 "beside": F.when(~keyed, F.col("assignment")),
                 "barred": F.when(F.col("comparable") & ~F.col("leased") & known, F.col("until")),

@@ -1,4 +1,4 @@
-"""Checks of the ownership of partitions, over rows of a journal. DataFrames only."""
+"""Checks the ownership of partitions, over rows of a journal. Uses only DataFrames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def exclusive_owner(known: Known) -> DataFrame:
 
 
 def _events(known: Known) -> DataFrame:
-    """Return the ownership rows of the processes whose journal is complete. The column ``ts`` orders all rows."""
+    """Return the ownership rows of processes with a complete journal. The column ``ts`` orders all rows."""
     processes = known.segments.where(~F.col("gappy")).select(
         *SEGMENT, "member", "process", "shift", "whole", "shares", (F.col("last") + F.col("shift")).alias("gone_at")
     )
@@ -48,7 +48,7 @@ def _events(known: Known) -> DataFrame:
 
 
 def _ownerships(events: DataFrame) -> DataFrame:
-    """Return each ownership with its begin ``since``, its end ``until``, and the time ``revoked`` of its handover.
+    """Return each ownership with its begin ``since``, its end ``until``, and the time ``revoked`` of its hand-over.
 
     An ownership without a final row ends with its process.
     """
@@ -72,7 +72,7 @@ def _ownerships(events: DataFrame) -> DataFrame:
 
 def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame:
     """Find owners that worked while another process owned the partition, and that later handed the partition over."""
-    # If the assignment begins again before its handover, only the later ownership counts.
+    # If the assignment begins again before its hand-over, only the later ownership matters.
     revoked = F.col("revoked")
     own = ownerships.where(
         F.col("rival")
@@ -107,7 +107,7 @@ def _rivals(known: Known, events: DataFrame, ownerships: DataFrame) -> DataFrame
     nobody = F.lit(None).cast("struct<at:struct<time:double,process:int,n:bigint>,other:int,its:bigint>")
 
     def turn(state: Column, one: Column) -> Column:
-        # The first other owner stays the rival until it loses the partition.
+        # The first other owner remains the rival until it loses the partition.
         lost = (one["event"] == "lost") & (state["other"] == one["other"]) & (state["its"] == one["its"])
         taken = (one["event"] == "assigned") & state["at"].isNull()
         return (

@@ -1,4 +1,4 @@
-"""Rows of a journal, and facts about the processes that wrote the rows. DataFrames only.
+"""Reads the rows of a journal, and facts about the processes that wrote the rows. Uses only DataFrames.
 
 The column ``history`` separates journals, so that one job can judge several journals.
 """
@@ -45,16 +45,16 @@ class Known:
 
     Attributes:
         rows: All rows, with ``COLUMNS`` and ``history``.
-        segments: One row for each process. ``process`` numbers the processes by their begin. ``shift`` is the number of
-            seconds that makes the clock of a process comparable with other clocks. ``slack`` is the
-            largest distance, in seconds, by which the clock of a process may have gone back. ``gap`` describes missing
-            or unreadable rows, or is null.
+        segments: One row for each process. ``process`` is the number of the process, by the time of its begin.
+            ``shift`` is the number of seconds to add to the clock of a process, to compare it with other clocks.
+            ``slack`` is the largest number of seconds by which the clock of a process may have gone back. ``gap``
+            describes missing or unreadable rows, or is null.
         owned: Rows about ownership and commits.
         assignments: Assignments with their ``number``.
         partitions: Partitions that the audit cannot judge across processes, with ``why`` and ``recreated``.
-        produced: Whether a producer wrote any row.
-        committing: Whether any assignment commits.
-        leased: Whether any assignment has a lease.
+        produced: Whether a producer wrote rows.
+        committing: Whether an assignment commits positions.
+        leased: Whether an assignment has a lease.
     """
 
     rows: DataFrame
@@ -73,7 +73,10 @@ def check_columns(table: DataFrame) -> None:
 
 
 def journal_rows(table: DataFrame) -> DataFrame:
-    """Return the columns that the audit needs, without rows of copied files. Blocks while Spark reads two columns."""
+    """Return the columns that the audit needs, without rows of copies of files.
+
+    Blocks while Spark reads two columns.
+    """
     file = F.col("_metadata.file_path")
     files = table.groupBy("run", file.alias("file")).agg(F.min("n").alias("first"), F.count("*").alias("rows"))
     same = Window.partitionBy("run", "first", "rows").orderBy("file")
@@ -99,7 +102,7 @@ def due_positions(spark: SparkSession, source: ParquetTable | KafkaTopic | DataF
 
 
 def any_of(condition: Column) -> Column:
-    """Return the aggregate that is true if the condition holds for any row."""
+    """Return an aggregate that is true if the condition is true for at least one row."""
     return F.coalesce(F.max(condition), F.lit(False))
 
 
@@ -144,7 +147,7 @@ def know(raw: DataFrame) -> Known:
 
 
 def _stretches(rows: DataFrame) -> DataFrame:
-    """Summarise each stretch of each process, without a shuffle of rows."""
+    """Summarise the rows of each process in groups of consecutive numbers, without a shuffle of rows."""
     event, n = F.col("event"), F.col("n")
     places = event.isin(*MESSAGES) & (
         F.col("assignment").isNull() | F.col("position").isNull() | F.col("partition").isNull()
@@ -218,7 +221,7 @@ def _segments(rows: DataFrame, stretches: DataFrame) -> DataFrame:
 
 
 def _ordered(segments: DataFrame) -> DataFrame:
-    """Add ``shift``, ``process``, ``whole`` (the history has all rows) and ``several`` (several boots)."""
+    """Add the columns ``shift``, ``process``, ``whole`` (the history has all rows) and ``several`` (several boots)."""
     all_of = Window.partitionBy("history")
     first = Window.partitionBy("history", "boot").orderBy("wall_first", "member", "run")
     way = F.first(F.col("wall_first") - F.col("mono_first")).over(first)
@@ -270,7 +273,7 @@ def _incomparable(rows: DataFrame, owned: DataFrame, segments: DataFrame, *, sev
 
 
 def _overlapping(rows: DataFrame, segments: DataFrame) -> DataFrame:
-    # A producer's rows need no order, because their times do not matter.
+    # Do not order a producer's rows, because their times do not matter.
     seen = rows.where((F.col("event") != "produced") & (F.col("partition") != ""))
     held = seen.select("history", "partition", "run").distinct()
     spans = held.join(F.broadcast(segments), list(SEGMENT)).select(

@@ -1,9 +1,9 @@
-"""The single pass over the messages of a journal, which finds suspect messages. DataFrames only.
+"""Finds suspect messages by one pass over the messages of a journal. Uses only DataFrames.
 
 A regular message has one delivery, one start and one end, all after the end of its key's previous message. The numbers
-of the message's first and last rows prove this order. All other messages are suspects. If a key has a start out of
-order, each of its messages is a suspect too. Apart from commits and leases, only suspects can break a promise about
-order, exclusion or settlement. Messages of two keys with the same hash may be suspects too.
+of the message's first and last rows prove this order. The audit suspects all other messages. If a key has a start out
+of order, the audit suspects all messages of the key. Apart from commits and leases, only suspects can break a promise
+about order, exclusion or settlement. The audit may also suspect messages of two keys with the same hash.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def screen(known: Known) -> Screened:
     # A dead letter may be confirmed before the handler of its message has ended. The next start of the key then
     # overlaps the handler.
     ended = F.coalesce(F.col("stopped_n") > F.col("started_n"), F.col("started_n").isNull())
-    # A message with an unconfirmed dead letter is not closed, regardless of its result.
+    # A message with an unconfirmed dead letter is unfinished, regardless of its result.
     dead_lettered = F.col("kinds").bitwiseAND(F.lit(_DEAD_LETTER)) != 0
     unconfirmed = dead_lettered & F.coalesce(F.col("confirmed_n") != last_n, F.lit(True))
     acked = F.col("kinds").bitwiseAND(F.lit(_ACK)) != 0

@@ -1,4 +1,4 @@
-"""Checks of settlements, over rows of a journal. DataFrames only."""
+"""Checks settlements, over rows of a journal. Uses only DataFrames."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def passed(committed: DataFrame) -> DataFrame:
     rows = committed.where(F.col("committing") & ~F.col("gappy"))
     ends = F.col("final") | (event == "redelivered") & (F.col("cause") == "settled")
     handled = rows.where(ends | (event == "delivered"))
-    # A message that is delivered again counts as unfinished, because the reason for the repeat is unknown.
+    # Treat a redelivered message as unfinished, because the reason for the redelivery is unknown.
     unfinished = intervals(handled, _MESSAGE, event == "delivered", F.when(ends, "R"))
     told = event.isin("dlq_confirmed", "archived")
     unconfirmed = intervals(rows.where(told | (event == "dlq_sent")), _MESSAGE, event == "dlq_sent", F.when(told, "R"))
@@ -43,7 +43,7 @@ def passed(committed: DataFrame) -> DataFrame:
         *ASSIGNMENT, "ts", F.col("floor").alias("position"), F.struct("ts", "member", "n", "floor").alias("commit")
     )
     named = commits.withColumn("name", F.struct(*ASSIGNMENT[1:]))
-    # Pairs are very rare. Only assignments in a pair are examined further.
+    # Pairs are very rare. Examine only assignments in a pair further.
     pairs = passing(named, wrong, ASSIGNMENT)
     suspects = pairs.select("history", "name.*", F.col("unfinished").alias("position")).distinct()
     concerned = F.broadcast(suspects.select(*ASSIGNMENT).distinct())
@@ -71,7 +71,7 @@ def passed(committed: DataFrame) -> DataFrame:
         .select(*_MESSAGE, "key", "ts", "level", "by")
         .join(suspects, list(_MESSAGE), "left_semi")
     )
-    # After a fall of the floor, neither of the two candidates may be the commit that passed the message.
+    # If the floor has fallen, the commit that passed the message may be neither of the two candidates.
     fell = (
         last.where(F.col("by.floor") <= F.col("level")).drop("by").join(commits.drop("ts", "position"), [*ASSIGNMENT])
     )
@@ -97,7 +97,7 @@ def dead_letter_before_settle(rows: DataFrame, passes: DataFrame | None) -> Data
     """Return the violations of DeadLetterBeforeSettle among these rows and the messages of ``passed``."""
     event = F.col("event")
     letters = event.isin("dlq_sent", "dlq_confirmed", "archived")
-    # A message that has finished or was abandoned is no longer blocked: the assignment may write its dead letter again.
+    # A finished or abandoned message is no longer blocked, so the assignment may write its dead letter again.
     blocks = F.col("final") | event.isin("archived", "abandoned")
     before = Window.partitionBy(*_MESSAGE).orderBy("ts").rowsBetween(Window.unboundedPreceding, -1)
     used = rows.where((letters | blocks | (event == "ack")) & ~F.col("gappy")).withColumns(
@@ -144,7 +144,7 @@ def at_least_once(known: Known, rows: DataFrame, passes: DataFrame | None) -> tu
 
 
 def _settled(known: Known, unhandled: DataFrame, passes: DataFrame | None, place: tuple[str, ...]) -> DataFrame:
-    """Mark the settled messages among the unhandled messages, and name a row of the settling process.
+    """Mark the settled messages among the unhandled messages, and add a row of the process that settled each message.
 
     A commit also settles messages that its assignment never received. The function ``passed`` finds no such message.
     The function therefore also compares the committed ranges.

@@ -1,4 +1,4 @@
-"""Verdicts of an audit, one for each promise."""
+"""Defines the verdicts of an audit, one for each promise."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The commands ``lanes spark …``. A command imports pyspark at the start of its session.
+"""Defines the commands ``lanes spark …``. A command imports pyspark at the start of its session.
 
-A command raises ``ConfigError`` for a wrong option, and ``Misuse`` for options that contradict each other; the command
-line prints the error.
+A command raises ``ConfigError`` for an invalid option, and ``Misuse`` for options that contradict each other. The
+command line prints the error.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def replay_command(
     workers import modules from the current folder. For a cluster, send the handler's modules by --conf
     spark.submit.pyFiles=PATH.
     """
-    # Python adds a folder to its path for a script and for -m, but a console script lacks the current folder.
+    # Python adds the current folder to its path for -m, but not for a console script.
     sys.path.insert(0, os.getcwd())
     source = source_of(topic, *reads.parsed(), aligned)
     check_tasks(run.tasks, aligned=source.aligned)

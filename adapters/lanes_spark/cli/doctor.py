@@ -1,7 +1,7 @@
-"""The command ``lanes doctor spark``: checks of this machine before a replay begins.
+"""Defines the command ``lanes doctor spark``, which checks this machine before a replay begins.
 
-The command starts no session and leaves no file behind. Java only prints its version. The workers' Python only prints
-versions and the modules that it lacks.
+The command starts no session and leaves no file. It runs Java only to print its version, and the workers' Python only
+to print versions and missing modules.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ WORKER: Final = 200 * machine.MIB
 """Approximate memory of a Python worker with two Arrow batches, in bytes, without the handler's memory."""
 
 _BESIDE: Final = 384 * machine.MIB
-"""Minimum memory of a JVM outside its heap, in bytes, by Spark's own rule."""
+"""Minimum memory of a JVM outside its heap, in bytes, by the rule of Spark."""
 
 _INCUBATING: Final = "--add-modules=jdk.incubator.vector"
 """Option of every JVM that Spark 4.3 starts. A reduced Java installation lacks the module of this option."""
@@ -91,7 +91,7 @@ def examine(
     """Check this machine before a replay on Spark. Blocks for some seconds, 60 at most.
 
     Args:
-        master: Spark master; "" for the setting of Spark, else local.
+        master: Spark master; "" = the setting of Spark, or else a local master.
         conf: Settings of the session.
         effects: Effects of the replay's handler, see ``lanes_spark.plan.Effects``.
         kafka: Whether the replay needs the Kafka connector.
@@ -293,7 +293,7 @@ def _memory(master: str, conf: Mapping[str, str]) -> Check:
 
 def _executor_memory(what: str, master: str, conf: Mapping[str, str], heap: int) -> Check:
     text = conf.get("spark.executor.cores", "1").strip()
-    # int() would also accept digits of other scripts, and would refuse a very long number.
+    # Do not use int(), which also accepts digits of other scripts, and refuses a very long number.
     cores = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
     if not cores:
         return Check(what, False, f"spark.executor.cores={text}", "write a whole number, 1 or more")

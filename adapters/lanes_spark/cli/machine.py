@@ -1,4 +1,7 @@
-"""Facts about this machine for Spark: files, jars, settings, Java and memory. Java starts only to print its version."""
+"""Reads facts about this machine: Spark's files, jars, settings, Java and memory.
+
+Runs Java only to print its version.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _CORE: Final = re.compile(r"spark-core_(\d+\.\d+)-(\d[\w.\-]*?)\.jar")
 
 
 class Java(NamedTuple):
-    """The answer of ``java -version``.
+    """The output of ``java -version``.
 
     Attributes:
         version: Major version. 1 = any version before Java 9; None = unknown.
@@ -55,7 +58,7 @@ class Java(NamedTuple):
 
 
 def spark_home(env: Mapping[str, str]) -> Path:
-    """Return the folder of Spark's own files, by the same rule as pyspark."""
+    """Return the folder of Spark's own files. The function uses the rule of pyspark."""
     if named := env.get("SPARK_HOME"):
         return Path(named)
     found = importlib.util.find_spec("pyspark")
@@ -146,7 +149,7 @@ def java_says(java: Path, env: Mapping[str, str], more: Sequence[str] = ()) -> J
         # JAVA_TOOL_OPTIONS and incubating modules may print lines before the version.
         if found := _VERSION.search(line):
             return Java(int(found[1]), line)
-    # The last line of a failure is advice; an earlier line states the cause.
+    # The last line of a failure contains advice, and an earlier line the cause.
     return Java(None, next((line for line in lines if "rror" in line), lines[0] if lines else "no output"))
 
 
@@ -198,7 +201,7 @@ def memory_limit(root: Path = Path("/")) -> tuple[int | None, str]:
         root: Root folder of the system's files.
 
     Returns:
-        The number of bytes, None if unknown, and a text that names the bound.
+        The number of bytes (None = unknown), and a text that names the limit.
     """
     machine = _machine_memory(root)
     limits = [limit for limit in _container_limits(root) if machine is None or limit < machine]

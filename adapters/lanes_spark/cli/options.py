@@ -1,4 +1,4 @@
-"""Options that the commands of ``lanes spark`` share: their declarations and their parsers."""
+"""Declares and parses the options that the commands of ``lanes spark`` share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Effect = Annotated[
 
 
 class Spark(NamedTuple):
-    """The options that reach Spark."""
+    """The options that the command passes to Spark."""
 
     master: Annotated[
         str, typer.Option(help="Spark master.", metavar="URL", show_default="Spark's own setting, else local[*]")
@@ -197,7 +197,7 @@ def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
 
 
 def _key_of(text: str) -> bytes:
-    """Return the bytes of a key of the command line, UTF-8 or not. Raises ``ConfigError`` if the text has no bytes."""
+    """Return the bytes of a key from the command line. Raises ``ConfigError`` for a text without such bytes."""
     try:
         return text.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""Output of the Spark commands: progress, reports and verdicts."""
+"""Prints the output of the Spark commands: progress, reports and verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES: Final = {"held": "green", "violated": "bold red", "unproven": "yellow"}
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[Progress], None]]:
-    """Yield a function that shows progress on stderr. If stderr is no terminal, the function does nothing."""
+    """Yield a function that shows progress on stderr. If stderr is not a terminal, the function does nothing."""
     console = Console(stderr=True)
     columns = [
         SpinnerColumn(),

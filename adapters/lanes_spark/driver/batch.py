@@ -1,4 +1,4 @@
-"""One batch of a replay, in which Spark tasks handle the rows of ranges of positions."""
+"""Runs one batch of a replay. Spark tasks handle the rows of ranges of positions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class BatchRun:
         payload: Pickled job, for the workers.
         results_to: Folder for rows that handlers return; None = the job has no results.
         tracker: Counter of the progress.
-        given_up: Event that a caller sets to end the run at once. After the event a run no longer waits for the
+        given_up: Event that a caller sets to end the run at once. After this event the run does not wait for the
             brokers.
     """
 
@@ -100,10 +100,10 @@ class BatchRun:
             counts.missing += scope.chosen.count(ranges) - (observed.get["delivered"] or 0)
 
     def _check_incarnation(self, spark: SparkSession) -> None:
-        """Raise ``SourceError`` if a user recreated the topic during the batch, which tasks cannot detect.
+        """Raise ``SourceError`` if a user recreated the topic during the batch. Tasks cannot detect this.
 
         During an outage of the brokers, the check waits up to ``_PATIENCE`` seconds, because a failure repeats the
-        whole batch. The wait hides no recreation, because Kafka never reuses a topic id.
+        whole batch. After the wait, the check still detects a recreation, because Kafka never reuses a topic id.
         """
         source = self.scope.source
         until = time.monotonic() + _PATIENCE
@@ -129,7 +129,7 @@ class BatchRun:
             rows = rows.where(F.col("timestamp") >= F.lit(selection.start))
         if isinstance(selection.end, datetime):
             rows = rows.where(F.col("timestamp") < F.lit(selection.end))
-        # Conditions on the table's own columns precede the casts, so that Spark can skip files.
+        # Put conditions on the table's own columns before the casts, so that Spark can skip files.
         rows = rows.withColumns({name: F.col(name).cast("binary") for name in ("key", "value")})
         rows = rows.withColumns({"partition": F.col("partition").cast("int"), "offset": F.col("offset").cast("bigint")})
         if chosen is not None:

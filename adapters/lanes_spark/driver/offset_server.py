@@ -1,7 +1,7 @@
-"""A server on the driver that sends current offset ranges to the Python process of a stream's Spark source.
+"""Runs a server on the driver that sends current offset ranges to the Python process of a stream's source.
 
-The Python process has no JVM and cannot ask the brokers. The process asks the driver over a socket that only this user
-can open. To stop a stream between two batches, the driver answers that the stream has ended.
+The Python process has no JVM, so it cannot ask the brokers. It asks the driver over a socket that only this user can
+open. To stop a stream between two batches, the driver answers that the stream has ended.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _PATIENCE: Final = 180.0
 """Maximum time in seconds for an answer. An answer needs several requests to the brokers."""
 
 _LOOK: Final = 0.1
-"""Seconds between two checks of the server for a call of ``close``."""
+"""Seconds between two checks of the server whether ``close`` was called."""
 
 
 class OffsetServer(socketserver.UnixStreamServer):
     """A server in its own thread that answers each request with the current offset ranges.
 
     Args:
-        read: Function from the stream's positions to the current ranges.
+        read: Function that takes the stream's positions, and returns the current ranges.
 
     Attributes:
         path: Path of the socket.
-        stopped: Event that the server sets when it answers with the end of the stream. After this answer no batch runs
-            or begins.
+        stopped: Event that the server sets when it answers with the end of the stream. After this answer, no batch
+            runs.
     """
 
     def __init__(self, read: Callable[[Mapping[int, int]], Mapping[int, Span]]) -> None:

@@ -1,4 +1,4 @@
-"""Progress of a replay or a stream, from finished batches and from reports of running tasks."""
+"""Computes the progress of a replay or a stream from finished batches and from reports of running tasks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class OldestMessage:
 class Progress:
     """Progress of a replay or a stream.
 
-    The counts cover the finished batches and, for each task of the current batch, the newest attempt that reported.
+    The counts include the finished batches, and the last report of the newest attempt of each task in the current
+    batch.
 
     Attributes:
         batches: Number of finished batches.
@@ -63,10 +64,11 @@ class Progress:
         finished: Number of delivered rows with a handled or dead-lettered message.
         dead_lettered: Number of delivered rows with a dead-lettered message.
         positions: Number of positions that ``partitions``, ``from_`` and ``to`` select, including positions that
-            earlier runs on this checkpoint handled. With ``only``, a gap of fewer than 200,000 positions between
-            selected positions counts too. For a stream, the selection ends at the topic's end by the latest check.
-        left: Number of selected positions that no run has handled. For a stream, this is the lag. Until the first batch
-            of a continued replay begins, positions that earlier runs handled count too.
+            earlier runs on this checkpoint handled. With ``only``, the number includes each gap of fewer than 200,000
+            positions between selected positions. For a stream, the selection ends at the end of the topic at the latest
+            check.
+        left: Number of selected positions that no run has handled. For a stream, this number is the lag. Until the
+            first batch of a continued replay begins, the number includes positions that earlier runs have handled.
         seconds: Seconds since this run began.
         running: Number of tasks of the current batch that have reported and have not ended.
         oldest: The oldest unfinished message of the running tasks; None without an unfinished message.
@@ -153,7 +155,7 @@ class ProgressTracker:
             self._pulse.start()
 
     def begin_batch(self) -> Address | None:
-        """Forget the reports of earlier batches.
+        """Discard the reports of earlier batches.
 
         Returns:
             The address for reports of tasks; None if the driver receives no reports.
@@ -164,7 +166,7 @@ class ProgressTracker:
         return self._reports.address
 
     def look(self, spans: Mapping[int, Span], at: Mapping[int, int]) -> None:
-        """Set new ranges to handle and new handled positions.
+        """Set new ranges to handle, and new positions below which the run has handled all messages.
 
         Args:
             spans: Ranges to handle, by partition.
@@ -187,7 +189,7 @@ class ProgressTracker:
         with self._lock:
             self._batches, self._done = self.counts.batches, dict(self.counts.by_name)
             self._at |= {partition: end for partition, (_, end) in ranges.items()}
-            # The sums of the batch now replace the reports of its tasks.
+            # Replace the reports of the batch's tasks by the sums of the batch.
             self.begin_batch()
         if self._pulse is not None:
             try:
@@ -263,7 +265,7 @@ class TaskReports:
             self._thread.start()
 
     def begin(self, batch: int) -> None:
-        """Forget the reports of earlier batches."""
+        """Discard the reports of earlier batches."""
         with self._lock:
             self._batch = batch
             self._tasks.clear()
@@ -288,8 +290,8 @@ class TaskReports:
             # A datagram wakes the thread, but the close of the socket does not.
             found.sendto(b"", found.getsockname())
         except OSError as error:
-            # If the datagram fails, a report has just woken the thread, or the thread continues to wait. Progress must
-            # not fail a replay.
+            # Ignore a failure of the datagram, because progress must not fail a replay. A report may have woken the
+            # thread already.
             log.debug("cannot close the socket for progress: %s", error)
         self._thread.join(_ENDS_WITHIN)
 
@@ -312,7 +314,7 @@ class TaskReports:
             OldestMessage(**told["oldest"])
         with self._lock:
             task, attempt = told["task"], told["attempt"]
-            # An attempt that Spark has replaced may still run. The newest attempt counts.
+            # An attempt that Spark has replaced may still run, so keep only the reports of the newest attempt.
             if told["batch"] == self._batch and attempt >= self._tasks.get(task, (attempt, told))[0]:
                 self._tasks[task] = (attempt, told)
 
@@ -369,9 +371,9 @@ class Pulse:
 
 
 def _bound(spark: SparkSession) -> socket.socket | None:
-    """Open a socket that workers reach by the driver's host name; None = the driver can bind none of its names."""
+    """Open a socket that workers reach by the driver's host name; None = the driver can bind no such name."""
     if getattr(spark, "_jvm", None) is None:
-        # With Spark Connect, the driver is a process of another machine.
+        # With Spark Connect, the driver runs on another machine.
         return None
     for name in ("spark.driver.bindAddress", "spark.driver.host"):
         host = spark.conf.get(name, None)

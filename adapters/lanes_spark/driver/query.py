@@ -1,8 +1,8 @@
-"""The Spark query of a replay with a checkpoint, and of a stream: a sequence of batches.
+"""Runs the Spark query of a replay with a checkpoint, or of a stream. A query is a sequence of batches.
 
-The query itself reads no messages. Each row of its source is the range of positions of one partition in a batch. Spark
-logs the ranges before the batch runs, and logs the end of the batch. A killed replay therefore repeats exactly the
-logged ranges of its unfinished batch.
+The query itself reads no messages. Each row of the query's source is the range of positions of one partition in a
+batch. Spark logs the ranges before the batch runs, and then the end of the batch. A killed replay therefore repeats
+exactly the logged ranges of its unfinished batch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def begin_query(
         spark: Session that runs the query.
         run: The replay or stream.
         checkpoint: Folder in which Spark logs the batches.
-        done: Function that receives the ranges of each finished batch that has positions to handle.
+        done: Function that receives the ranges of each finished batch with positions to handle.
         live: Path of an ``OffsetServer`` for a stream; "" = a replay, which ends with the last position of its scope.
         interval: Seconds between two requests to the server.
 
@@ -80,9 +80,9 @@ def begin_query(
     def handle(ranges: DataFrame, batch: int) -> None:
         found = {row["partition"]: (row["start"], row["stop"]) for row in ranges.collect()}
         taken = clipped(found, scope.islands)
-        # Spark calls ``handle`` through the JVM, which returns only the text of an error.
+        # Spark calls ``handle`` through the JVM, which passes on only the text of an error.
         with crossing():
-            # Every batch needs a known folder for its results, even a batch without positions.
+            # Check the folder for results even for a batch without positions.
             folder.take()
             run.tracker.reach({partition: first for partition, (first, _) in found.items()})
             if taken:
@@ -110,7 +110,7 @@ class RangeOptions:
         cap: Maximum number of positions of a batch.
         eras: Changes of the number of partitions.
         islands: The only ranges to read, by partition; empty = all positions.
-        fixed: Whether a later additional partition raises an error.
+        fixed: Whether an additional partition raises an error after the start.
         live: Path of an ``OffsetServer`` with the current ``spans``; "" = ``spans`` never change.
         begin: Positions of ``from_``, by partition; empty = ``from_`` is None or a time.
         unnamed: Identity of the same replay over a topic without an id; "" = the topic has no id.
@@ -134,7 +134,7 @@ class RangeOptions:
 
 
 class BatchRanges(DataSource):
-    """The source of batch ranges as a Spark data source. The options of the source are ``RangeOptions``."""
+    """A Spark data source of batch ranges, with ``RangeOptions`` as its options."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -187,7 +187,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = self._positions(end, before)
         ranges = []
         for partition, stop in until.items():
-            # A new partition begins with its first position.
+            # Begin a new partition at its first position.
             first = before.get(partition, self._spans[partition][0] if partition in self._spans else stop)
             ranges.append((partition, first, stop))
         # The progress needs the positions of all partitions, including partitions without rows in this batch.
@@ -197,8 +197,8 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from partition.value
 
     def _check(self, at: Positions) -> None:
-        # The source may have lost positions that are not selected. A source that ends below the next selected position
-        # must at least reach the replay's own position.
+        # The source may have lost positions outside the selection. If the source ends below the next selected position,
+        # it must still reach the replay's own position.
         ends = {partition: span[1] for partition, span in self._spans.items()}
         begun = {number: max(one, self._given.begin.get(number, 0)) for number, one in at.items()}
         wanted = next_wanted(begun, self._given.islands)
@@ -220,9 +220,10 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _positions(self, offset: Any, done: Positions | None = None) -> dict[int, int]:
-        """Return the positions that an offset of the query states.
+        """Return the positions in an offset of the query.
 
-        The query has handled all messages below ``done``, or without ``done`` below the returned positions.
+        The query has handled all messages below ``done``. Without ``done``, the query has handled all messages below
+        the returned positions.
         """
         topic = self._given.topic
         # Spark may pass the offset of another query's checkpoint.

@@ -1,4 +1,4 @@
-"""Replay: run a handler over stored messages, in order within a key, on all executors of a Spark cluster."""
+"""Runs a handler over stored messages, in order within a key, on all executors of a Spark cluster."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def replay(
 ) -> Report | Plan:
     """Run ``handler`` over the messages of ``source``. Blocks until the end of the replay.
 
-    A continued replay handles a failed batch again from its first message. Delivery is at least once, as in a live
-    consumer.
+    A continued replay handles a failed batch again from its first message. A replay delivers each message at least
+    once, like a live consumer.
 
     Args:
         spark: Session whose executors run the handler.
@@ -71,8 +71,7 @@ def replay(
         handler: Handler of one message or of a batch, as for ``lanes.Consumer``.
         to: End of the replay, exclusive: a position for all partitions, positions by partition, or an aware time.
             Default: the current end.
-        only: The only positions to handle, named by a journal. The replay reads the journal once, at the start of the
-            replay or of its checkpoint.
+        only: Selection of the positions to handle, by a journal. The replay reads the journal once, at its first start.
         checkpoint: Folder in which Spark logs every batch. A stopped replay continues from this folder. Without a
             checkpoint the replay is one batch, and a failed replay begins again.
         explain: Whether to return the plan without running a handler.
@@ -86,8 +85,8 @@ def replay(
         TypeError: ``options`` has an unknown name.
         HandlerHalted: A message failed under the poison policy ``exit``.
         SourceError: The source has lost rows, the topic was recreated, another replay uses the checkpoint, or Spark or
-            the brokers failed. An error of ``lanes`` in a task keeps its class, its text in one line and its
-            ``retryable``. The ``__cause__`` of the error is Spark's exception with the task's traceback.
+            the brokers failed. For an error of ``lanes`` in a task, the replay raises an error with the same class,
+            text (in one line) and ``retryable``. Its ``__cause__`` is Spark's exception with the task's traceback.
         Exception: The exception of ``progress``, unchanged.
     """
     run = open_run(spark, source, handler, options, to=to, only=only, checkpoint=checkpoint, explain=explain)
@@ -110,11 +109,11 @@ def replay(
                 try:
                     query.awaitTermination()
                 finally:
-                    # After an interruption of the caller, no handler may continue to run.
+                    # After an interruption of the caller, stop all handlers.
                     run.batches.given_up.set()
                     query.stop()
     except LanesError:
-        # Spark has converted the exception of ``progress`` to text; ``check`` raises the exception itself.
+        # Spark has converted the exception of ``progress`` to text. ``check`` raises the original exception.
         if run.tracker.raised is None:
             raise
     run.tracker.check()

@@ -1,22 +1,21 @@
-"""The ownership of a folder of results. Each checkpoint has one folder, and each folder has one checkpoint.
+"""Ensures that each folder of results belongs to one checkpoint, and each checkpoint has only one folder.
 
 A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
-same numbers for other rows, and its batches would replace only some of the results. Two notes, which are files, let a
-replay refuse a second checkpoint:
+same numbers for other rows, and its batches would replace only some of the results. A replay refuses a second
+checkpoint by means of two note files:
 
 - The note in the results folder contains the id of the checkpoint's query. A replay writes this note before its first
   results.
-- The note in the checkpoint contains an id of the results folder, which stays the same if a user moves the folder. A
-different folder
-  would lack the results of finished batches.
+- The note in the checkpoint contains an id of the results folder. A moved folder keeps its id. In a different folder,
+  the results of finished batches would be missing.
 
 A replay that was killed between the two notes has written no results, and may continue with the same folder or a new
 folder.
 
-Two replays may find the same folder empty at the same time. Except with Spark Connect, at most one of these replays
-acquires the folder. To acquire the folder, each replay creates a file with the name of its query, and then lists the
-files of all replays. The later replay sees both files and stops. The file system needs no exclusive creation, but a
-listing must show all written files.
+Two replays may find the same folder empty at the same time. At most one of these replays acquires the folder, except
+with Spark Connect. To acquire the folder, each replay creates a file with the name of its query, and then lists the
+files of all replays. The later replay finds both files and stops. The file system need not support exclusive creation,
+but a listing must show all written files.
 """
 
 from __future__ import annotations
@@ -49,8 +48,9 @@ class ResultsFolder:
     def check(self) -> None:
         """Check that the folder belongs to this checkpoint. Blocks.
 
-        A checkpoint of an earlier version of ``lanes`` has no note, and continues without results, or with a folder
-        whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other folder.
+        A checkpoint of an earlier version of ``lanes`` has no note. Such a checkpoint continues without results, or
+        with a folder whose note names the checkpoint. After its first finished batch, the checkpoint accepts no other
+        folder.
 
         Raises:
             ConfigError: The folder has other files, belongs to another checkpoint, contains the checkpoint or has lost
@@ -90,8 +90,8 @@ class ResultsFolder:
         """Claim the folder for this checkpoint. Call ``take`` after the query has begun. Blocks. Idempotent.
 
         Raises:
-            ConfigError: The faults of ``check``; or another replay claims the folder at the same time.
-            SourceError: The checkpoint does not contain the readable id of its query.
+            ConfigError: The folder has a fault, see ``check``; or another replay claims the folder at the same time.
+            SourceError: The checkpoint contains no readable id of its query.
         """
         self.check()
         if self._taken:
@@ -110,7 +110,7 @@ class ResultsFolder:
         else:
             # Another replay may have written the note after the check.
             self._check_query(note)
-        # Write the note in the checkpoint last: if the folder is not writable, the user can still name another folder.
+        # Write the note in the checkpoint last. If the folder is not writable, the user can still name another folder.
         if self._bound() is None:
             self._write(self._bound_path, {"results_to": str(self._folder), "folder": note["folder"]})
         self._taken = True
@@ -123,9 +123,9 @@ class ResultsFolder:
             )
 
     def _claim(self, query: str) -> None:
-        """Raise ``ConfigError`` if another query claims the folder too. Idempotent.
+        """Claim the folder, and raise ``ConfigError`` if another query also claims the folder. Idempotent.
 
-        The method checks nothing with Spark Connect, which cannot list files.
+        With Spark Connect the method does not check, because Spark Connect cannot list files.
         """
         jvm: Any = getattr(self._spark, "_jvm", None)
         if jvm is None:
@@ -139,7 +139,7 @@ class ResultsFolder:
         system.create(mine, True).close()
         others = sorted(name for one in system.listStatus(claims) if (name := str(one.getPath().getName())) != query)
         if others:
-            # A refused replay removes its own file. The file of the accepted replay stays, for later replays.
+            # A refused replay removes its own file. The accepted replay keeps its file, for later replays.
             system.delete(mine, False)
             raise self._refused(
                 f"another replay takes the folder at the same time, as {folder}/{others[0]} shows (remove that file if "

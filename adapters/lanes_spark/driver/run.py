@@ -1,4 +1,4 @@
-"""The common parts of a replay and a stream: options, a run, and its report."""
+"""Defines the common parts of a replay and a stream: the options, the run and its report."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class RunOptions(TypedDict, total=False):
             Default: 200,000.
         tasks: Number of shuffle tasks, 1 or more, see ``make_plan``. Default: 4 per core.
         effects: Kind of the handler's effects outside its process, see ``Effects``. Default: ``"unfenced"``.
-        progress: Function that the run calls after each batch and about once a second, in a thread of the driver. An
-            exception of the function stops the run after the current batch, and the run raises the exception unchanged.
-            A continued run handles the current batch again.
+        progress: Function that the run calls after each batch and about once a second, in a thread of the driver. If
+            the function raises an exception, the run stops after the current batch, and raises the exception unchanged.
+            A continued run handles this batch again.
         journal: Folder in which every attempt of a task writes its own journal, see ``TaskJob``.
     """
 
@@ -81,18 +81,18 @@ class RunOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The outcome of a replay or a stream. Counts include only tasks that succeeded.
+    """The result of a replay or a stream. The counts include only tasks that succeeded.
 
     Attributes:
         delivered: Number of rows that the run delivered to handlers.
         finished: Number of delivered rows with a handled or dead-lettered message.
         dead_lettered: Number of delivered rows with a dead-lettered message.
         skipped: Number of rows that this run did not deliver: rows outside the selection, and rows that an earlier run
-            on the same checkpoint delivered. For a Kafka topic, positions without a message count too. For a stream,
-            only positions of its batches count.
+            on the same checkpoint delivered. For a Kafka topic, the number includes positions without a message. For a
+            stream, the number includes only positions of its batches.
         batches: Number of finished batches.
         seconds: Duration of the run, in seconds.
-        plan: Plan by which the rows reached the tasks.
+        plan: Plan that distributed the rows to the tasks.
         journal: Facts about the positions that ``only=`` selects; None = no ``only=``.
         missing: Number of selected journal positions that the source lacks. The value is None without ``only=``, or
             if keys, slots or times also select messages.
@@ -122,7 +122,7 @@ class SparkRun:
         """Return the report of the finished batches.
 
         Args:
-            read: Number of rows in the source; for a stream, of positions in its batches.
+            read: Number of rows in the source. For a stream, the number of positions in its batches.
             seconds: Duration of the run, in seconds. Default: until now.
             missing: Number of journal positions that the source lacks.
 
@@ -199,7 +199,7 @@ def open_run(
             tasks=options.get("tasks"),
             effects=options.get("effects", "unfenced"),
         )
-        # If a later step fails, the checkpoint must not stay locked.
+        # If a later step fails, release the lock on the checkpoint.
         unless_it_opens.callback(scope.close)
         tracker = ProgressTracker(spark, None if explain else options.get("progress"))
         unless_it_opens.callback(tracker.close)

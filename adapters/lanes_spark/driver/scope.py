@@ -1,4 +1,4 @@
-"""The scope of a replay: the positions of the source, the selected positions, and the plan for their rows."""
+"""Computes the scope of a replay: the positions of the source, the selected positions, and the plan for their rows."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class ReplayScope:
         selection: Selected keys, slots, partitions and positions.
         spans: Positions of the source, by partition.
         selected: Selected ranges of positions, without empty ranges.
-        places: Selected ranges of positions; for a Kafka topic also empty ranges, because an empty partition is not a
-            lost partition.
+        places: Selected ranges of positions. For a Kafka topic also empty ranges, because the topic has not lost an
+            empty partition.
         starts: First positions of a new checkpoint, for partitions whose first position may differ from ``places``.
-        plan: Plan by which the rows reach the tasks.
-        fixed: Whether later additional partitions would break the order.
+        plan: Plan that distributes the rows to the tasks.
+        fixed: Whether partitions that are added later would break the order.
         chosen: Positions that a journal selects; None = no ``only=``.
-        opened: Resources to close: the journal's positions and the lock on the checkpoint.
+        opened: Resources to close, which are the journal's positions and the lock on the checkpoint.
     """
 
     source: ReplaySource
@@ -67,7 +67,10 @@ class ReplayScope:
 
     @property
     def identity(self) -> str:
-        """Digest that a checkpoint stores. A replay with another digest cannot continue the checkpoint."""
+        """Digest of the replay, which a checkpoint stores.
+
+        A replay with another digest cannot continue the checkpoint.
+        """
         return self._identity(self.spans.incarnation)
 
     @property
@@ -195,7 +198,7 @@ def _positions(
     # start.
     starts = {partition: min(start, places[partition][0]) for partition, start in starts.items()}
     if isinstance(selection.start, datetime):
-        # All rows below these positions are earlier than ``start``, so a new checkpoint begins at these positions.
+        # Begin a new checkpoint at these positions, because all rows below them are earlier than ``start``.
         since = source.since(spark, selection.start, selected)
         starts |= since
         selected = {
@@ -229,5 +232,5 @@ def _cores(spark: SparkSession) -> int:
     try:
         return spark.sparkContext.defaultParallelism
     except Exception:
-        # Spark Connect has no context. Estimate the number of cores from the default number of shuffle tasks.
+        # Spark Connect has no context, so estimate the number of cores from the default number of shuffle tasks.
         return max(1, int(spark.conf.get("spark.sql.shuffle.partitions", "200") or "200") // 4)

@@ -1,4 +1,4 @@
-"""Selection of rows to replay. No function here calls Spark."""
+"""Selects rows to replay. No function in this module calls Spark."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Selection:
         from_: Bound | None = None,
         to: Bound | None = None,
     ) -> Selection:
-        """Return the selection by the arguments of a replay. Raises ``ConfigError`` for a wrong argument."""
+        """Make the selection from the arguments of a replay. Raises ``ConfigError`` for an invalid argument."""
         if isinstance(keys, str | bytes):
             raise ConfigError(f"keys is a {type(keys).__name__}, and must be a sequence of keys: write keys=[key]")
         names = None if keys is None else tuple(sorted({_key(key) for key in keys}))
@@ -66,7 +66,7 @@ class Selection:
 
     @property
     def by_row(self) -> bool:
-        """Whether the selection needs the content of rows, such as their keys."""
+        """Whether the selection depends on the content of rows, such as their keys."""
         return (
             self.keys is not None
             or self.slots is not None
@@ -90,7 +90,7 @@ class Selection:
         return {partition: place for partition, place in found.items() if place is not None}
 
     def starts(self, partitions: Iterable[int]) -> dict[int, int]:
-        """Return the position of ``start`` by selected partition, if ``start`` has a position for the partition."""
+        """Return the positions in ``start`` by selected partition. The result omits partitions without a position."""
         return {
             partition: start
             for partition in partitions
@@ -117,8 +117,8 @@ class Selection:
 def select_slots(batches: Iterable[Any], slots: Collection[int]) -> Iterator[Any]:
     """Yield the rows of Arrow batches whose keys are in one of these slots. A row without a key has no slot.
 
-    The function runs in ``mapInArrow``, because Spark provides no BLAKE3. The function hashes each distinct key of a
-    batch once.
+    The function runs in ``mapInArrow``, because Spark has no BLAKE3 function. It hashes each distinct key of a batch
+    once.
     """
     for batch in batches:
         keys = pc.dictionary_encode(batch.column("key"))

@@ -1,4 +1,4 @@
-"""Stream: a replay of a Kafka topic that continues with new messages until the caller stops it."""
+"""Replays a Kafka topic, and continues with new messages until the caller stops the stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INTERVAL: Final = 1.0
 """Seconds between two requests for new messages of an idle topic."""
 
 _LOOK: Final = 0.2
-"""Maximum time in seconds until the watching thread sees the end of the query."""
+"""Maximum time in seconds until the stream's thread detects the end of the query."""
 
 
 def stream(
@@ -40,10 +40,10 @@ def stream(
     interval: float = INTERVAL,
     **options: Unpack[RunOptions],
 ) -> Stream:
-    """Run ``handler`` over all existing and new messages of a topic, batch by batch, until a call stops the stream.
+    """Run ``handler`` over all existing and new messages of a topic, in batches, until the caller stops the stream.
 
-    The call blocks until the query runs. A stream and a replay with the same selection may continue each other's
-    checkpoint.
+    The call blocks until the query runs. A stream may continue the checkpoint of a replay with the same selection. A
+    replay may likewise continue the checkpoint of a stream.
 
     Args:
         spark: Session whose executors run the handler.
@@ -79,9 +79,9 @@ def stream(
 class Stream:
     """A running stream, returned by ``stream``.
 
-    As a context manager, the stream stops and joins at the end of the block. If the block raises, the object cancels
-    the stream. Any thread may call the methods. A ``progress`` callback must not call ``cancel`` or ``join``, because
-    these methods wait for the callback.
+    Used as a context manager, the object stops the stream and waits for its end when the block ends. If the block
+    raises an exception, the object cancels the stream. Any thread may call the methods. A ``progress`` callback must
+    not call ``cancel`` or ``join``, because these methods wait for the callback.
     """
 
     def __init__(self, _spark: SparkSession, _run: SparkRun, _checkpoint: str, _interval: float) -> None:
@@ -120,7 +120,10 @@ class Stream:
 
     @property
     def progress(self) -> Progress:
-        """Current progress of the stream. Without a ``progress`` callback, the counts change only between batches."""
+        """The current progress of the stream.
+
+        Without a ``progress`` callback, the counts change only between batches.
+        """
         return self._run.tracker.progress()
 
     @property
@@ -172,7 +175,7 @@ class Stream:
         return True
 
     def _look(self, at: Mapping[int, int]) -> Mapping[int, Span]:
-        """Return the selected positions at the topic's present end.
+        """Return the selected positions up to the current end of the topic.
 
         The thread of the offset server calls this method.
         """
@@ -188,17 +191,18 @@ class Stream:
         self._run.tracker.done(ranges)
 
     def _watch(self) -> None:
-        """Stop the query after a call of ``stop``, and clean up after the end of the query."""
+        """Stop the query after a call of ``stop``, and release the resources of the stream when the query has ended."""
         try:
             while self._query.isActive:
                 if self._offsets.stopped.wait(_LOOK):
                     self._query.stop()
         except Exception as error:
-            # Spark has ended, or the query failed during its stop. ``join`` raises the error of the query.
+            # Ignore this error, because Spark has ended or the query has failed during its stop. ``join`` raises the
+            # error of the query.
             log.debug("%r: %s: %s", self, type(error).__name__, error)
         finally:
             self._seconds = time.monotonic() - self._run.tracker.started
-            # Every callback runs, even after a failure, and ``join`` always returns.
+            # Run every callback, even after a failure, so that ``join`` always returns.
             with ExitStack() as closing_all:
                 closing_all.callback(self._ended.set)
                 closing_all.callback(self._run.close)

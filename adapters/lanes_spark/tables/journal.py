@@ -1,6 +1,6 @@
-"""Functions that read a journal with Spark: its files, its columns, and its selected positions.
+"""Reads a journal with Spark: its files, its columns and its selected positions.
 
-All steps are DataFrames, so no Python code runs per row.
+All steps are DataFrames, so no Python code runs for single rows.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TYPES: Final = {one.name: one.dataType.simpleString() for one in from_arrow_sche
 """Spark's type of each column of a journal."""
 
 FENCES: Final = ("drained", "revoked", "lost")
-"""Events after which no result of an assignment counts."""
+"""Events after which the results of an assignment have no effect."""
 
 _READ: Final = "run member n event partition assignment position result incarnation floor count"
 _DEAD: Final = ("dlq_confirmed", "archived")
@@ -37,8 +37,8 @@ _TOPICS: Final = 5
 def unfinished_files(spark: SparkSession, paths: Sequence[str]) -> int:
     """Count the files of journals that a running process still writes, or that a killed process has left.
 
-    Call this function before ``read_journal``. A process may complete a file between the two calls, and exactly one of
-    the calls counts this file. With Spark Connect, which cannot list hidden files, the result is 0.
+    Call this function before ``read_journal``. In the reverse order, a file that a process completes between the calls
+    would be in neither result. With Spark Connect, which cannot list hidden files, the result is 0.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -89,8 +89,8 @@ def read_journal(spark: SparkSession, paths: Sequence[str], unfinished: int) -> 
 def _check_written(reader: DataFrameReader, paths: Sequence[str], *, old: bool) -> None:
     """Raise ``ConfigError`` for rows of an earlier ``lanes``, which counted assignments in the column epoch.
 
-    Spark takes the columns of all files from one file, and fills missing columns with null. The schema here therefore
-    names both columns. The statistics of the files let Spark skip the parts of a journal without an epoch.
+    Spark reads the column names from one file, and fills missing columns of other files with null. The schema here
+    therefore names both columns. By the statistics of the files, Spark skips the parts of a journal without an epoch.
 
     Args:
         reader: Reader of the journal's files.
@@ -155,7 +155,7 @@ def doubts_of(
         F.max((n == 1) & (event == "begin")).alias("begun"),
         F.max(event == "end").alias("ended"),
         F.sum(F.when(dropped, F.coalesce("count", F.lit(1))).otherwise(0)).alias("dropped"),
-        # The row ``dropped`` has the number of the last row that it counts.
+        # The row ``dropped`` has the number of the last dropped row.
         (F.max("n") - F.count(F.when(~dropped, n))).alias("missing"),
         F.sum(F.when(event.isNull() | n.isNull(), 1).otherwise(0)).alias("odd"),
     )
@@ -220,7 +220,7 @@ def selected_positions(table: DataFrame, topic: str, of: str) -> DataFrame:
 
 def _of_topic(topic: str) -> Column:
     name = F.col("partition")
-    # The number follows the last slash, because a topic name may contain slashes.
+    # Split at the last slash, because a topic name may contain slashes.
     mine = name.startswith(f"{topic}/") & F.substring(name, len(topic) + 2, 10).rlike("^[0-9]{1,9}$")
     return F.coalesce(mine, F.lit(False))
 
@@ -248,7 +248,7 @@ def _check_incarnations(table: DataFrame, topic: str, where: str, incarnation: s
             f"{where}: {names['partition']} was recreated {names['names'] - 1} time(s), and its positions began again: "
             "give only the files of runs after the last recreation"
         )
-    # Topic ids are written in either alphabet of base 64.
+    # A topic id may be in either alphabet of base 64.
     former = assigned.where(F.translate("incarnation", "+/", "-_") != incarnation) if incarnation else assigned.limit(0)
     if not former.isEmpty():
         raise SourceError(

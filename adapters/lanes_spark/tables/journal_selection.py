@@ -1,6 +1,6 @@
-"""Positions that a journal selects: positions of dead-lettered, abandoned or unfinished messages.
+"""Selects positions by a journal: positions of dead-lettered, abandoned or unfinished messages.
 
-A journal contains positions and no messages. A replay therefore joins the positions to the messages of the source. A
+A journal contains positions, but no messages. A replay therefore joins the positions with the messages of the source. A
 replay with a checkpoint does not read the messages between two distant positions.
 """
 
@@ -39,14 +39,14 @@ _TERMS: Final = 256
 
 @dataclass(frozen=True, kw_only=True)
 class JournalFacts:
-    """Facts about the positions that a journal selects, regardless of other selections.
+    """Facts about the positions that a journal selects. Other selections do not change these facts.
 
     Attributes:
         of: Selected state, see ``JournalSelection``.
         topic: Topic name in the journal.
         runs: Number of runs in the journal that read the topic.
         positions: Number of selected positions.
-        doubts: One sentence for each reason why the journal may be incomplete; empty for a complete journal.
+        doubts: One sentence for each reason why the journal may be incomplete; empty = the journal is complete.
     """
 
     of: Of
@@ -58,19 +58,18 @@ class JournalFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalSelection:
-    """A selection by a journal: ``replay(only=…)`` handles only its positions.
+    """A selection of positions by a journal. ``replay(only=…)`` handles only these positions.
 
-    The selection counts all runs in the folders together. The folders should therefore belong to one consumer. A
-    journal contains no undelivered messages.
+    The selection combines all runs in the folders, so the folders should belong to one consumer. A journal does not
+    contain undelivered messages.
 
     Args:
         path: Folder that ``lanes.run(journal=…)`` has written, or several such folders.
-        of: State of the selected messages. ``"dead_lettered"``: a run has confirmed the dead letter of the message.
-            ``"unfinished"``: a run has received the message, but no run has handled or acknowledged it, dead-lettered
-            it for good, or committed a higher position. Work after the end of an assignment does not count.
-            ``"abandoned"``: the message is unfinished, and a run gave the message up. The cause is a blocked key, the
-            end of a drain, or the loss of the partition. A message of a killed process is unfinished, but not
-            abandoned.
+        of: State of the selected messages. ``"dead_lettered"``: a run recorded the confirmation of the message's dead
+            letter. ``"unfinished"``: a run has received the message, but no run has handled or acknowledged it,
+            confirmed its dead letter, or committed a higher position. Work after the end of an assignment has no
+            effect. ``"abandoned"``: the message is unfinished, and a run abandoned it because of a blocked key, the end
+            of a drain, or the loss of the partition. A message of a killed process is unfinished, but not abandoned.
         topic: Topic name in the journal. Default: the topic name of the source.
 
     Raises:
@@ -114,7 +113,7 @@ class JournalSelection:
             SourceError: The checkpoint has another selection or has lost its selection, or a user recreated the topic
                 during the runs of the journal.
         """
-        # A caller that names the topic confirms that both topics have the same messages.
+        # By naming the topic, the caller confirms that both topics have the same messages.
         incarnation, topic = "" if self.topic else incarnation, self.topic or topic
         digest = blake3(repr((sorted(self.paths), self.of, topic)).encode()).hexdigest(length=8)
         if checkpoint is None:
@@ -165,13 +164,14 @@ class Chosen:
     digest: str
 
     def small(self, cap: int | None) -> bool:
-        """Return whether a batch of at most ``cap`` positions selects few enough positions for an executor's memory."""
+        """Return whether the selected positions of a batch of ``cap`` positions fit into an executor's memory."""
         return self.facts.positions <= SMALL or (cap is not None and cap <= SMALL)
 
     def near(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
         """Filter the rows by the islands inside these ranges, so that Spark skips other files.
 
-        Returns ``rows`` unchanged if the filter would be too long or select whole ranges. The call reads no row yet.
+        If the filter would be too long, or would select whole ranges, the call returns ``rows`` unchanged. The call
+        reads no row yet.
         """
         parts = [
             (partition, (max(first, one), min(end, other)))
@@ -184,9 +184,9 @@ class Chosen:
         return rows
 
     def join(self, rows: DataFrame, ranges: dict[int, Span]) -> DataFrame:
-        """Return the rows at chosen positions. The call reads no row yet.
+        """Return the rows at selected positions. The call reads no row yet.
 
-        The result keeps the order of ``rows`` only if the positions are ``small``; otherwise Spark may shuffle the
+        The result keeps the order of ``rows`` only if the positions are ``small``. Otherwise Spark may shuffle the
         rows.
 
         Args:
@@ -205,7 +205,7 @@ class Chosen:
         return rows.join(positions, ["partition", "offset"], "left_semi")
 
     def count(self, ranges: dict[int, Span]) -> int:
-        """Count the chosen positions in these ranges. Blocks."""
+        """Count the selected positions in these ranges. Blocks."""
         wanted = clipped(ranges, self.islands)
         return self.positions.where(within(wanted)).count() if wanted else 0
 
@@ -215,7 +215,7 @@ class Chosen:
 
 
 class _Kept:
-    """The selection that a new checkpoint stores, in two tables."""
+    """Stores the selection in a checkpoint, in two tables."""
 
     def __init__(self, spark: SparkSession, folder: str) -> None:
         self._spark = spark
@@ -228,7 +228,7 @@ class _Kept:
         try:
             row = self._spark.read.parquet(literal(self._facts)).first()
         except AnalysisException as error:
-            # After an error of another kind a stored selection may exist. A new selection must not replace a stored
+            # After an error of another kind, a stored selection may exist. A new selection must not replace a stored
             # one.
             if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 raise
@@ -246,7 +246,7 @@ class _Kept:
     def check_new(self, checkpoint: str, topic: str) -> None:
         """Raise ``SourceError`` if the checkpoint began without a selection, or has lost its selection.
 
-        The replay would continue in the middle of the new selection, and never handle its first messages.
+        With a new selection, the replay would continue in its middle, and would never handle its first messages.
         """
         if query_of(self._spark, checkpoint) is not None:
             raise SourceError(

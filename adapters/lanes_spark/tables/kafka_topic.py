@@ -1,7 +1,7 @@
-"""A Kafka topic as a source of a replay, read by the connector in Spark's JVM.
+"""Reads a Kafka topic as a source of a replay, by the connector in Spark's JVM.
 
-The connector's Java client asks the brokers for offset ranges before each batch. A replay therefore stops if the topic
-has lost positions. A replay joins no consumer group, and commits no offset.
+The connector's Java client asks the brokers for offset ranges before each batch. A replay stops if the topic has lost
+positions. A replay joins no consumer group, and commits no offset.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OURS: Final = (
     *("subscribe", "subscribepattern", "assign", "includeheaders", "kafka.bootstrap.servers"),
     *(f"{end}{what}" for end in ("starting", "ending") for what in ("offsets", "offsetsbytimestamp", "timestamp")),
 )
-"""Options of the connector, in lower case, that follow from the arguments of a replay."""
+"""Options of the connector, in lower case, that the arguments of a replay decide."""
 
 _SPLITTING: Final = ("minpartitions", "maxrecordsperpartition")
 """Options that let several tasks read one partition."""
@@ -62,17 +62,17 @@ _SECRET: Final = re.compile(r"password|secret|jaas|token|\.key$|credential", re.
 class KafkaTopic:
     """The messages of a Kafka topic.
 
-    Like a live consumer, a replay omits messages of aborted transactions, and messages from the start of an open
-    transaction on. The option ``kafka.isolation.level`` can change this rule.
+    Like a live consumer, a replay omits messages of aborted transactions, and all messages after the start of an open
+    transaction. The option ``kafka.isolation.level`` can change this rule.
 
     Args:
         servers: Brokers as host:port, separated by commas.
         topic: Topic name.
         options: Options of Spark's Kafka connector. An option whose name begins with ``kafka.``, such as
             ``kafka.security.protocol``, is a setting of the Java client.
-        aligned: Whether one task reads a whole partition, without a shuffle. At most one task then works on each
-            partition. False = a shuffle by key distributes few partitions over many cores. ``minPartitions`` and
-            ``maxRecordsPerPartition`` need False. ``eras`` need False unless the order is ``"none"``.
+        aligned: Whether one task reads a whole partition, without a shuffle. False = a shuffle by key distributes the
+            rows, so that few partitions use many cores. The options ``minPartitions`` and ``maxRecordsPerPartition``
+            require False. ``eras`` require False, except with the order ``"none"``.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
     Raises:
@@ -152,7 +152,7 @@ class KafkaTopic:
             SourceError: The topic has lost positions or was recreated, or the brokers do not answer.
         """
         spans, now = read_offset_ranges(spark, self.topic, self._client())
-        # Compare the ids first, because positions of another topic cannot be compared.
+        # Compare the ids before the positions, because positions of different topics are not comparable.
         check_incarnation(self.topic, incarnation, now)
         check_start(self.topic, {partition: first for partition, (first, _) in ranges.items()}, spans)
         reader = spark.read.format("kafka").options(**self._all_options())
@@ -169,7 +169,7 @@ class KafkaTopic:
     def since(self, spark: SparkSession, time: datetime, spans: Mapping[int, Span]) -> dict[int, int]:
         """Find the first position of each span with a timestamp of ``time``, in whole milliseconds, or later. Blocks.
 
-        All messages below that position are earlier than ``time``, even if timestamps are out of order.
+        All messages below this position are earlier than ``time``, even if timestamps are out of order.
 
         Args:
             spark: Session with the Kafka connector.
@@ -183,7 +183,7 @@ class KafkaTopic:
             ConfigError: The session has no JVM, or lacks jars of the connector.
             SourceError: The brokers do not answer, or refuse the request.
         """
-        # Kafka has timestamps in whole milliseconds. Rounding down skips no message.
+        # Round the time down, because Kafka has timestamps in whole milliseconds. Rounding down skips no message.
         milliseconds = (time - datetime.fromtimestamp(0, UTC)) // timedelta(milliseconds=1)
         if not spans:
             return {}
@@ -217,7 +217,7 @@ class KafkaTopic:
 def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str]) -> tuple[dict[int, Span], str]:
     """Read the offset range of each partition, and the id of the topic.
 
-    Blocks for up to 30 seconds for each of four requests. Error texts have no values of secret settings.
+    The call blocks for up to 30 seconds for each of four requests. Error texts contain no values of secret settings.
 
     Args:
         spark: Session with the Kafka connector.
@@ -238,8 +238,8 @@ def read_offset_ranges(spark: SparkSession, topic: str, client: Mapping[str, str
         first = admin.offsets(partitions, admin.specs.earliest())
         # Read the ends last, so that they include new messages.
         end = admin.offsets(partitions, admin.specs.latest())
-        # Brokers find offsets by topic name. If the id is equal before and after, the offsets belong to the topic with
-        # this id.
+        # Brokers find offsets by the name of the topic. If the id is the same before and after, the offsets belong to
+        # the topic with this id.
         check_incarnation(topic, incarnation, admin.described()[1])
     return {number: (first[number], end[number]) for number in sorted(first)}, incarnation
 
@@ -334,7 +334,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
         for name, value in client.items():
             if value and _SECRET.search(name):
                 said = said.replace(value, "…")
-        # The text of the exception itself contains all settings of the client, and is left out.
+        # Omit the text of the exception itself, because it contains all settings of the client.
         remedy = _REMEDIES.get(kind, "")
         raise SourceError(
             f"{topic}: Kafka at {client.get('bootstrap.servers')}: {said[:_LIMIT]}{remedy}", retryable=_passes(cause)
@@ -342,7 +342,7 @@ def _broker_errors(topic: str, client: Mapping[str, str]) -> Iterator[None]:
 
 
 def _passes(cause: Any) -> bool:
-    """Return whether a later attempt may succeed, by the class of the client's error.
+    """Return whether a later attempt may succeed. The class of the client's error decides.
 
     A missing topic is never retryable.
     """

@@ -1,4 +1,4 @@
-"""Parquet tables of messages, as sources of a replay."""
+"""Reads Parquet tables of messages as sources of a replay."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _TYPES: Final[Mapping[str, tuple[str, ...]]] = {
 class ParquetTable:
     """The messages of a topic in Parquet files.
 
-    The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary,
-    or strings, which become UTF-8 bytes. The type of headers equals the type that Spark's Kafka connector writes. A key
-    in two partitions of one era has no order.
+    The columns are key, partition, offset and value, and optionally timestamp and headers. Keys and values are binary
+    or strings. A string becomes UTF-8 bytes. The column headers has the type that Spark's Kafka connector writes. If a
+    key is in two partitions of one era, its messages have no order.
 
     Args:
         path: Path of the table, or several paths.
         topic: Topic of the messages. If the table has a column ``topic``, a replay reads only rows of this topic.
         columns: Names of columns that differ in the table, by message column. Default: no differences.
-        aligned: Whether every partition is one file, in the order of the positions and small enough for one task. An
+        aligned: Whether every partition is one file, in the order of the positions, and one task can read this file. An
             aligned table needs no shuffle. A replay checks that one task reads each partition.
         eras: Changes of the number of partitions, see ``lanes_spark.Eras``.
 
@@ -109,7 +109,7 @@ class ParquetTable:
         return {}
 
     def check_aligned(self, rows: DataFrame) -> None:
-        """Check by one pass over the rows that one task reads each partition. Blocks.
+        """Check, by one pass over the rows, that one task reads each partition. Blocks.
 
         Args:
             rows: Rows of this table.
@@ -150,7 +150,8 @@ def within(ranges: Mapping[int, Span] | Sequence[tuple[int, Span]]) -> Column:
         (partition == number) & (offset >= first) & (offset < end) for number, (first, end) in sorted(pairs)
     ]
     while len(conditions) > 1:
-        # Spark traverses the tree of conditions recursively. A balanced tree stays shallow for thousands of partitions.
+        # Spark traverses the tree of conditions recursively. A balanced tree is shallow even for thousands of
+        # partitions.
         conditions = [functools.reduce(operator.or_, conditions[at : at + 2]) for at in range(0, len(conditions), 2)]
     return conditions[0]
 

@@ -1,4 +1,4 @@
-"""The job of every task, with the handler's resources, which a reused worker process keeps between tasks."""
+"""Defines the job of every task, with the handler's resources. A worker process keeps the job between its tasks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class TaskJob:
     ``setup`` and ``teardown`` open and close clients in variables of the handler's module. A plain ``setup`` runs once
     in a worker process, before the first task of the job. A plain ``teardown`` runs when the process exits or begins
     another job, but not when Spark kills the process. Async functions run in every task, on the event loop of the task.
-    ``setup`` runs before the first message, and ``teardown`` runs after the last message or an error.
+    An async ``setup`` runs before the first message, and an async ``teardown`` runs after the last message or an error.
 
     Args:
         topic: Topic of the rows.
         handler: Handler of one message or of a batch, see ``lanes.Consumer``.
-        name: Name of the job. Jobs with the same name count as one job in a process.
+        name: Name of the job. A process treats jobs with the same name as one job.
         settings: Order, retries, poison policy and limits, see ``lanes.Consumer``. The limits apply to each task
             separately.
         results: pyarrow schema of the rows that the handler returns; None = the task ignores returned rows.
@@ -142,7 +142,7 @@ def _end() -> None:
     try:
         job.teardown()
     except Exception as error:
-        # The old job has ended, and an error of its teardown must not fail the next job.
+        # Log this error, because the old job has ended, and its teardown must not fail the next job.
         kind = type(error).__qualname__
         log.warning(
             "%s on Spark: teardown failed and is not called again: %s (%s); correct the function",

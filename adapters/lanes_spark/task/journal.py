@@ -1,8 +1,8 @@
-"""Journals of tasks. Each attempt of a task writes its own journal, in a folder that all workers share.
+"""Writes the journals of tasks. Each attempt of a task writes its own journal, in a folder that all workers share.
 
-The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file. After a large journal, the
-attempt also leaves complete earlier files. A repeated batch adds the journals of its new attempts to the journals of
-the old attempts.
+The journal of a failed attempt is complete. A killed attempt leaves a hidden ``.tmp`` file. If its journal was large,
+the attempt also leaves complete earlier files. The attempts of a repeated batch add new journals, and the old journals
+remain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lanes.history.journal import Journal, buffer_of
 log = logging.getLogger("lanes")
 
 PATIENCE: Final = 30.0
-"""Maximum seconds that a task waits once for its journal."""
+"""Maximum seconds of a task's wait for its journal."""
 
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")
 _HOST_LIMIT: Final = 24
@@ -60,7 +60,7 @@ def checked_folder(journal: object) -> str | None:
 
 @contextmanager
 def shared(folder: str | None, name: str) -> Iterator[None]:
-    """Create the folder. During the block the folder has a hidden file, by which workers recognize the folder. Blocks.
+    """Create the folder, and during the block a hidden file in it. Workers recognize the folder by this file. Blocks.
 
     Args:
         folder: Folder of the journals; None = no journals.
@@ -103,7 +103,7 @@ def task_journal(folder: str | None, member: str | None) -> Journal | None:
     """Create the journal of an attempt; None = no folder. Without a ``member``, the journal has a random name."""
     if folder is None:
         return None
-    # Many attempts write journals, so each attempt writes one file unless its journal grows large.
+    # Many attempts write journals, so each attempt writes only one file, except for a large journal.
     return Journal(folder, member=member or f"{_host()}-{uuid.uuid4().hex[:8]}", rotate_after=None)
 
 
@@ -123,7 +123,7 @@ class Pace:
         if not (self._hurried and buffer.half_full):
             return
         with anyio.move_on_after(PATIENCE):
-            # The loop polls, because the thread that writes the rows sends no event.
+            # Poll the buffer, because the thread that writes the rows sends no event.
             while buffer.half_full:
                 buffer.wake.set()
                 await anyio.sleep(_LOOK_SECONDS)

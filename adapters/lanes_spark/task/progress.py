@@ -1,4 +1,4 @@
-"""Reports of a running task to the driver: one datagram about once a second."""
+"""Sends reports of a running task to the driver, in one datagram about once a second."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
             try:
                 found.sendto(text.encode(), where)
             except OSError:
-                # A failed report is dropped, and the next report may arrive.
+                # Drop a failed report, because the next report may arrive.
                 return
 
         yield send
@@ -57,7 +57,7 @@ def sender(address: Address | None, batch: int, task: int, attempt: int) -> Iter
 def telling(
     tell: Tell | None, delivered: Callable[[], int], finished: Callable[[], int], status: Callable[[], Status]
 ) -> Iterator[None]:
-    """Send a report about once a second from the running event loop, and a last report unless the block raises."""
+    """Send a report about once a second during the block, and a last report unless the block raises an error."""
     if tell is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""The rows that handlers return.
+"""Collects the rows that handlers return.
 
-A handler's return value becomes no row, one row or several rows at the settlement of its message. A new attempt of the
-message replaces the value. A given-up message has no row.
+At the settlement of a message, the return value of its handler becomes no row, one row or several rows. A new attempt
+of the message replaces the value. A message that the consumer has given up has no row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_results(schema: object) -> None:
 
 
 def output_schema(results: Any) -> Any:
-    """Return the Arrow schema of a task's rows: its counts, and a struct ``result`` if there are results."""
+    """Return the Arrow schema of a task's rows: its counts, and a struct ``result`` if the job has results."""
     fields = [pa.field(name, pa.int64()) for name in COUNTS]
     if results is not None:
         fields.append(pa.field("result", _row_type(results)))
@@ -47,7 +47,7 @@ def output_schema(results: Any) -> Any:
 
 
 class Returns:
-    """A store of the values that handlers return, until the messages are settled.
+    """Stores the values that handlers return, until the messages are settled.
 
     Handlers may run in threads. ``take`` removes the value of a message only after its handler has ended.
     """
@@ -78,7 +78,7 @@ class Returns:
             def recording_plain_batch(messages: list[Message]) -> object:
                 self._forget(messages)
                 returned = plain(messages)
-                # For an awaitable, the caller raises an error that names the handler.
+                # Return an awaitable unchanged, because the caller raises an error that names the handler.
                 return returned if inspect.isawaitable(returned) else self._outcomes(messages, returned)
 
             return recording_plain_batch
@@ -125,7 +125,7 @@ class Returns:
 
 
 def rows_batch(schema: Any, results: Sequence[Result]) -> Any:
-    """Return an Arrow batch of rows. Raises a ``LanesError`` that names the message of an unfit row."""
+    """Return an Arrow batch of rows. Raises a ``LanesError`` that names the message of a row outside the schema."""
     rows = [_fitting(schema, result) for result in results]
     kind = _row_type(schema)
     try:
@@ -144,7 +144,7 @@ def _check_values(schema: Any, result: Result, row: Mapping[str, object]) -> Non
         try:
             pa.array([value], type=field.type)
         except _UNFIT:
-            # Arrow's text is left out, because it contains the value, which is user data.
+            # Omit Arrow's text, because it contains the value, which is user data.
             why = f"the column {field.name!r} is {field.type}, and the value is a {type(value).__name__}"
             raise _misfit(result, why) from None
 

@@ -1,4 +1,4 @@
-"""Rows of Arrow batches as messages of ``lanes``."""
+"""Converts rows of Arrow batches to messages of ``lanes``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDED: Final = ("key", "partition", "offset", "value")
 """Required columns. A missing optional column is null in all rows."""
 
 _WINDOW: Final = 1_024
-"""Maximum number of rows that the task converts to Python objects before the consumer has room."""
+"""Maximum number of rows that the task converts to Python objects in advance."""
 
 _CASTS: Final = {
     "key": "binary",
@@ -44,7 +44,7 @@ KEY, PARTITION, OFFSET, VALUE, TIMESTAMP, HEADERS, ERA = range(len(COLUMNS))
 
 
 class Window:
-    """Rows as Python objects. If the rows have a single era, the object groups rows by partition, in order.
+    """Some rows as Python objects. If the rows have a single era, the object groups the rows by partition, in order.
 
     Args:
         columns: Arrow columns in the order of ``COLUMNS``; None for a missing column.
@@ -55,7 +55,7 @@ class Window:
         keys: Key of each row.
         offsets: Offset of each row.
         sizes: Bytes of key, value and headers of each row.
-        runs: Partition, era and end index of each run of adjacent rows of one partition and era.
+        runs: Partition, era and end index of each group of adjacent rows with one partition and era.
     """
 
     __slots__ = ("keys", "offsets", "rows", "runs", "sizes")
@@ -64,7 +64,7 @@ class Window:
         partitions, eras = columns[PARTITION], columns[ERA]
         mixed = eras is not None and _several(eras)
         if _several(partitions) and not mixed:
-            # Arrow's sort is stable. Rows of several eras keep their order, because the source checks it.
+            # Arrow's sort is stable. Do not sort rows of several eras, because the source checks their order.
             order = pc.sort_indices(partitions)
             columns = [None if column is None else column.take(order) for column in columns]
             sizes = sizes.take(order)
@@ -99,8 +99,8 @@ def _several(column: Any) -> bool:
 
 
 def windows(batch: Any) -> Iterator[Window]:
-    """Yield the rows of an Arrow batch by windows. Raises ``SourceError`` for a missing or wrong column."""
-    # The columns are checked outside the generator, so that this call raises the error.
+    """Yield the rows of an Arrow batch in windows. Raises ``SourceError`` for a missing or invalid column."""
+    # Check the columns outside the generator, so that this call raises the error.
     columns = [_column(batch, name) for name in COLUMNS]
     return _windows(columns, pc.add(_length(columns[KEY]), _length(columns[VALUE])))
 
@@ -149,7 +149,7 @@ def _column(batch: Any, name: str) -> Any:
 
 
 class RowReader:
-    """A reader of the rows of one topic, see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
+    """Reads the rows of one topic; see ``lanes.core.types.Reader`` and ``lanes.dead_letter.DetailedReader``."""
 
     def __init__(self, topic: str) -> None:
         self._topic = topic
@@ -168,7 +168,7 @@ class RowReader:
         return self._topic
 
     def details(self, raw: Any) -> Details:
-        """Return the details of a row for its dead letter, which the message does not contain."""
+        """Return the details of a row that its dead letter needs and its message does not contain."""
         headers = [header for header in raw[HEADERS] or () if header is not None]
         timestamp = raw[TIMESTAMP]
         return Details(

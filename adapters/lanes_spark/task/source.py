@@ -1,11 +1,11 @@
-"""The source of one task of Spark: a finite number of rows of Arrow batches.
+"""The source of one Spark task, which delivers a finite number of rows of Arrow batches.
 
 The thread of the Spark task passes the batches to the source. A row becomes a message when the consumer has room. The
 source assigns a partition at the first batch with its rows, and revokes no partition before the end of the task.
 
-Two kinds of wrong order stop the task: a position that does not rise within its partition, and an earlier era after a
-later era. Rows of the next era wait until the consumer has settled all earlier rows. A key may have another partition
-in the next era, and a lane has no order across partitions.
+The task fails if a position does not rise within its partition, or if an earlier era follows a later era. Rows of the
+next era wait until the consumer has settled all earlier rows. In the next era a key may have another partition, and a
+lane keeps no order across partitions.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ class ArrowSource:
 
     Args:
         topic: Topic of the rows.
-        taken: Function that the source calls on the event loop after the delivery of the last row of a batch.
+        taken: Function that the source calls on the event loop when it has delivered the last row of a batch.
         settled: Function that receives settled messages on the event loop, once for each message.
 
     Attributes:
         delivered: Number of delivered rows.
-        pace: Async function that each ``receive`` awaits at its start; None = no wait.
+        pace: Async function that each ``receive`` awaits first; None = no wait.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class ArrowSource:
 
     @property
     def left(self) -> bool:
-        """Whether any row is undelivered or unsettled, or the source has not reported the end of the rows."""
+        """Whether a row is undelivered or unsettled, or the source has not reported the end of the rows yet."""
         return bool(self._batches or self._unsettled) or not self._exhausted
 
     def offer(self, batch: Any) -> None:
-        """Append a batch to the batches of the source. Does not block."""
+        """Append a batch to the source's queue. Does not block."""
         self._batches.append(batch)
         self._wake.set()
 
@@ -154,7 +154,7 @@ class ArrowSource:
 
     def _next(self, room: Room) -> list[SourceEvent]:
         if self._announced or self._more():
-            # Assignments are returned without messages, so that each message follows the assignment of its partition.
+            # Return assignments without messages, so that each message follows the assignment of its partition.
             announced, self._announced = self._announced, []
             if announced:
                 return announced
@@ -167,7 +167,7 @@ class ArrowSource:
         return events
 
     def _more(self) -> bool:
-        """Load the next row into the window, from the next batch if necessary. Return whether a row is left."""
+        """Load the next row into the window, from the next batch if necessary. Returns whether a row remains."""
         while self._next_row >= self._rows:
             if self._windows is not None:
                 window = next(self._windows, None)
@@ -193,9 +193,9 @@ class ArrowSource:
     def _deliver(self, room: Room) -> list[SourceEvent]:
         begun: list[_Place] = []
         left, size = min(room.messages, _AT_ONCE), 0
-        # Rows of a new batch wait until its partitions are announced.
+        # Rows of a new batch wait until the source has assigned its partitions.
         while left > 0 and self._more() and not self._announced:
-            # The work for each row dominates the cost of a task, so each step handles a whole run.
+            # The work for single rows dominates the cost of a task, so each step handles a whole group of rows.
             window, first = self._window, self._next_row
             number, era, end = window.runs[self._next_run]
             place = None if number is None else self._places[number]
@@ -206,7 +206,7 @@ class ArrowSource:
             last = min(end, first + left)
             more = sum(window.sizes[first:last])
             if size + more > room.bytes:
-                # A message larger than the bound is delivered alone.
+                # Deliver a message above the bound alone.
                 last, more = self._fitting(window, first, last, room.bytes - size, alone=not size)
                 left = last - first
                 if not left:

@@ -1,13 +1,13 @@
-"""One task of Spark: a consumer of ``lanes`` that reads Arrow batches and returns Arrow batches.
+"""Runs one task of Spark: a consumer of ``lanes`` that reads Arrow batches and returns Arrow batches.
 
 A task is a plain generator for ``mapInArrow``. The generator itself needs neither Spark nor a JVM. The consumer runs on
-an event loop in a separate thread. Timers and heartbeats therefore continue while Spark makes the generator wait. One
-call passes a batch to this thread, which returns rows in batches of a few thousand.
+an event loop in a separate thread. Timers and heartbeats therefore continue while Spark does not advance the generator.
+One call passes a batch to this thread, and the thread returns rows in batches of a few thousand.
 
-``Settings.max_in_flight`` and ``max_in_flight_bytes`` bound the messages, and ``AHEAD`` bounds the Arrow batches with
-undelivered rows. Before the generator ends, the task handles and settles all rows, except after a failure or an early
-close. After an exception of ``batches``, or an early close of the generator, the task cancels its handlers. At its end
-the task closes its loop, thread and clients.
+``Settings.max_in_flight`` and ``max_in_flight_bytes`` limit the messages, and ``AHEAD`` limits the Arrow batches with
+undelivered rows. The task handles and settles all rows before the generator ends, except after a failure or an early
+close. If ``batches`` raises an exception, or the caller closes the generator early, the task cancels its handlers. At
+its end the task closes its loop, thread and clients.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _JOIN_TIMEOUT: Final = 60.0
 """Seconds that an ending task waits for its event loop, in addition to the limits of the drain and of ``teardown``."""
 
 STANDS_AFTER: Final = 10.0
-"""Seconds without an event before the task asks the loop for an answer, and again before a warning."""
+"""Seconds without an event after which the task asks the loop for an answer. After the same time without an answer, the
+task logs a warning."""
 
 _FRAMES: Final = 3
 
@@ -66,7 +67,7 @@ class _Taken:
 
 
 class _Ended:
-    """Event: the loop has ended. ``error`` is the cause; None = the last row or a cancellation."""
+    """Event: the loop has ended. ``error`` is the cause; None = the loop ended after the last row or a cancellation."""
 
     def __init__(self, error: BaseException | None) -> None:
         self.error = error
@@ -179,14 +180,14 @@ class _Task:
         try:
             self._loop.call_soon_threadsafe(function, *args)
         except RuntimeError:
-            # The loop is closed. The last event in the inbox has the error, if any.
+            # The loop is closed, so the last event in the inbox contains its error.
             pass
 
     def _close(self) -> None:
         """Cancel the loop and wait for its thread."""
         if self._ended is None:
             while not self._ready:
-                # Only a running loop can be cancelled.
+                # The cancellation needs a running loop.
                 self._ready = isinstance(self._inbox.get(), _Ready | _Ended)
             if hasattr(self, "_scope"):
                 self._call(self._scope.cancel)
@@ -236,7 +237,7 @@ class _Task:
         self._consumer = Consumer(
             self._source,
             handler,
-            # Spark may run the next attempt of a task at the same time, so a task that ends early drains nothing.
+            # Do not drain a task that ends early, because Spark may run the next attempt at the same time.
             settings=dataclasses.replace(job.settings, on_cancel="stop"),
             dead_letters=None if job.dead_letters is None else job.dead_letters(),
             decode=job.decode,
@@ -258,7 +259,7 @@ class _Task:
         try:
             self._results += self._returns.take(messages)
         except LanesError as error:
-            # The source must not raise an error. The consumer drains, and then the task raises the error.
+            # Do not raise this error in the source. The consumer first drains, and then the task raises the error.
             self._misfit = self._misfit or error
             self._consumer.stop()
         if len(self._results) >= _ROWS_AT_ONCE:
@@ -283,7 +284,10 @@ class LoopWatch:
         self._told = False
 
     def get(self, inbox: SimpleQueue[T]) -> T:
-        """Return the next event. Blocks. If the loop does not answer, logs which line its thread executes."""
+        """Return the next event.
+
+        Blocks. If the loop does not answer, the call logs the line that its thread executes.
+        """
         while True:
             try:
                 return inbox.get(timeout=STANDS_AFTER)
