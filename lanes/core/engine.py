@@ -216,7 +216,10 @@ class Engine(Ownership):
         partition = message.partition
         self.running_handlers -= 1
         if outcome is not ACK or not partition.steady or partition.partings:
-            self._finish_slow(message, outcome, now)
+            if isinstance(outcome, Produced) and partition.live:
+                self._publish(message, outcome)
+            else:
+                self._finish_slow(message, outcome, now)
             return
         message.state = FINISHED
         if not partition.dirty:
@@ -305,11 +308,7 @@ class Engine(Ownership):
             self._released(1, message.size)
             return
         if isinstance(outcome, Produced):
-            # The message still counts as running for the drain of its partition or part.
-            step(message, "publish")
-            self.publishing.begin(message, outcome)
-            self._look_at_outputs()
-            self.effects.append(fx.PublishDue(message, outcome))
+            self._publish(message, outcome)
             return
         leaves = self._leaving(message)
         if outcome is ACK:
@@ -346,6 +345,14 @@ class Engine(Ownership):
             partition.unended -= 1
             self._drained_if_ended(partition)
 
+    def _publish(self, message: Message, produced: Produced) -> None:
+        """Keep the outputs of a message, which still counts as running for the drain of its partition or part."""
+        step(message, "publish")
+        self.publishing.begin(message, produced)
+        if self.publishing.size >= self.policy.max_bytes:
+            self._look_at_outputs()
+        self.effects.append(fx.PublishDue(message, produced))
+
     def _failed(self, message: Message, failure: Failure, now: float) -> None:
         policy, stopped = self.policy, self.stopped
         follows = policy.follows(message.attempt, failure)
@@ -374,11 +381,21 @@ class Engine(Ownership):
             return
         if message.state != PUBLISHING:
             raise illegal(message, "published")
-        following = message.next
+        partition, following = message.partition, message.next
         self.publishing.forget(message)
-        self._finish_slow(message, ACK, now)
-        self._apply_deferred(following)
-        self._look_at_outputs()
+        if not partition.steady or partition.partings or (following is not None and following.state != QUEUED):
+            self._finish_slow(message, ACK, now)
+            self._apply_deferred(following)
+        else:
+            # As in ``finish``, because this call is made after every message with outputs.
+            message.state = FINISHED
+            if not partition.dirty:
+                partition.dirty = True
+                self.dirty.append(partition)
+            partition.finished.append(message)
+            self.chains.free(message)
+        if self._outputs_full:
+            self._look_at_outputs()
 
     def publish_failed(self, message: Message, failure: Failure, now: float) -> None:
         """Record a failed send of the outputs of a message. The handler of the message does not run again.

@@ -546,7 +546,9 @@ class Message(MessageInternals):
         Returns:
             An awaitable that is done. The output is in the buffer also without ``await``.
         """
-        self.publish_soon(target, value, key=key, headers=headers)
+        if (outputs := self.partition.outputs) is None:
+            raise self._no_publisher()
+        outputs.add(self, target, value, key, headers)
         return _BUFFERED
 
     def publish_soon(
@@ -571,13 +573,15 @@ class Message(MessageInternals):
             TypeError: An argument has another type.
             ValueError: ``target`` or the name of a header is no printable text.
         """
-        outputs = self.partition.outputs
-        if outputs is None:
-            raise ConfigError(
-                f"publish at {self.partition.id} position {self.position}: the consumer has no publisher; pass "
-                "publisher=… to the consumer"
-            )
+        if (outputs := self.partition.outputs) is None:
+            raise self._no_publisher()
         outputs.add(self, target, value, key, headers)
+
+    def _no_publisher(self) -> ConfigError:
+        return ConfigError(
+            f"publish at {self.partition.id} position {self.position}: the consumer has no publisher; pass "
+            "publisher=… to the consumer"
+        )
 
     def __repr__(self) -> str:
         # A repr ends up in logs, so it shows neither key nor payload.

@@ -83,9 +83,10 @@ class Publisher(Protocol):
 
         Args:
             outputs: The outputs, one or more. The publisher may send them in any order.
-            report: Called once for each output, in a task of the event loop, and before the end of this call. The
-                consumer sends the output again after a ``SourceError`` with ``retryable=True``, and after any exception
-                that is no error of ``lanes``. Any other error is permanent, and the poison policy decides.
+            report: Called once for each output, before the end of this call. Any thread and any callback may call
+                this function, which does not block. The consumer sends the output again after a ``SourceError`` with
+                ``retryable=True``, and after any exception that is no error of ``lanes``. Any other error is permanent,
+                and the poison policy decides.
 
         Raises:
             Exception: Each output without a report has failed with this error.

@@ -665,7 +665,12 @@ class Run:
             batch = effects[:]
             effects.clear()
             for effect in batch:
-                self._perform_one(effect)
+                if isinstance(effect, fx.PublishDue):
+                    # The first comparison, because this effect follows every message with outputs.
+                    assert self.output_sender is not None, "only the buffer of a publisher has outputs"
+                    self.output_sender.due(effect)
+                else:
+                    self._perform_one(effect)
 
     def _perform_one(self, effect: fx.Effect) -> None:
         tap = self.tap
@@ -685,9 +690,6 @@ class Run:
             tap.redelivered(effect)
             # Positions that a former owner has completed are committed, even if no other message finishes.
             self.settler.wake()
-        elif isinstance(effect, fx.PublishDue):
-            assert self.output_sender is not None, "only the buffer of a publisher has outputs"
-            self.output_sender.due(effect)
         elif isinstance(effect, fx.PublishHeld):
             assert self.output_sender is not None, "only the buffer of a publisher has outputs"
             self.output_sender.held(effect)

@@ -241,10 +241,20 @@ def stopping(error: BaseException, message: Message) -> BaseException:
     return halted
 
 
+def _acknowledged(_: Message) -> Outcome:
+    return ACK
+
+
 class OutcomeReporter:
     """The reporter of ended handlers for all kinds of workers.
 
     A report reaches history, engine and telemetry, in this order.
+
+    Args:
+        context: The run.
+
+    Attributes:
+        succeeded: Function that returns the outcome of a handler that returned, with its outputs.
     """
 
     def __init__(self, context: RunContext) -> None:
@@ -253,6 +263,8 @@ class OutcomeReporter:
         self._clock = context.clock
         self._history = context.tap.history
         self._outputs = context.outputs
+        # Called after every message with outputs, so without a call between.
+        self.succeeded = _acknowledged if context.outputs is None else context.outputs.taken
 
     def give_back(self, messages: Sequence[Message]) -> None:
         """Return taken messages whose lease has expired, and call no handler.
@@ -270,10 +282,6 @@ class OutcomeReporter:
         """Return a message whose ownership became uncertain after its ``started`` row. The call starts no handler."""
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
-
-    def succeeded(self, message: Message) -> Outcome:
-        """Return the outcome of a handler that returned, with its outputs."""
-        return ACK if self._outputs is None else self._outputs.taken(message)
 
     def failed(self, message: Message, error: BaseException, handling: Handling | None) -> None:
         """Report a handler that raised an exception, which is a failed attempt or stops the consumer."""

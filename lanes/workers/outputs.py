@@ -32,28 +32,57 @@ class Outputs:
         message: See ``Args``.
         made: Number of outputs.
         size: Sum of the sizes of the outputs, in bytes.
-        chains: The unconfirmed outputs by target and key.
+        next: The outputs that leave in the next turn of the loop.
         sending: Number of outputs that the publisher has now.
         confirmed: Number of confirmed outputs that the metrics do not count yet.
         error: The error of a failed send; None = no send has failed. A permanent error replaces another error.
     """
 
-    __slots__ = ("chains", "confirmed", "error", "made", "message", "sending", "size")
+    __slots__ = ("_chains", "_only", "confirmed", "error", "made", "message", "next", "sending", "size")
 
     def __init__(self, message: Message) -> None:
         self.message = message
         self.made = 0
         self.size = 0
-        self.chains: dict[_Chain, deque[Output]] = {}
+        self.next: list[Output] = []
         self.sending = 0
         self.confirmed = 0
         self.error: Exception | None = None
+        # Most messages have one output, which needs no chain.
+        self._only: Output | None = None
+        self._chains: dict[_Chain, deque[Output]] | None = None
 
-    def add(self, output: Output) -> None:
-        """Append an output."""
+    def add(self, output: Output, size: int) -> None:
+        """Append an output of a size in bytes."""
         self.made += 1
-        self.size += output.size
-        self.chains.setdefault((output.target, output.key), deque()).append(output)
+        self.size += size
+        chains = self._chains
+        if chains is None:
+            if self._only is None:
+                self._only = output
+                return
+            self._chains = chains = {(self._only.target, self._only.key): deque([self._only])}
+            self._only = None
+        chains.setdefault((output.target, output.key), deque()).append(output)
+
+    def heads(self) -> list[Output]:
+        """Return the first unconfirmed output of each target and key."""
+        if self._only is not None:
+            return [self._only]
+        return [] if self._chains is None else [chain[0] for chain in self._chains.values()]
+
+    def confirm(self, output: Output) -> Output | None:
+        """Remove a confirmed head, and return the next output of the same target and key. ``None`` = no output."""
+        if output is self._only:
+            self._only = None
+            return None
+        assert self._chains is not None, "the outputs of the publisher are heads"
+        chain = self._chains[output.target, output.key]
+        chain.popleft()
+        if chain:
+            return chain[0]
+        del self._chains[output.target, output.key]
+        return None
 
     def __repr__(self) -> str:
         return f"<Outputs {self.made} of {self.message!r}>"
@@ -105,16 +134,19 @@ class OutputBuffer:
                 "for a record without a value"
             )
         pairs = _pairs(headers, message) if headers else ()
-        named = None if key is None else key_bytes(key)
+        named = key if key is None or type(key) is bytes else key_bytes(key)
+        size = (0 if named is None else len(named)) + (0 if value is None else len(value))
         trace = [(name, text.encode()) for name, text in carrier().items()] if self._traced else ()
         if trace and pairs:
             # A handler may pass on the headers of its message, among them the trace context of the sender.
             replaced = {name.lower() for name, _ in trace}
             pairs = tuple(pair for pair in pairs if pair[0].lower() not in replaced)
+        for name, text in pairs:
+            size += len(name) + len(text)
         partition = message.partition
         with self._lock:
             outputs = self.attempts.get(message)
-            made, size = (0, 0) if outputs is None else (outputs.made, outputs.size)
+            made, before = (0, 0) if outputs is None else (outputs.made, outputs.size)
             if made >= self._most:
                 raise MessageError(
                     f"{_place(message)}: the handler has published max_outputs={self._most} outputs already; publish "
@@ -133,16 +165,15 @@ class OutputBuffer:
                 attempt=message.attempt,
                 message_key=message.key,
             )
-            size += output.size
-            if size > self._most_bytes:
+            if before + size > self._most_bytes:
                 raise MessageError(
-                    f"{_place(message)}: the outputs of the handler would have {size} bytes, above "
+                    f"{_place(message)}: the outputs of the handler would have {before + size} bytes, above "
                     f"max_output_bytes={self._most_bytes}; publish less for a message, or raise "
                     "Settings(max_output_bytes=…)"
                 )
             if outputs is None:
                 outputs = self.attempts[message] = Outputs(message)
-            outputs.add(output)
+            outputs.add(output, size)
 
     def taken(self, message: Message) -> Outcome:
         """Remove the outputs of a handler that has succeeded, and return the outcome of the message."""

@@ -261,7 +261,7 @@ class TaskWorkers:
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped, looks, wake_limit, turn = self._grouped, self._looks, self._wake_limit, self._turn
-        outputs = self._outputs
+        outputs, succeeded = self._outputs, reporter.succeeded
         handling: Handling | None = None
         now = 0.0
         while not worker.cancelled:
@@ -356,7 +356,7 @@ class TaskWorkers:
             else:
                 worker.message = None
                 # A consumer without a publisher has an empty mapping here, which costs next to nothing.
-                outcome = reporter.succeeded(message) if outputs else ACK
+                outcome = succeeded(message) if outputs else ACK
                 if history is not None:
                     history.ended(message, "ok" if outcome is ACK else "outputs", self._clock())
                 engine.finish(message, outcome, 0.0)

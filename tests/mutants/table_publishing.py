@@ -39,8 +39,8 @@ PUBLISHING: Final = (
     Mutant(
         "lane_free_while_publishing",
         "lanes.core.engine",
-        "            self.publishing.begin(message, outcome)\n",
-        "            self.publishing.begin(message, outcome)\n            self.chains.free(message)\n",
+        "        self.publishing.begin(message, produced)\n",
+        "        self.publishing.begin(message, produced)\n        self.chains.free(message)\n",
         "the next message of a key starts before the outputs of the former one are confirmed",
         "publishing",
         ("PerKeyOrder", "OutputOrder"),
