@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -14,7 +13,7 @@ from lanes.errors import ConfigError, SourceError
 from lanes.outputs.publisher import Output, Report
 from lanes_kafka.config import UserSettings
 from lanes_kafka.dead_letters.producer import WRITE_TIMEOUT_MS, ConfirmedProducer, safe_settings
-from lanes_kafka.dead_letters.wire import Record
+from lanes_kafka.dead_letters.wire import Headers
 from lanes_kafka.errors import NOT_ALLOWED, client_text
 from lanes_kafka.keywords import of_the_client
 from lanes_kafka.topic_names import is_topic
@@ -45,6 +44,9 @@ _SAFE_SETTINGS: Final[Mapping[str, Any]] = {
     # The client must not send an unconfirmed record long after the partition of its message has another owner.
     "message.timeout.ms": WRITE_TIMEOUT_MS,
 }
+
+_MOST_TOPICS: Final = 1_000
+"""Maximum number of checked topics that a publisher remembers."""
 
 _TRANSACTIONAL: Final = "transactional.id"
 
@@ -88,6 +90,7 @@ class KafkaPublisher:
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._producer = ConfirmedProducer(publisher_settings(config), "outputs")
         self._settings = self._producer.settings
+        self._topics: set[str] = set()
         # The topic has its own limit. The client would apply ``message.max.bytes`` before compression.
         alone = {"message.max.bytes": 1_000_000_000, **publisher_settings(config), "batch.num.messages": 1}
         self._alone = ConfirmedProducer(alone, "outputs")
@@ -136,33 +139,44 @@ class KafkaPublisher:
         refused: list[Output] = []
         results: list[tuple[Output, KafkaException | SourceError | None]] = []
 
-        def done(output: Output, failure: KafkaException | SourceError | None) -> None:
-            results.append((output, failure))
+        def ended(some: Sequence[tuple[Output, KafkaException | None]]) -> None:
+            results.extend(some)
             bell.set()
 
+        records = []
         for output in outputs:
-            if is_topic(output.target):
-                headers = [*output.headers, *output.trace]
-                record = Record(output.key, output.value, [(name, value) for name, value in headers])
-                producer.write(output.target, record, partial(done, output))
+            target = output.target
+            if target in self._topics or self._is_topic(target):
+                headers: Headers = [*output.headers, *output.trace] if output.headers or output.trace else []
+                records.append((output, target, output.value, output.key, headers))
             else:
                 wrong = SourceError(
-                    f"output to {output.target!r}: the target is no topic; use 1 to 249 letters, digits, '.', '_' "
-                    "and '-'"
+                    f"output to {target!r}: the target is no topic; use 1 to 249 letters, digits, '.', '_' and '-'"
                 )
-                done(output, wrong)
+                results.append((output, wrong))
+        producer.write_all(records, ended)
         while left:
-            await bell.wait()
+            if not results:
+                await bell.wait()
             bell = anyio.Event()
             left -= len(results)
             reported, results = results, []
-            # Report from this task. A report may start a task, and a callback of the loop cannot start a task.
             for output, failure in reported:
-                if batches and isinstance(failure, KafkaException) and failure.args[0].code() in _OF_A_BATCH:
+                if failure is None:
+                    report(output, None)
+                elif not isinstance(failure, KafkaException):
+                    report(output, failure)
+                elif batches and failure.args[0].code() in _OF_A_BATCH:
                     refused.append(output)
                 else:
-                    report(output, self._failure(output, failure) if isinstance(failure, KafkaException) else failure)
+                    report(output, self._failure(output, failure))
         return refused
+
+    def _is_topic(self, target: str) -> bool:
+        found = is_topic(target)
+        if found and len(self._topics) < _MOST_TOPICS:
+            self._topics.add(target)
+        return found
 
     def _failure(self, output: Output, failure: KafkaException) -> SourceError:
         error: KafkaError = failure.args[0]

@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -22,7 +22,7 @@ from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.callbacks import CallbackError, named_callbacks
 from lanes_kafka.client_log import ClientLog
 from lanes_kafka.config import UserSettings, check_addresses, connects
-from lanes_kafka.dead_letters.wire import Record
+from lanes_kafka.dead_letters.wire import Headers, Record
 from lanes_kafka.errors import ErrorLog, exception_text, settings_error
 
 log = logging.getLogger("lanes.kafka")
@@ -59,7 +59,7 @@ _SPELLINGS: Final[Mapping[str, tuple[str, ...]]] = {
 _SILENT: Final = "delivery.report.only.error"
 _PURGED: Final = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
 def producer_settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +117,45 @@ def _spellings(name: str) -> tuple[str, ...]:
     return (*names, *(f"topic.{other}" for other in names))
 
 
+class _Write(Generic[T]):
+    """The records of one call of ``ConfirmedProducer.write_all``. The producer's thread collects their ends.
+
+    Args:
+        ended_writes: List to which the first ended record appends this object.
+        ended: See ``ConfirmedProducer.write_all``.
+
+    Attributes:
+        ended: See ``Args``.
+    """
+
+    __slots__ = ("_confirmed", "_ended_writes", "_failed", "ended")
+
+    def __init__(
+        self,
+        ended_writes: list[_Write[Any]],
+        ended: Callable[[Sequence[tuple[T, KafkaException | None]]], None],
+    ) -> None:
+        self._ended_writes = ended_writes
+        self._confirmed: list[tuple[T, None]] = []
+        self._failed: list[tuple[T, KafkaError]] = []
+        self.ended = ended
+
+    def confirmed(self, name: T, error: KafkaError | None, _: Message) -> None:
+        """Keep the end of a record. The client calls this method within ``poll`` and ``flush``."""
+        if not (self._confirmed or self._failed):
+            self._ended_writes.append(self)
+        if error is None:
+            self._confirmed.append((name, None))
+        else:
+            self._failed.append((name, error))
+
+    def take(self) -> tuple[_Write[T], list[tuple[T, None]], list[tuple[T, KafkaError]]]:
+        """Remove the ended records, and return this object, the confirmed records and the failed records."""
+        confirmed, self._confirmed = self._confirmed, []
+        failed, self._failed = self._failed, []
+        return self, confirmed, failed
+
+
 class ConfirmedProducer:
     """One producer and its thread.
 
@@ -139,6 +178,8 @@ class ConfirmedProducer:
         self._producer: Producer | None = None
         self._fatal = KafkaError(KafkaError._STATE, "the client failed")
         self._thread: threading.Thread | None = None
+        # The writes with records that have ended since the last poll. Only the thread reads and writes the list.
+        self._ended_writes: list[_Write[Any]] = []
 
     def open(self) -> None:
         """Start the thread. The call does not block. Idempotent."""
@@ -158,7 +199,7 @@ class ConfirmedProducer:
         if self._producer is None:
             await self.call(lambda wanted: self._connect())
 
-    async def call(self, function: Callable[[Callable[[], bool]], _T]) -> _T:
+    async def call(self, function: Callable[[Callable[[], bool]], T]) -> T:
         """Call a blocking function in the thread. A cancelled call drops the result.
 
         Args:
@@ -173,7 +214,7 @@ class ConfirmedProducer:
             Exception: An exception of ``function``, unchanged.
         """
         self._check_open()
-        outcome: Answer[_T] = Answer(self._bridge)
+        outcome: Answer[T] = Answer(self._bridge)
 
         def job() -> None:
             try:
@@ -240,34 +281,59 @@ class ConfirmedProducer:
                 raise
             raise cause from failure
 
-    def write(self, topic: str, record: Record, ended: Callable[[KafkaException | None], None]) -> None:
-        """Write a record without a wait.
+    def write_all(
+        self,
+        records: Iterable[tuple[T, str, bytes | None, bytes | None, Headers]],
+        ended: Callable[[Sequence[tuple[T, KafkaException | None]]], None],
+    ) -> None:
+        """Write records without a wait.
 
-        Await ``connect`` first. The client sends the records of one task in the order of the calls.
+        Await ``connect`` first. Calls of one task leave in their order.
 
         Args:
-            topic: Name of the topic.
-            record: The record.
-            ended: Called once on the event loop, with None or the error of the write, possibly within this call.
+            records: A name of the caller, the topic, the value, the key and the headers, for each record.
+            ended: Called on the event loop with the names of records that have ended, each with None or the error of
+                the write. The call may happen within this call. All calls together have each name once.
         """
         producer = self._producer
-        if producer is None:
-            ended(KafkaException(self._fatal))
+        write = _Write(self._ended_writes, ended)
+        failed: list[tuple[T, KafkaException | None]] = []
+        confirmed = write.confirmed
+        for name, topic, value, key, headers in records:
+            if producer is None:
+                failed.append((name, KafkaException(self._fatal)))
+                continue
+            try:
+                if headers:
+                    producer.produce(
+                        topic, value, key, _ANY_PARTITION, functools.partial(confirmed, name), headers=headers
+                    )
+                else:
+                    # The client takes several times as long for named arguments.
+                    producer.produce(topic, value, key, _ANY_PARTITION, functools.partial(confirmed, name))
+            except BufferError:
+                failed.append((name, KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full"))))
+            except KafkaException as failure:
+                failed.append((name, self._cause(producer, failure)))
+        # An empty job wakes the thread, which then waits for the confirmations.
+        self._jobs.put(_nothing)
+        if failed:
+            ended(failed)
+
+    def _tell(self, producer: Producer) -> None:
+        """Pass the ended writes to the event loop, which one call wakes. The producer's thread calls this method."""
+        if not self._ended_writes:
             return
+        told = [write.take() for write in self._ended_writes]
+        self._ended_writes.clear()
 
-        def reported(error: KafkaError | None, message: Message) -> None:
-            failure = None if error is None else KafkaException(error)
-            self._bridge.post(lambda: ended(failure and self._cause(producer, failure)))
+        def tell() -> None:
+            for write, confirmed, failed in told:
+                write.ended(
+                    confirmed + [(name, self._cause(producer, KafkaException(error))) for name, error in failed]
+                )
 
-        try:
-            producer.produce(topic, value=record.value, key=record.key, headers=record.headers, on_delivery=reported)
-        except BufferError:
-            ended(KafkaException(KafkaError(KafkaError._QUEUE_FULL, "the client's queue is full")))
-        except KafkaException as failure:
-            ended(self._cause(producer, failure))
-        else:
-            # An empty job wakes the thread, which then waits for the confirmation.
-            self._jobs.put(_nothing)
+        self._bridge.post(tell)
 
     def _cause(self, producer: Producer, failure: KafkaException) -> KafkaException:
         """Return the cause of a failed write, and replace a client that has failed for good."""
@@ -340,6 +406,8 @@ class ConfirmedProducer:
         except KafkaException as failure:
             self._fail(producer, failure.args[0])
             return False
+        finally:
+            self._tell(producer)
         return len(producer) > 0
 
     def _connect(self) -> None:
@@ -359,6 +427,7 @@ class ConfirmedProducer:
     def _end(self, timeout: float) -> None:
         if self._producer is not None:
             _finish(self._producer, timeout)
+            self._tell(self._producer)
 
     def _fail(self, failed: Producer, error: KafkaError) -> None:
         """Drop a producer that has failed permanently. The next ``send`` creates another producer."""
@@ -366,6 +435,7 @@ class ConfirmedProducer:
             log.warning("%s: the client has failed for good and is rebuilt (%s)", self._name, error.name())
             self._fatal, self._producer = error, None
             _finish(failed, 0.0)
+            self._tell(failed)
 
 
 def _finish(producer: Producer, timeout: float) -> None:
