@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, Final, Protocol
 
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.metrics_core import Metric
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -137,7 +137,12 @@ class ServicePort:
             for worker, answer in zip(workers, answers, strict=True)
             if answer is not None
         }
-        return Response(merged(texts), 200, _HEADERS, media_type="text/plain; version=0.0.4")
+        return Response(
+            merged(texts, {str(worker.number): worker.restarts for worker in workers}),
+            200,
+            _HEADERS,
+            media_type="text/plain; version=0.0.4",
+        )
 
     async def _answers(self) -> list[dict[str, Any]]:
         return await asyncio.gather(*(_answer(worker) for worker in self._supervisor.workers))
@@ -167,11 +172,12 @@ async def _answer(worker: AnyWorker) -> dict[str, Any]:
     return found
 
 
-def merged(texts: dict[str, str]) -> bytes:
+def merged(texts: Mapping[str, str], restarts: Mapping[str, int]) -> bytes:
     """Merge the metrics of several processes.
 
     Args:
         texts: Metrics in the format of Prometheus, by the number of the worker.
+        restarts: Number of restarts, by the number of the worker.
 
     Returns:
         The metrics with the label ``worker``. A family of several workers has one description.
@@ -181,8 +187,13 @@ def merged(texts: dict[str, str]) -> bytes:
         for family in text_string_to_metric_families(text):
             into = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
             into.samples += [sample._replace(labels={**sample.labels, "worker": worker}) for sample in family.samples]
+    counted = CounterMetricFamily(
+        "lanes_worker_restarts", "Number of restarts of a worker process after its death.", labels=["worker"]
+    )
+    for worker, count in restarts.items():
+        counted.add_metric([worker], count)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Merged(list(families.values())))
+    registry.register(_Merged([*families.values(), counted]))
     return bytes(generate_latest(registry))
 
 

@@ -55,6 +55,8 @@ class TestProbes:
             service.until(lambda: get(address, "/ready")[0] == 503, "not ready")
             service.until(lambda: get(address, "/ready")[0] == 200, "ready again")
             assert sum(each["restarts"] for each in get(address, "/status")[1]["workers"]) == 1
+            counted = [line for line in get(address, "/metrics")[1].splitlines() if line.startswith("lanes_worker_re")]
+            assert sorted(line.rpartition(" ")[2] for line in counted) == ["0.0", "1.0"]
             assert service.stop() == EXIT_DRAINED
 
     def test_an_address_in_use_ends_the_command(self, tmp_path: Path) -> None:
@@ -76,7 +78,9 @@ def test_merged_metrics_have_one_description_and_the_label_of_each_worker() -> N
         "# HELP wait Wait.\n# TYPE wait histogram\n"
         'wait_bucket{le="1.0"} 1.0\nwait_bucket{le="+Inf"} 2.0\nwait_count 2.0\nwait_sum 4.0\n'
     )
-    found = merged({"1": text + histogram, "2": text}).decode()
+    found = merged({"1": text + histogram, "2": text}, {"1": 0, "2": 3}).decode()
     assert found.count("# HELP orders_total Orders.") == found.count("# TYPE orders_total counter") == 1
     assert 'orders_total{kind="a",worker="1"} 3.0' in found and 'orders_total{kind="a",worker="2"} 3.0' in found
     assert 'wait_bucket{le="+Inf",worker="1"} 2.0' in found and 'wait_sum{worker="1"} 4.0' in found
+    assert 'lanes_worker_restarts_total{worker="1"} 0.0' in found
+    assert 'lanes_worker_restarts_total{worker="2"} 3.0' in found
