@@ -11,7 +11,7 @@ import pytest
 from lanes.process import EXIT_DRAINED
 from tests.kafka.conftest import MakeTopic
 from tests.kafka.workload import produce
-from tests.service.programs import Running, running
+from tests.service.programs import running
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
@@ -37,11 +37,6 @@ def make():
 COUNT = 300
 
 
-def handled(service: Running) -> set[int]:
-    lines = [line for path in service.folder.glob("handled-*") for line in path.read_text().split("\n")[:-1]]
-    return {int(line) for line in lines}
-
-
 def test_a_kill_an_edit_and_a_drain_lose_no_message(tmp_path: Path, topic: MakeTopic) -> None:
     orders = topic(partitions=6)
     config = orders.config(**{"session.timeout.ms": 6_000, "auto.offset.reset": "earliest"})
@@ -55,18 +50,18 @@ def test_a_kill_an_edit_and_a_drain_lose_no_message(tmp_path: Path, topic: MakeT
     with running(tmp_path, "app:make", "--workers", "3", "--reload") as service:
         service.until_line(": joined", 3)
         publish(0)
-        service.until(lambda: len(handled(service)) > COUNT // 3, "a third of the messages")
+        service.until(lambda: len(service.handled()) > COUNT // 3, "a third of the messages")
         killed = min(service.alive())
         os.kill(killed, signal.SIGKILL)
         service.until_line(": joined", 4)
         sent = publish(COUNT)
-        service.until(lambda: handled(service) >= set(sent), "all messages after the kill")
+        service.until(lambda: service.handled() >= set(sent), "all messages after the kill")
 
         before = service.alive()
         sent = publish(2 * COUNT)
         (tmp_path / "app.py").write_text(f"{app}\n# edited\n")
         service.until(lambda: len(service.alive() - before) == 3, "three new workers")
-        service.until(lambda: handled(service) >= set(sent), "all messages after the edit")
+        service.until(lambda: service.handled() >= set(sent), "all messages after the edit")
 
         assert service.stop() == EXIT_DRAINED
         assert not service.alive()

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 TIMEOUT: Final = 60.0
 
 APP: Final = """
-import os, pathlib, time
+import os, pathlib, sys, threading, warnings
 import anyio
 import lanes
 from memsource import MemoryBroker, MemorySource
@@ -42,13 +42,13 @@ async def ignore(message):
             pass
 
 
-def make(handler=handle, finish=False):
+def make(handler=handle, finish=False, **settings):
     broker = MemoryBroker()
     broker.publish("an order", key="ann")
     source = MemorySource(broker)
     if finish:
         source.finish()
-    return lanes.Consumer(source, handler)
+    return lanes.Consumer(source, handler, settings=lanes.Settings(**settings))
 
 
 async def make_later():
@@ -62,6 +62,15 @@ def finite():
 
 def stubborn():
     return make(ignore)
+
+
+async def block(message):
+    pathlib.Path(f"handling-{os.getpid()}").touch()
+    threading.Event().wait()
+
+
+def blocking():
+    return make(block, drain_timeout=0.1, grace=0.1)
 
 
 def broken():
@@ -81,6 +90,38 @@ def other():
     return 5
 
 
+def leaving():
+    sys.exit("no configuration")
+
+
+def halting():
+    def fail(message):
+        raise ValueError("a bad order")
+
+    return make(fail, finish=True, poison="exit", retry=lanes.Retry(attempts=1))
+
+
+class Failing:
+    def __del__(self):
+        raise ValueError("no end")
+
+
+def fail():
+    raise ValueError("no thread")
+
+
+def noisy():
+    import logging
+
+    warnings.warn("an old name, für später")
+    logging.getLogger("shop").error("%d orders", "many")
+    Failing()
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    return make()
+
+
 consumer = make()
 number = 5
 """
@@ -89,13 +130,14 @@ number = 5
 class Running:
     """A process of ``lanes run`` in a folder with ``app.py``."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, program: Sequence[str], variables: Mapping[str, str]) -> None:
         self.folder = folder
         self.output = folder / "output"
-        environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'adapters'}", "COLOUR": "blue"}
+        paths = f"{ROOT}{os.pathsep}{ROOT / 'adapters'}"
+        environment = {**os.environ, "PYTHONPATH": paths, "COLOUR": "blue", **variables}
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "lanes", "run", *arguments],
+                [sys.executable, *program, "run", *arguments],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -109,6 +151,11 @@ class Running:
     def pids(self) -> set[int]:
         """The processes that have imported the module, ended ones too."""
         return {int(path.name.partition("-")[2]) for path in self.folder.glob("started-*")}
+
+    def handled(self) -> set[int]:
+        """The numbers that the handlers have written, one a line, to the files ``handled-…``."""
+        lines = [line for path in self.folder.glob("handled-*") for line in path.read_text().split("\n")[:-1]]
+        return {int(line) for line in lines}
 
     def alive(self) -> set[int]:
         return {pid for pid in self.pids() if not is_gone(pid)}
@@ -129,12 +176,14 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[Running]:
+def running(
+    folder: Path, *arguments: str, program: Sequence[str] = ("-m", "lanes"), variables: Mapping[str, str] | None = None
+) -> Iterator[Running]:
     """Start ``lanes run`` with these arguments. At the end no process may be left."""
     app = folder / "app.py"
     if not app.exists():
         app.write_text(APP)
-    one = Running(folder, *arguments)
+    one = Running(folder, *arguments, program=program, variables=variables or {})
     try:
         yield one
     finally:
