@@ -238,7 +238,7 @@ async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int
             try:
                 status = _status(consumer._life.name, failure, at_once=at_once)
             except SystemExit as leaving:
-                status = _exit_status(leaving)
+                status = exit_status(leaving)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)
                 status = EXIT_FAILED
@@ -294,13 +294,16 @@ def _status(name: str, failure: BaseException | None, *, at_once: bool) -> int:
     return EXIT_HALTED if halted else EXIT_FAILED
 
 
-def _exit_status(leaving: SystemExit) -> int:
+def exit_status(leaving: SystemExit) -> int:
     """Return the status with which Python ends for this error, and print the error's text, if any."""
     if leaving.code is None:
         return EXIT_DRAINED
     if isinstance(leaving.code, int):
         return leaving.code
-    sys.stderr.write(f"{leaving.code}\n")
+    if _form is None:
+        sys.stderr.write(f"{leaving.code}\n")
+    else:
+        _say(printable(str(leaving.code)))
     return EXIT_FAILED
 
 
@@ -503,12 +506,29 @@ def _describe(error: LanesError) -> str:
     return f"{type(error).__name__}: {printable(error_text(error))}"
 
 
+_form: Callable[[str, str], str] | None = None
+
+
+def write_lines_as(form: Callable[[str, str], str]) -> None:
+    """Set the form of the lines that this process writes to stderr outside of its log, about signals and errors.
+
+    Args:
+        form: Function of a text and of a level of the log, such as ``INFO``. The function returns the line with its
+            end. Any thread may call the function, and the function must take no lock.
+    """
+    global _form
+    _form = form
+
+
 def _say_now(line: str) -> None:
     """Write a line to stderr from any thread, without the locks of ``sys.stderr``."""
     with suppress(OSError):
-        os.write(2, f"lanes: {line}\n".encode())
+        os.write(2, (f"lanes: {line}\n" if _form is None else _form(line, "INFO")).encode())
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"lanes: {line}\n")
+    if _form is None:
+        sys.stderr.write(f"lanes: {line}\n")
+    else:
+        sys.stderr.write(_form(line, "ERROR"))
     sys.stderr.flush()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import typer
 
-from lanes.cli.kit import EXIT_USAGE, choice, one_line_errors, stop
-from lanes.errors import ConfigError
+from lanes.cli.kit import EXIT_INTERRUPTED, EXIT_UNUSABLE, EXIT_USAGE, choice
+from lanes.errors import ConfigError, LanesError
 from lanes.loops import BACKENDS, has_trio, has_uvloop
 from lanes.service.changes import check_watching
 from lanes.service.env_file import variables_of
-from lanes.service.logs import LogFormat, open_log
+from lanes.service.logs import LogFormat, complain, open_log
 from lanes.service.supervisor import Service, Supervisor
 from lanes.service.target import TargetError, parse_target
 from lanes.web.opening import check_extra
@@ -42,36 +44,53 @@ def run(
     command restarts a worker that dies. A first SIGTERM or Ctrl-C drains all workers, a second one stops them at once.
     """
     form: LogFormat = choice("--log", log, LogFormat)
+    open_log(form, "supervisor")
     if backend not in BACKENDS:
-        stop(f"--backend {backend!r}: must be {', '.join(BACKENDS)}", EXIT_USAGE)
+        _stop(form, f"--backend {backend!r}: must be {', '.join(BACKENDS)}", EXIT_USAGE)
     if backend == "uvloop" and not has_uvloop():
-        stop("--backend uvloop: uvloop is not installed; pip install '.[uvloop]' in the checkout of lanes", EXIT_USAGE)
+        _stop(
+            form,
+            "--backend uvloop: uvloop is not installed; pip install '.[uvloop]' in the checkout of lanes",
+            EXIT_USAGE,
+        )
     if backend == "trio" and not has_trio():
-        stop("--backend trio: trio is not installed; pip install 'anyio[trio]', or leave --backend out", EXIT_USAGE)
+        _stop(
+            form, "--backend trio: trio is not installed; pip install 'anyio[trio]', or leave --backend out", EXIT_USAGE
+        )
     try:
         parse_target(target)
         if http is not None:
             address_of(http)
         variables = {} if env_file is None else variables_of(env_file)
     except (ConfigError, TargetError) as error:
-        stop(str(error).replace("http=", "--http ", 1), EXIT_USAGE)
-    if http is not None:
-        check_extra("--http")
-    if reload:
-        check_watching()
-    open_log(form, "supervisor")
-    service = Service(
-        target=target,
-        workers=workers,
-        backend=backend,
-        log=form,
-        # The environment of the command has priority.
-        environment={name: value for name, value in variables.items() if name not in os.environ},
-        http=http,
-        reload=os.getcwd() if reload else None,
-    )
-    with one_line_errors():
-        raise typer.Exit(asyncio.run(_supervise(service)))
+        _stop(form, str(error).replace("http=", "--http ", 1), EXIT_USAGE)
+    try:
+        if http is not None:
+            check_extra("--http")
+        if reload:
+            check_watching()
+        service = Service(
+            target=target,
+            workers=workers,
+            backend=backend,
+            log=form,
+            # The environment of the command has priority.
+            environment={name: value for name, value in variables.items() if name not in os.environ},
+            http=http,
+            reload=os.getcwd() if reload else None,
+        )
+        status = asyncio.run(_supervise(service))
+    except LanesError as error:
+        _stop(form, str(error), EXIT_UNUSABLE)
+    except KeyboardInterrupt:
+        _stop(form, "interrupted", EXIT_INTERRUPTED)
+    raise typer.Exit(status)
+
+
+def _stop(form: LogFormat, text: str, status: int) -> NoReturn:
+    """End the process with one line on stderr, in the format of the log."""
+    complain(form, text)
+    sys.exit(status)
 
 
 async def _supervise(service: Service) -> int:

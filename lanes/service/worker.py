@@ -21,7 +21,7 @@ import anyio
 
 from lanes.consumer import Consumer
 from lanes.loops import backend_arguments
-from lanes.process import EXIT_DRAINED, EXIT_FAILED, EXIT_USAGE, SAME_REQUEST, serve_alone
+from lanes.process import EXIT_DRAINED, EXIT_FAILED, EXIT_USAGE, SAME_REQUEST, exit_status, serve_alone
 from lanes.service.logs import LogFormat, open_log
 from lanes.service.target import TargetError, consumer_of
 from lanes.web.board import Board
@@ -177,7 +177,11 @@ async def _run(job: Job, link: Link) -> int:
 
 def main() -> int:
     """Run the job on stdin, and return the exit status."""
-    job = Job.of(sys.stdin.buffer.readline())
+    line = sys.stdin.buffer.readline()
+    if not line:
+        # The supervisor has died.
+        return EXIT_FAILED
+    job = Job.of(line)
     # The handlers of the user find an empty stdin.
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -185,6 +189,8 @@ def main() -> int:
     open_log(job.log, f"worker {job.number}")
     try:
         return anyio.run(_run, job, Link(job), **backend_arguments(job.backend))
+    except SystemExit as leaving:
+        return exit_status(leaving)
     except Exception:
         log.exception("the worker ends after an error")
         return EXIT_FAILED

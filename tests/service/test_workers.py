@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from lanes.process import EXIT_AT_ONCE, EXIT_DRAINED, EXIT_USAGE, SAME_REQUEST
+from lanes.service.worker import DEFAULT_DRAIN, Job, Link
+from tests.components import wait_until
 from tests.service.programs import running
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
@@ -56,6 +58,18 @@ def test_the_workers_of_a_killed_supervisor_drain(tmp_path: Path) -> None:
         assert service.text().count("drained 1 partition(s)") == 2
 
 
+def test_a_worker_without_a_supervisor_ends_although_its_drain_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[float] = []
+    monkeypatch.setattr("lanes.service.worker._stop", lambda: stops.append(time.monotonic()))
+    monkeypatch.setattr("lanes.service.worker.ENDED_WITHIN", -DEFAULT_DRAIN)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        job = Job(target="app:consumer", number=1, port=port, token="t", backend="asyncio", log="text", web=False)
+        Link(job)
+        listening.accept()[0].close()
+    wait_until(lambda: len(stops) == 2, "the first and the second request to stop")
+
+
 def test_the_delay_doubles_while_the_start_fails(tmp_path: Path) -> None:
     with running(tmp_path, "app:broken") as service:
         service.until_line("failure 3 in a row; it restarts in 2.0 s")
@@ -88,14 +102,6 @@ def test_the_service_ends_with_the_sources_of_all_workers(tmp_path: Path) -> Non
     with running(tmp_path, "app:finite", "--workers", "2") as service:
         assert service.process.wait(60) == EXIT_DRAINED
         assert service.text().count("has finished") == 2
-
-
-def test_each_line_of_a_log_in_json_is_an_object(tmp_path: Path) -> None:
-    with running(tmp_path, "app:finite", "--log", "json") as service:
-        assert service.process.wait(60) == EXIT_DRAINED
-        lines = [json.loads(line) for line in service.text().splitlines()]
-        assert {"supervisor", "worker 1"} == {line["process"] for line in lines}
-        assert any("drained" in line["message"] and line["level"] == "INFO" for line in lines)
 
 
 def test_the_workers_get_the_variables_of_a_file_and_no_log_shows_them(tmp_path: Path) -> None:
