@@ -29,7 +29,7 @@ from lanes.process import (
 )
 from lanes.service.changes import changes
 from lanes.service.logs import LogFormat, complain
-from lanes.service.worker import HOST, Job
+from lanes.service.worker import DEFAULT_DRAIN, ENDED_WITHIN, HOST, Job
 
 log = logging.getLogger("lanes.run")
 
@@ -91,6 +91,7 @@ class Worker:
             has ended. ``refused`` = the target names no consumer. ``stopped`` = the supervisor has stopped it.
         restarts: Number of restarts after a failure.
         last_status: Exit status of the last process; None = the first process runs.
+        longest_drain: Seconds that the consumer of the process may take for a drain.
     """
 
     def __init__(self, number: int) -> None:
@@ -100,6 +101,7 @@ class Worker:
         self.failures = 0
         self.last_status: int | None = None
         self.restarts_at = 0.0
+        self.longest_drain = DEFAULT_DRAIN
         self.process: asyncio.subprocess.Process | None = None
         self.token = ""
         self.link: asyncio.StreamWriter | None = None
@@ -274,9 +276,29 @@ class Supervisor:
                 worker.failures = 0
                 worker.wake.set()
                 worker.stop()
-            for worker in self.workers:
-                await worker.idle.wait()
+            await asyncio.gather(*(self._await_drain(worker) for worker in self.workers))
             self._may_start.set()
+
+    async def _await_drain(self, worker: Worker) -> None:
+        """Wait for the end of a worker that drains for a restart. End a worker whose drain does not end."""
+        allowed = worker.longest_drain + ENDED_WITHIN
+        with suppress(TimeoutError):
+            async with asyncio.timeout(allowed):
+                await worker.idle.wait()
+            return
+        log.error(
+            "worker %d still drains after %.1f s, so the restart ends it at once, and the broker delivers its "
+            "unfinished messages again; look for a handler that blocks the event loop",
+            worker.number,
+            allowed,
+        )
+        worker.stop_at_once()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_KILLED_AFTER):
+                await worker.idle.wait()
+            return
+        worker.kill()
+        await worker.idle.wait()
 
     # --- one worker
 
@@ -348,6 +370,7 @@ class Supervisor:
     async def _run_process(self, worker: Worker) -> int:
         """Run one process of a worker, and return its exit status."""
         worker.state = "starting"
+        worker.longest_drain = DEFAULT_DRAIN
         worker.token = secrets.token_hex(_TOKEN // 2)
         # A Ctrl-C in a terminal reaches the supervisor alone, which forwards it.
         apart: dict[str, Any] = (
@@ -422,6 +445,7 @@ class Supervisor:
             worker.state = "finished"
         elif fields.get("accepted"):
             self._accepted = True
+            worker.longest_drain = fields["longest_drain"]
         elif "answer" in fields:
             answer = worker.questions.get(fields["answer"])
             if answer is not None and not answer.done():

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import anyio
 
+from lanes.config import Settings
 from lanes.consumer import Consumer
 from lanes.loops import backend_arguments
 from lanes.process import EXIT_DRAINED, EXIT_FAILED, EXIT_USAGE, SAME_REQUEST, exit_status, serve_alone
@@ -37,6 +38,11 @@ HOST: Final = "127.0.0.1"
 
 _ANSWER_WITHIN: Final = 0.5
 """Seconds that the event loop gets to make a snapshot."""
+
+ENDED_WITHIN: Final = 5.0
+"""Seconds beyond the longest drain of its consumer after which a worker that still drains is ended at once."""
+
+DEFAULT_DRAIN: Final = Settings().longest_drain
 
 _CONNECTED_WITHIN: Final = 30.0
 """Seconds that the supervisor gets to answer."""
@@ -90,8 +96,14 @@ class Link:
         self._lock = threading.Lock()
         self._board: Board | None = None
         self._metrics: Metrics | None = None
+        self._longest_drain = DEFAULT_DRAIN
         self._socket.sendall(job.token.encode())
         threading.Thread(target=self._obey, name="lanes-link", daemon=True).start()
+
+    def accept(self, consumer: Consumer) -> None:
+        """Tell the supervisor that the target names this consumer."""
+        self._longest_drain = consumer._settings.longest_drain
+        self.tell(accepted=True, longest_drain=self._longest_drain)
 
     def show(self, consumer: Consumer) -> None:
         """Answer the questions of the supervisor about this consumer from now on."""
@@ -114,12 +126,15 @@ class Link:
 
     def _obey(self) -> None:
         try:
-            with self._socket.makefile("rb") as requests:
+            with self._socket, self._socket.makefile("rb") as requests:
                 for line in requests:
                     self._answer(json.loads(line))
         except OSError:
             pass
         log.warning("the supervisor is gone; the worker stops")
+        _stop()
+        time.sleep(self._longest_drain + ENDED_WITHIN)
+        log.error("the worker still drains, and is ended at once; look for a handler that blocks the event loop")
         _stop()
 
     def _answer(self, request: dict[str, Any]) -> None:
@@ -166,7 +181,7 @@ async def _run(job: Job, link: Link) -> int:
     except TargetError as error:
         link.tell(refused=str(error))
         return EXIT_USAGE
-    link.tell(accepted=True)
+    link.accept(consumer)
     if job.web:
         link.show(consumer)
     status = await serve_alone(consumer)

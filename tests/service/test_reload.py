@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import anyio
@@ -41,6 +43,30 @@ def test_a_signal_after_a_syntax_error_ends_the_service(tmp_path: Path) -> None:
     with running(tmp_path, "app:consumer", "--workers", "2", "--reload") as service:
         service.until_line("a change of a file restarts it", 2)
         assert service.stop() == EXIT_DRAINED
+
+
+SOON = """
+import lanes.service.supervisor
+from lanes.cli.app import main
+
+# Without the time that the settings allow for the last settlement and the release.
+lanes.service.supervisor.ENDED_WITHIN = -15.0
+main()
+"""
+
+
+def test_a_worker_that_never_ends_its_drain_is_ended(tmp_path: Path) -> None:
+    with running(tmp_path, "app:blocking", "--workers", "2", "--reload", program=("-c", SOON)) as service:
+        service.until(lambda: len(list(tmp_path.glob("handling-*"))) == 2, "two handlers")
+        before = service.alive()
+        (tmp_path / "app.py").write_text(f"{APP}\n# changed\n")
+        service.until_line("still drains after 0.2 s, so the restart ends it at once", 2)
+        service.until(lambda: len(list(tmp_path.glob("handling-*"))) == 4, "two new handlers")
+        assert len(service.alive()) == 2 and not service.alive() & before
+        service.process.kill()
+        # These workers have lost their supervisor, and their event loops are blocked.
+        for pid in service.alive():
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_folder_that_cannot_be_watched_is_reported_and_the_workers_run_on(
