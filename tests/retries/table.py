@@ -22,6 +22,7 @@ OTHERS: Final = {
     "lanes.ownership.lease_locks:LeaseLocks._keep": "the contract suite of locks plays losses, outages and freezes",
     "lanes.runtime.confirmation:Confirmation.look": _PERIODIC,
     "lanes.runtime.handover:Handover.hand_over": "each pass ends with a drain or a loss; tests/runtime/test_parts.py",
+    "lanes.runtime.publishing:OutputSender._apply_reports": "waits for reports of the publisher, and repeats nothing",
     "lanes.runtime.publishing:OutputSender.run": "the engine decides each next send; state machines play them",
     "lanes.runtime.run:Run._watch_intake": _PERIODIC,
     "lanes.runtime.run:Run._watch_retention": _PERIODIC,
