@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import anyio
 import nats.errors
 
 from lanes.arguments import kind_of, names_unknown_options
 from lanes.errors import ConfigError, SourceError
 from lanes.outputs.publisher import Output, Report, output_id
-from lanes_jetstream.dead_letters.writer import capturing_streams, publish
+from lanes_jetstream.dead_letters.writer import capturing_streams, confirmation_of, unconfirmed
+from lanes_jetstream.wire.confirmations import Confirmations
 from lanes_jetstream.wire.connection import Connection, Server
 
 _ROLLUP: Final = "Nats-Rollup"
@@ -71,6 +71,7 @@ class JetStreamPublisher:
         self._name = name
         self._connection = Connection(server)
         self._connection.serve(f"outputs of {name}")
+        self._confirmations: Confirmations[Output] | None = None
 
     def __repr__(self) -> str:
         return f"<JetStreamPublisher {self._name}>"
@@ -91,19 +92,35 @@ class JetStreamPublisher:
             report: Called once for each output.
         """
         await self._connection.reopen()
-        async with anyio.create_task_group() as tasks:
-            for output in outputs:
-                tasks.start_soon(self._publish, output, report)
+        confirmations = self._confirmations
+        if confirmations is None or confirmations.client is not self._connection.client:
+            # The client of a URL is replaced after its end. An answer to the former client does not arrive here.
+            confirmations = self._confirmations = Confirmations(self._connection.client)
+        sound = []
+        for output in outputs:
+            try:
+                sound.append((output, output.target, *self._content(output)))
+            except SourceError as error:
+                report(output, error)
+        failed: list[tuple[Output, Exception]] = []
 
-    async def _publish(self, output: Output, report: Report) -> None:
-        failure: Exception | None = None
-        try:
-            await self._send(output)
-        except Exception as error:
-            failure = error
-        report(output, failure)
+        def ended(output: Output, answer: bytes | Exception) -> None:
+            if isinstance(answer, Exception):
+                failed.append((output, answer))
+                return
+            failure: SourceError | None = None
+            try:
+                confirmation_of(answer, output.target, "output", _PERMANENT)
+            except SourceError as error:
+                failure = error
+            report(output, failure)
 
-    async def _send(self, output: Output) -> None:
+        await confirmations.publish(sound, ended)
+        for output, cause in failed:
+            report(output, await self._failure(output, cause))
+
+    def _content(self, output: Output) -> tuple[bytes, dict[str, str]]:
+        """Return the payload and the headers of an output. Raises ``SourceError`` for an output that is no message."""
         if not _is_subject(output.target):
             raise SourceError(
                 f"output to {output.target!r}: the target is no subject; use one without blanks and wildcards"
@@ -113,22 +130,26 @@ class JetStreamPublisher:
                 f"output to {output.target}: JetStream has no messages without a value; publish b'' in place of None"
             )
         headers = self._headers(output)
-        client = self._connection.client
+        most = self._connection.client.max_payload
         size = len(output.value) + 12 + sum(len(f"{name}{text}".encode()) + 4 for name, text in headers.items())
-        if size > client.max_payload:
+        if size > most:
             raise SourceError(
-                f"output to {output.target}: {size} bytes with headers are above the server's max_payload of "
-                f"{client.max_payload}; publish less, or raise max_payload"
+                f"output to {output.target}: {size} bytes with headers are above the server's max_payload of {most}; "
+                "publish less, or raise max_payload"
             )
-        try:
-            await publish(client, output.target, output.value, headers, "output", _PERMANENT)
-        except SourceError as error:
-            if isinstance(error.__cause__, nats.errors.NoRespondersError) and await self._is_uncaptured(output.target):
-                raise SourceError(
-                    f"no stream captures the subject {output.target!r} of an output; create a stream with this subject",
-                    retryable=True,
-                ) from error
-            raise
+        return output.value, headers
+
+    async def _failure(self, output: Output, failure: Exception) -> SourceError:
+        """Return the error of an output without an answer of a stream."""
+        if isinstance(failure, nats.errors.NoRespondersError) and await self._is_uncaptured(output.target):
+            error = SourceError(
+                f"no stream captures the subject {output.target!r} of an output; create a stream with this subject",
+                retryable=True,
+            )
+        else:
+            error = unconfirmed(output.target, "output", failure)
+        error.__cause__ = failure
+        return error
 
     def _headers(self, output: Output) -> dict[str, str]:
         headers: dict[str, str] = {}
@@ -170,6 +191,9 @@ class JetStreamPublisher:
 
     async def aclose(self) -> None:
         """Close the connection that ``open`` opened. Idempotent."""
+        confirmations, self._confirmations = self._confirmations, None
+        if confirmations is not None:
+            await confirmations.close()
         await self._connection.close()
 
 

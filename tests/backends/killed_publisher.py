@@ -33,6 +33,7 @@ _TRACED: Final = frozenset(
     str(_ROOT / name)
     for name in (
         "adapters/lanes_jetstream/publisher.py",
+        "adapters/lanes_jetstream/wire/confirmations.py",
         "adapters/lanes_jetstream/wire/acks.py",
         "adapters/lanes_kafka/dead_letters/producer.py",
         "adapters/lanes_kafka/publisher.py",

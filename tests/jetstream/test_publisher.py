@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from dataclasses import replace
@@ -197,3 +198,72 @@ async def test_a_consumer_publishes_each_message_in_the_order_of_its_key(stream:
 def test_a_publisher_needs_the_name_of_its_service(name: object) -> None:
     with pytest.raises(ConfigError, match="JetStreamPublisher: name is"):
         JetStreamPublisher("nats://localhost:4222", name)  # type: ignore[arg-type]
+
+
+async def reports_of(publisher: Publisher, outputs: Sequence[Output]) -> dict[int, Exception | None]:
+    """Publish outputs in one call, and return their errors by position."""
+    found: dict[int, Exception | None] = {}
+
+    def report(output: Output, error: Exception | None) -> None:
+        assert output.position not in found
+        found[output.position] = error
+
+    await publisher.publish(outputs, report)
+    return found
+
+
+@pytest.mark.anyio
+async def test_many_outputs_are_published_without_a_task_for_each(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_jetstream.wire.confirmations._MOST", 50, raising=False)
+    harness = JetStreamHarness(stream, ON_THE_SHARED_SERVER)
+    publisher = harness.publisher()
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, len(asyncio.all_tasks()))
+            await asyncio.sleep(0)
+
+    async with harness.made():
+        await publisher.open()
+        watching = asyncio.create_task(watch())
+        before = len(asyncio.all_tasks())
+        found = await asyncio.gather(
+            *(
+                reports_of(publisher, [output_to(harness.target, begin + number) for number in range(100)])
+                for begin in (0, 100, 200)
+            )
+        )
+        watching.cancel()
+        await publisher.aclose()
+        assert found == [dict.fromkeys(range(begin, begin + 100)) for begin in (0, 100, 200)]
+        assert len(await harness.visible()) == 300
+    # Three tasks of the test make the calls, and the client makes some tasks of its own.
+    assert most <= before + 10
+
+
+@pytest.mark.anyio
+async def test_outputs_without_an_answer_fail_in_time_and_make_room(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lanes_jetstream.wire.confirmations._MOST", 3)
+    monkeypatch.setattr("lanes_jetstream.wire.confirmations.API_TIMEOUT", 0.2)
+    silent = f"{stream.name}silent"
+    # A subscriber that does not answer.
+    subscription = await stream.client.subscribe(silent)
+    publisher = JetStreamPublisher(stream.client, "billing")
+    await publisher.open()
+    found = await reports_of(publisher, [output_to(silent, position) for position in range(5)])
+    await subscription.unsubscribe()
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    for error in found.values():
+        assert isinstance(error, SourceError) and error.retryable
+        assert f"{silent} did not confirm a output (TimeoutError)" in str(error)
+    harness = JetStreamHarness(stream, ON_THE_SHARED_SERVER)
+    monkeypatch.undo()
+    async with harness.made():
+        assert await reports_of(publisher, [output_to(harness.target, 7)]) == {7: None}
+    await publisher.aclose()

@@ -42,6 +42,7 @@ OTHERS: Final = {
     "lanes_jetstream.durable.takeover:Takeover._collect": "waits for messages; the takeover begins its next pass",
     "lanes_jetstream.durable.takeover:Takeover._unfinished": _PART,
     "lanes_jetstream.durable.watch:DurableWatch._run": _PERIODIC,
+    "lanes_jetstream.wire.confirmations:Confirmations.publish": "the pause of 0 s is a turn of the loop between sends",
     "lanes_jetstream.wire.connection:Connection.request": "waits for one answer, and sends nothing again",
     "lanes_jetstream.wire.queue_watch:QueueWatch._run": _PERIODIC,
     "lanes_kafka.broker:wait_for": "waits for answers, and sends nothing again",

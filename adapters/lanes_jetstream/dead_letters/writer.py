@@ -157,13 +157,26 @@ async def publish(
     """
     try:
         answer = await client.request(subject, body, timeout=API_TIMEOUT, headers=headers)
-        confirmation = json.loads(answer.data)
-    except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:
-        raise SourceError(
-            f"{subject} did not confirm a {what} ({type(error).__name__}); check that the server is up and that the "
-            "stream has a leader",
-            retryable=True,
-        ) from error
+    except (nats.errors.Error, TimeoutError, OSError) as error:
+        raise unconfirmed(subject, what, error) from error
+    return confirmation_of(answer.data, subject, what, permanent)
+
+
+def unconfirmed(subject: str, what: str, error: Exception) -> SourceError:
+    """Return the error of a message without a confirmation of a stream."""
+    return SourceError(
+        f"{subject} did not confirm a {what} ({type(error).__name__}); check that the server is up and that the "
+        "stream has a leader",
+        retryable=True,
+    )
+
+
+def confirmation_of(answer: bytes, subject: str, what: str, permanent: Container[int] = ()) -> dict[str, Any]:
+    """Return the confirmation in an answer; see ``publish``."""
+    try:
+        confirmation = json.loads(answer)
+    except ValueError as error:
+        raise unconfirmed(subject, what, error) from error
     if not isinstance(confirmation, dict) or "error" in confirmation or "stream" not in confirmation:
         why = confirmation.get("error") if isinstance(confirmation, dict) else None
         refusal = why.get("description", "no reason given") if isinstance(why, dict) else "no stream accepted it"

@@ -2,5 +2,5 @@
 
 Reading order: ``codes``, ``answers``, ``secure_client``, ``connection``, ``subjects``, ``transforms``, ``intake``,
 ``stream``, ``queue_subjects``, ``queue_watch``, ``retention``, ``subscription``, ``pull_requests``, ``turns``,
-``keys``, ``messages``, ``acks``.
+``keys``, ``messages``, ``acks``, ``confirmations``.
 """
