@@ -455,9 +455,11 @@ def main(
         SystemExit: The consumer has ended: 0 = drained, 1 = failed, 4 = stopped at once, 5 = halted. An exception that
             is no error of ``lanes`` propagates instead.
     """
+    made: list[Consumer] = []
 
     async def job() -> int:
         consumer = Consumer(source, handler, **options)
+        made.append(consumer)
         with port_of(consumer, http):
             return await _serve(consumer, GRACE, ends_process=True)
 
@@ -487,6 +489,12 @@ def main(
     except LanesError as error:
         _say(_describe(error))
         status = EXIT_FAILED
+    except KeyboardInterrupt:
+        if made and made[0]._life.run is not None:
+            # A handler raised it, because a signal during the run raises nothing.
+            raise
+        _say("SIGINT: stopping, because the source is not open yet")
+        status = EXIT_DRAINED
     sys.exit(status)
 
 

@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -344,3 +345,47 @@ def test_a_handler_may_exit_with_its_own_status(job: Job) -> None:
     process = job("leave")
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == 7
+
+
+EARLY = """
+import gc, os, signal, sys
+import lanes
+from memsource import MemoryBroker, MemorySource
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+if sys.argv[1] == "before the loop":
+    gc.collect = interrupt
+elif sys.argv[1] == "in the loop":
+    make = lanes.Consumer.__init__
+    def made(self, *arguments, **options):
+        make(self, *arguments, **options)
+        interrupt()
+    lanes.Consumer.__init__ = made
+
+async def handler(message):
+    raise KeyboardInterrupt("of the handler")
+
+broker = MemoryBroker()
+broker.publish(b"v", key=b"k")
+lanes.main(MemorySource(broker), handler, backend=sys.argv[2])
+"""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("when", ["before the loop", "in the loop"])
+def test_a_signal_before_the_run_ends_the_process_without_a_traceback(when: str, backend: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", EARLY, when, backend], capture_output=True, text=True, timeout=TIMEOUT
+    )
+    said = "lanes: SIGINT: stopping, because the source is not open yet\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (EXIT_DRAINED, "", said)
+
+
+@pytest.mark.process
+def test_a_keyboard_interrupt_of_a_handler_keeps_its_traceback() -> None:
+    command = [sys.executable, "-c", EARLY, "never", "asyncio"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT)
+    assert ended.returncode != EXIT_DRAINED and "KeyboardInterrupt: of the handler" in ended.stderr
