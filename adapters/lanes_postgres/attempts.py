@@ -14,6 +14,7 @@ from lanes.arguments import names_unknown_options
 from lanes.attempts import Attempt, AttemptState
 from lanes.core.types import Message, Partition
 from lanes.errors import ConfigError
+from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
 from lanes_postgres.steps import Result, Statement, Steps, compose
@@ -125,6 +126,9 @@ class PostgresAttempts:
             await self._perform(self._dropping(partition, positions))
 
     async def _perform(self, steps: Steps[Result]) -> Result:
+        return await cancelled_once(self._on_connection(steps))
+
+    async def _on_connection(self, steps: Steps[Result]) -> Result:
         where = f"attempts of {self._subscription!r} in the schema {self._schema!r}"
         try:
             async with self._connect() as connection:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, LiteralString
 
@@ -121,6 +121,9 @@ class PostgresDeadLetters:
             "record": record_of(dead_letter),
             "value": dead_letter.value,
         }
+        await cancelled_once(self._put(row))
+
+    async def _put(self, row: Mapping[str, object]) -> None:
         async with self._lent() as connection:
             await connection.execute(self._query(_PUT), row)
 

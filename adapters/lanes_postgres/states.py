@@ -13,6 +13,7 @@ from lanes.arguments import names_unknown_options, shown_value
 from lanes.errors import ConfigError, SourceError
 from lanes.ownership import Fenced, State, StateChange, StateKey, StateLocked, StateStore
 from lanes_postgres.attempts import Connect
+from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import lanes_error
 from lanes_postgres.names import SCHEMA, check_schema_name, check_subscription
 from lanes_postgres.rows import LEAST, MOST
@@ -181,6 +182,11 @@ class PostgresStates:
         self,
         steps: Steps[Result],
         perform: Callable[[AsyncConnection[Any], Steps[Result], str], Awaitable[Result]] = each_async,
+    ) -> Result:
+        return await cancelled_once(self._on_connection(steps, perform))
+
+    async def _on_connection(
+        self, steps: Steps[Result], perform: Callable[[AsyncConnection[Any], Steps[Result], str], Awaitable[Result]]
     ) -> Result:
         try:
             async with self._connect() as connection:

@@ -15,6 +15,7 @@ from lanes.core.ring_map import Range, RingMap
 from lanes.errors import SourceError
 from lanes.ownership import State, StateChange, StateKey, StateLocked
 from lanes_postgres.attempts import Connect
+from lanes_postgres.cancellation import cancelled_once
 from lanes_postgres.errors import is_about_statement, lanes_error
 from lanes_postgres.ring.shared_calls import SharedCalls
 from lanes_postgres.ring.slots import MovedSlots, Slots
@@ -429,6 +430,9 @@ class Pieces:
         yield Statement(compose_names(_NOTIFY, self._schema), ())
 
     async def _perform(self, steps: Steps[Result]) -> Result:
+        return await cancelled_once(self._on_connection(steps))
+
+    async def _on_connection(self, steps: Steps[Result]) -> Result:
         try:
             async with self._connect() as connection:
                 return await alone_async(connection, steps, self._name)
