@@ -1,4 +1,4 @@
-"""Random attacks on targets. A target is an invariant and a generator of hostile input.
+"""Attacks targets with random input. A target is an invariant and a generator of hostile input.
 
 The invariant is the first line of the docstring of the target's module. `python -m fuzz` runs the attacks; see
 `fuzz.__main__`.

@@ -1,4 +1,4 @@
-"""The coverage-guided attack on a target: Hypothesis makes examples from the bytes of the fuzzer atheris.
+"""Attacks a target with a coverage-guided fuzzer. Hypothesis makes examples from the bytes of the fuzzer atheris.
 
 The fuzzer needs the package atheris, which has no wheels for some platforms. ``python -m fuzz.guided TARGET SECONDS``
 runs the fuzzer in a separate process, because the fuzzer never returns. Hypothesis's database keeps the failing

@@ -1,4 +1,4 @@
-"""The attack on one target: batches of random examples until the time is over or an example fails."""
+"""Attacks one target with batches of random examples, until the time is over or an example fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One handler on five sources: live on Kafka, JetStream or PostgreSQL, in memory, and over stored messages on Spark.
+"""Runs one handler on five sources: Kafka, JetStream and PostgreSQL, a broker in memory, and stored messages on Spark.
 
 The handler books the steps of expense declarations, in order within a declaration. The handler takes a connection from
 a pool in a variable of this module. `begin` opens the pool and `end` closes it, around a consumer, or as `setup` and
@@ -58,7 +58,7 @@ async def end() -> None:
 
 
 async def book(message: lanes.Message) -> None:
-    """The handler: books one step of a declaration, after the earlier steps."""
+    """Book one step of a declaration, after the earlier steps. This function is the handler."""
     event = json.loads(message.value)
     async with _pools[-1].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:

@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages. A redelivered message has no effect.
+"""Writes batches to a table, with one transaction for up to 100 messages. A redelivered message has no effect.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/batch_upsert.py
 """
@@ -32,7 +32,10 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler: a return acknowledges all messages, and an exception retries all messages."""
+    """Store a batch.
+
+    When the handler returns, the consumer acknowledges all messages; after an exception it retries all.
+    """
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]

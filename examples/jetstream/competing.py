@@ -1,4 +1,4 @@
-"""Competing processes: two processes share independent jobs, and a slow process takes fewer jobs.
+"""Two competing processes share independent jobs. The slow process takes fewer jobs.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/competing.py
 """

@@ -1,4 +1,4 @@
-"""Dead letters: the handler gives up unreadable messages, and a replay by the corrected handler handles them.
+"""The consumer writes unreadable messages to the dead letters, and a replay handles them with the corrected handler.
 
 Needs a server and the extra `cli`: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/dead_letters_and_replay.py
 """

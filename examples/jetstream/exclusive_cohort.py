@@ -1,4 +1,4 @@
-"""An exclusive cohort: processes share a stream, each customer belongs to one process, and the program kills one
+"""The processes of an exclusive cohort share a stream. One process handles each customer, and the program kills one
 process.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/exclusive_cohort.py
@@ -25,8 +25,9 @@ STREAM, CUSTOMERS, PARTITIONS = "EXAMPLE_COHORT", 20, 16
 DATABASE = "accounts.db"
 
 TABLE = "CREATE TABLE accounts (customer BLOB PRIMARY KEY, orders INT, position INT, epoch INT, members INT, last TEXT)"
-# A former owner of a customer has a lower epoch than the present owner, so its updates change nothing after the first
-# update of the present owner. If an order is redelivered after its update, its position is in the table already.
+# A former owner of a customer has a lower epoch than the present owner. After the first update of the present owner,
+# updates of a former owner change nothing. If the server redelivers an order after its update, the table already has
+# the position of the order.
 APPLY = """
     UPDATE accounts
     SET orders = orders + 1, members = members + (last != :member), last = :member, position = :position, epoch = :epoch

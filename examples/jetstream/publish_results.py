@@ -1,4 +1,4 @@
-"""Consume, transform, publish: an invoice for each order, in the order of its customer.
+"""Consumes orders, and publishes an invoice for each order. The invoices of a customer keep the order of the orders.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/publish_results.py
 """
@@ -23,7 +23,10 @@ failed: set[int] = set()
 
 
 async def bill(message: lanes.Message) -> None:
-    """The handler: the invoice leaves after the return, and a failed attempt publishes nothing."""
+    """Bill an order.
+
+    The consumer publishes the invoice when the handler returns; a failed attempt publishes nothing.
+    """
     order = json.loads(message.value)
     invoice = json.dumps({"order": order["number"], "total": order["price"] * order["count"]})
     await message.publish(f"invoices.{order['customer']}", invoice.encode())

@@ -1,4 +1,4 @@
-"""Serial over a cohort: one message at a time among all processes, in the order of the stream. Spare processes wait.
+"""Handles one message at a time among all processes of a cohort, in the order of the stream. Other processes wait.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/serial.py
 """

@@ -1,4 +1,4 @@
-"""Wrap a pull consumer: an existing program, and its two changed lines.
+"""Changes two lines of an existing program with a pull consumer, so that the program uses `lanes`.
 
 Needs a server: NATS_URL=nats://127.0.0.1:4222 python examples/jetstream/wrap_a_pull_consumer.py
 """

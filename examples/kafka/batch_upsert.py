@@ -1,4 +1,4 @@
-"""Batches into a table: one transaction for up to 100 messages. A redelivered message has no effect.
+"""Writes batches to a table, with one transaction for up to 100 messages. A redelivered message has no effect.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/batch_upsert.py
 """
@@ -35,7 +35,10 @@ calls = 0
 
 
 def store(messages: list[lanes.Message]) -> None:
-    """The handler: a return acknowledges all messages, and an exception retries all messages."""
+    """Store a batch.
+
+    When the handler returns, the consumer acknowledges all messages; after an exception it retries all.
+    """
     global calls
     calls += 1
     rows = [(message.key, json.loads(message.value)["place"], message.position) for message in messages]

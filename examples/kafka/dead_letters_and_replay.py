@@ -1,4 +1,4 @@
-"""Dead letters: the handler gives up unreadable messages, and a replay by the corrected handler handles them.
+"""The consumer writes unreadable messages to the dead letters, and a replay handles them with the corrected handler.
 
 Needs a broker and the extra `cli`: KAFKA_URL=127.0.0.1:9092 python examples/kafka/dead_letters_and_replay.py
 """

@@ -1,4 +1,4 @@
-"""One transaction over all partitions of a queue.
+"""Publishes to all partitions of a queue in one transaction.
 
 The program kills a producer during its transaction. Consumers receive all messages of the transaction or none.
 
@@ -28,7 +28,7 @@ CUSTOMERS = [f"customer-{number}" for number in range(40)]
 
 def publish(text: str, *, killed: bool = False) -> None:
     """Send one message to each customer, in one transaction over the topics of all partitions."""
-    # The next producer with this id ends the open transaction of a dead one.
+    # The next producer with this id ends the open transaction of a killed producer.
     producer = Producer({**BROKERS, "transactional.id": "example-bonuses"})
     producer.init_transactions()
     producer.begin_transaction()

@@ -1,4 +1,4 @@
-"""A handler that blocks: a plain function, for a driver without asyncio. The function runs in threads.
+"""Runs a blocking handler, for a driver without asyncio. The handler is a plain function that runs in threads.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/sync_handler.py
 """

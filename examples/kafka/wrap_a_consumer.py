@@ -1,4 +1,4 @@
-"""Wrap a consumer: an existing program, and its two changed lines.
+"""Changes two lines of an existing program with a consumer, so that the program uses `lanes`.
 
 Needs a broker: KAFKA_URL=127.0.0.1:9092 python examples/kafka/wrap_a_consumer.py
 """

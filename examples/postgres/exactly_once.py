@@ -1,4 +1,4 @@
-"""Payments into accounts, each exactly once: one transaction moves the money and stores the position of the message.
+"""Books payments exactly once. One transaction moves the money and stores the position of the message.
 
 The broker delivers each message three times, and some handlers fail. The broker runs in the process of the program.
 
@@ -31,7 +31,7 @@ async def main() -> None:
     async with AsyncConnectionPool(SERVER, min_size=8) as pool:
 
         async def pay(message: lanes.Message) -> None:
-            """The handler: payments of one account run one at a time, in order."""
+            """Book a payment. The payments of one account run one at a time, in order."""
             global calls
             calls += 1
             async with pool.connection() as connection, positions.once(connection, message) as fresh:
@@ -43,7 +43,8 @@ async def main() -> None:
                     if chance.random() < 0.1:
                         raise lanes.Nak(delay=0.001)  # the transaction rolls back amount and position
 
-        # Two restarts that lost all acknowledgements: each redelivers every payment, from the first on.
+        # Restart the broker twice without its acknowledgements. Each restart redelivers every payment, from the first
+        # one on.
         for _ in range(DELIVERIES):
             settings = lanes.Settings(concurrency=8, retry=lanes.Retry(attempts=50))
             await lanes.run(published(), pay, settings=settings)

@@ -1,4 +1,4 @@
-"""One transaction over all partitions of a queue in a table.
+"""Writes to all partitions of a queue in a table in one transaction.
 
 The program kills a producer during its transaction. The database has all rows of the transaction or none.
 

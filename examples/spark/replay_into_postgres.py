@@ -1,4 +1,4 @@
-"""A rebuilt table: the replay books all past payments again, each exactly once.
+"""Rebuilds a table by a replay, which books all past payments again, each exactly once.
 
 The live consumer keeps the balances. The replay computes the balances in a new table, from all past payments. A killed
 replay may start again, because the transaction that adds to a balance also stores the position of the message. The
@@ -48,7 +48,7 @@ async def disconnect() -> None:
 
 
 async def pay(message: lanes.Message) -> None:
-    """The handler: payments of one account run one at a time, in order."""
+    """Book a payment. The payments of one account run one at a time, in order."""
     async with pools[0].connection() as connection, positions.once(connection, message) as fresh:
         if fresh:
             await connection.execute(

@@ -1,4 +1,4 @@
-"""A new rule over all past payments, in order within an account.
+"""Applies a new rule to all past payments, in order within an account.
 
 The payments are in a Parquet table, in files without an order. Spark reads the files on two cores of this machine; the
 call on a cluster is the same. The handler is an ordinary handler of `lanes`, and its results become a table.

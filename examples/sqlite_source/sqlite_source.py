@@ -1,8 +1,9 @@
-"""A source over SQLite: a table as a queue with visibility timeouts, for any number of processes of one machine.
+"""A source over SQLite. It reads a table as a queue with visibility timeouts, for any number of processes on one
+machine.
 
 A process claims a message until a deadline, extends the deadline while the handler waits or runs, and deletes the
-finished message. After a crash the deadline passes, and another process claims the message. While a process has a claim
-on a key, other processes receive no messages of this key. Messages of a key therefore keep their order across
+finished message. After a crash the deadline passes, and another process claims the message. While a process has claimed
+messages of a key, other processes receive no messages of this key. Messages of a key therefore keep their order across
 processes. README.md names the limits.
 """
 
@@ -61,7 +62,7 @@ class Row(NamedTuple):
         key: key, or None for a message without order.
         value: payload.
         headers: headers as JSON.
-        attempts: number of claims, the current claim included.
+        attempts: number of claims, including the current claim.
     """
 
     id: int
