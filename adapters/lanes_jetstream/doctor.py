@@ -118,7 +118,7 @@ class _Doctor:
                 Check(
                     "replicas",
                     None,
-                    "1: a killed server forgets the last acknowledgements, so their messages run again",
+                    "1: a killed server loses the last acknowledgements, and redelivers their messages",
                     "use 3 replicas, or make the effects of the handler idempotent",
                 )
             )
@@ -179,7 +179,7 @@ class _Doctor:
             return Check(
                 "dead letters",
                 False,
-                f"the stream {stream} captures {subject!a} itself, so dead letters would come back",
+                f"the stream {stream} captures {subject!a} itself, so the source would read its own dead letters",
                 "use a subject of another stream",
             )
         return Check("dead letters", True, f"the stream {streams[0]} captures {subject!a}")
@@ -195,7 +195,7 @@ def _account(found: dict[str, Any]) -> Check:
         if most > 0 and now >= most * _NEARLY_FULL:
             scarce.append(f"{now} of {most} {used}")
     if scarce:
-        remedy = "raise the limits of the account, or delete what nobody uses"
+        remedy = "raise the limits of the account, or delete unused streams and consumers"
         return Check("account", None, f"nearly at its limits: {', '.join(scarce)}", remedy)
     streams, consumers = int(found.get("streams") or 0), int(found.get("consumers") or 0)
     return Check("account", True, f"{streams} streams and {consumers} consumers, below the limits of the account")
@@ -218,7 +218,7 @@ def _limits(state: StreamState) -> list[Check]:
         Check(
             "limits",
             None,
-            f"{shown}: the stream deletes older messages, also those that no consumer has handled",
+            f"{shown}: the stream deletes older messages, even if no consumer has handled them",
             "keep the lag below these limits, or use discard=new",
         )
     ]

@@ -165,7 +165,7 @@ class JetStreamPublisher:
                 )
             if name in headers:
                 raise SourceError(
-                    f"output to {output.target}: the header {name!r} is there twice, which the client cannot send"
+                    f"output to {output.target}: the header {name!r} occurs twice, which the client cannot send"
                 )
             try:
                 text = value.decode()

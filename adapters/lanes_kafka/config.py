@@ -552,7 +552,7 @@ def check_addresses(given: UserSettings) -> None:
     if "@" in servers:
         # The error does not show the value: the part before the @ may be a password. librdkafka would log the value.
         raise ConfigError(
-            f"{name} holds an '@', but an address is host:port; put the login into sasl.username and sasl.password"
+            f"{name} contains an '@', but an address is host:port; put the login into sasl.username and sasl.password"
         )
     named = [address for address in map(str.strip, servers.split(",")) if address]
     if not named:

@@ -196,9 +196,9 @@ class Census:
         )
         return (
             f"two kinds of producers write topic {topic}, so keys in two partitions have no order; set "
-            f"partitioner=murmur2_random in the librdkafka producers. Among the sampled keys, {self.murmur2} lie "
-            f"where only murmur2 (Java, kafka-python) puts them, and {self.crc32} where only CRC-32 (librdkafka) "
-            f"does: {places}"
+            "partitioner=murmur2_random in the librdkafka producers. Only murmur2 (Java, "
+            f"kafka-python) explains the partition of {self.murmur2} sampled keys, and only CRC-32 (librdkafka) that "
+            f"of {self.crc32} keys: {places}"
         )
 
 

@@ -227,7 +227,7 @@ class KafkaSource:
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Commit positions; see ``lanes.source.Source.settle``.
 
-        A commit without an answer within 10 s, or 5 s during a revoke, has failed.
+        A commit fails after 10 s without an answer, or after 5 s during a revocation.
 
         Args:
             settlements: Positions to commit, at most one for each partition.

@@ -306,7 +306,10 @@ class AdvisoryLocks:
         raise error
 
     def _left(self, session: LockSession, begun: float) -> float:
-        """Return the seconds until the earliest deadline; without a lock, until one lease after the last request."""
+        """Return the seconds until the earliest deadline of a lock.
+
+        Without a lock, the end of one lease after the last request applies.
+        """
         held = [each.deadline for each in session.held.values() if each.active]
         return min(held, default=max(begun, session.asked_at) + self._lease) - monotonic()
 

@@ -105,7 +105,7 @@ class Claims:
         return Statement(self._advance, (*place, *self._topic_of(row)))
 
     def _advance_rows(self, rows: Sequence[Row]) -> Steps[set[tuple[int, bytes]]]:
-        """Advance different rows of one topic, and return the partition and key of each row that advanced."""
+        """Raise the positions in different rows of one topic, and return the partition and key of each changed row."""
         columns = tuple([getattr(row, name) for row in rows] for name in ("partition", "key", "position", "epoch"))
         found = yield Statement(self._advance_all, (*self._topic_of(rows[0]), *columns))
         return set() if found is None or found[0] is None else set(zip(*found, strict=True))

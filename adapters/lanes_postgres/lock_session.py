@@ -189,8 +189,8 @@ class SessionMaker:
         """Raise ``ConfigError`` if a proxy gives the session of this connection to another client between statements.
 
         The proxy hides the process of the server. The check opens a transaction on a second connection. A proxy gives
-        this transaction the session that it used last. If no third client was faster, this session also serves the
-        first connection.
+        this transaction the session that it used last. Unless a third client has used the proxy meanwhile, this session
+        also serves the first connection.
         """
         for _ in range(_PROBES):
             async with (

@@ -261,7 +261,8 @@ def _check_whole(connection: Either, where: str) -> None:
     if status == TransactionStatus.INERROR:
         raise ConfigError(
             f"{where}: a statement failed and its exception did not leave the block, so nothing can be committed. Let "
-            "the exception out, or put a statement that may fail into an inner `with connection.transaction():`"
+            "the exception leave the block, or put a statement that may fail into an inner `with "
+            "connection.transaction():`"
         )
     if status == _IDLE:
         raise ConfigError(f"{where}: a COMMIT or ROLLBACK ended the transaction inside its block; let the block end it")

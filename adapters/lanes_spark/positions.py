@@ -2,8 +2,9 @@
 
 A batch has one range of positions of every partition. Unless a journal selects positions, this range directly follows
 the range of the previous batch. All rows of a batch belong to one era. A cap limits the number of positions of a batch.
-The batch has fewer rows if positions have no message. If a journal selects positions, a batch contains at most one
-island of each partition, which is a range around selected positions. The replay reads no positions between islands.
+The batch has fewer rows if positions have no message. If a journal selects positions, the replay merges near positions
+into ranges, called islands. A batch then contains at most one island of each partition. The replay reads no positions
+between islands.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def check_start(topic: str, start: Positions, spans: Mapping[int, Span]) -> None
         first, end = spans[partition]
         if position < first:
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source and were not read; "
+                f"{topic}/{partition}: positions {position} … {first - 1} are unread, and the source has lost them; "
                 f"restore these positions, or begin at {first} with another checkpoint"
             )
         if position > end:
@@ -83,7 +84,7 @@ def check_kept(topic: str, wanted: Positions, spans: Mapping[int, Span], *, only
                 else f"from_ selects these positions; begin at {first}, or leave out from_ to read all positions"
             )
             raise SourceError(
-                f"{topic}/{partition}: positions {position} … {first - 1} are gone from the source, and {remedy}"
+                f"{topic}/{partition}: positions {position} … {first - 1} are lost in the source, and {remedy}"
             )
 
 

@@ -110,7 +110,7 @@ async def test_a_passed_on_key_and_id_are_not_those_of_an_output(key: bytes | No
 BAD = {
     "value": ({"value": None}, "JetStream has no messages without a value"),
     "rollup": ({"headers": (("Nats-Rollup", b"all"),)}, "the header Nats-Rollup would delete earlier outputs"),
-    "repeated": ({"headers": (("a", b"1"), ("a", b"2"))}, "the header 'a' is there twice"),
+    "repeated": ({"headers": (("a", b"1"), ("a", b"2"))}, "the header 'a' occurs twice"),
     "bytes": ({"headers": (("a", b"\xff"),)}, "the header 'a' is not UTF-8"),
     "break": ({"headers": (("a", b"1\r\nb: 2"),)}, "the header 'a' has a blank, a colon or a line break"),
     "size": ({"value": bytes(2_000_000)}, "are above the server's max_payload"),

@@ -115,7 +115,7 @@ def test_several_keys_are_several_rows(lanes: Command) -> None:
         (["doctor", "kafka", "--server", "kafka://b:9", "--group", "g"], 64, "--server: 'kafka://b:9' has the scheme"),
         (["doctor", "kafka", "--server", "b", "--group", "g"], 64, "--server: 'b' has no port; write 'b:9092'"),
         (["doctor", "kafka", "--server", "b:x", "--group", "g"], 64, "--server: 'b:x' is not host:port"),
-        (["doctor", "kafka", "--server", "u@b:9", "--group", "g"], 64, "--server holds an '@'"),
+        (["doctor", "kafka", "--server", "u@b:9", "--group", "g"], 64, "--server contains an '@'"),
         (["doctor", "kafka", "--server", ",", "--group", "g"], 64, "--server=',' names no broker"),
         (
             ["doctor", "kafka", "--server", "b:9", "-X", "bootstrap.servers=b", "--group", "g"],
@@ -215,7 +215,7 @@ def test_the_doctor_reads_a_file_by_its_suffix_and_prints_json(
         ("c.properties", f"group.id=g\n{PASSWORD}\n", "line 2 is not name=value"),
         ("c.properties", f"={PASSWORD}\n", "line 1 is not name=value"),
         ("c.json", f'{{"sasl.password": "{PASSWORD}"', "not JSON (line 1"),
-        ("c.json", f'["{PASSWORD}"]', "holds a list"),
+        ("c.json", f'["{PASSWORD}"]', "contains a list"),
         ("c.json", f'{{"a": {"9" * 5000}, "b": "{PASSWORD}"}}', "not JSON"),
         ("c.json", "[" * 200_000, "c.json"),
         ("c.toml", f"sasl.password = {PASSWORD}\n", "not TOML (at line 1"),

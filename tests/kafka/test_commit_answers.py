@@ -175,5 +175,5 @@ async def test_a_commit_by_a_former_member_fences_at_once(cluster: MockCluster, 
         # No callback has reported the loss.
         event = await reader.next_event()
         assert isinstance(event, Lost) and event.partition is partition
-        with pytest.raises(lanes.SourceError, match="given up"):
+        with pytest.raises(lanes.SourceError, match="no longer owns"):
             await reader.settle(partition, 5)

@@ -194,7 +194,7 @@ def test_a_commit_of_a_partition_that_was_given_up_is_not_sent() -> None:
     bench = Bench()
     bench.owned.discard(bench.partitions[1])
     answer = bench.sent((0, 5), (1, 6))
-    assert said(answer) == "kafka g: not committed: a partition was given up meanwhile"
+    assert said(answer) == "kafka g: not committed: this member no longer owns a partition of the commit"
     assert bench.client.requests == [] and bench.commits.unanswered == {}
     (failure,) = answer.given
     assert isinstance(failure, lanes.SourceError) and failure.retryable
@@ -230,7 +230,7 @@ def test_an_unanswered_commit_fails_at_its_deadline() -> None:
     bench.commits.expire(100.0 + COMMIT_TIMEOUT - 0.1)
     assert first.given == second.given == []
     bench.commits.expire(100.0 + COMMIT_TIMEOUT)
-    assert said(first) == "kafka g: a commit was not answered within 10 s; check that a broker runs"
+    assert said(first) == "kafka g: the broker did not answer a commit within 10 s; check that a broker runs"
     assert second.given == [] and set(bench.commits.unanswered) == {bench.partitions[1].id}
 
 
@@ -251,7 +251,7 @@ def test_the_end_of_a_client_fails_its_unanswered_commits() -> None:
     waiting, second = bench.made((2, 7))
     bench.check.commit(bench.client, waiting, until=None)
     bench.check.abandon("the client was closed")
-    assert said(first) == "kafka g: a commit was not answered: the client was closed"
+    assert said(first) == "kafka g: a commit has no answer: the client was closed"
     assert said(second) == "kafka g: a commit was not sent: the client was closed"
     assert not bench.check and bench.commits.unanswered == {} and first.given and len(first.given) == 1
 
@@ -328,7 +328,7 @@ def test_a_topic_that_was_recreated_is_noticed_before_the_commit_of_a_callback()
     bench.check.group.check_topics = gone  # type: ignore[method-assign]
     commit, answer = bench.made((0, 5))
     bench.check.commit(bench.client, commit, until=1e9)
-    assert "given up" in said(answer) and bench.client.requests == []
+    assert "no longer owns" in said(answer) and bench.client.requests == []
 
 
 def test_topics_are_checked_once_for_each_answer() -> None:

@@ -519,9 +519,7 @@ def test_a_recreated_topic_ends_the_source_and_gives_every_partition_up() -> Non
     member.changed["t"] = "deleted and recreated"
     member.group.check_topics()
     (failure,) = member.failures
-    assert failure.startswith(
-        "kafka g: topic 't' was deleted and recreated while it was read, so its offsets name other"
-    )
+    assert failure.startswith("kafka g: topic 't' was deleted and recreated during the run, so its offsets mean other")
     lost = list(member.told)
     assert member.take() == [(Lost, 0), (Lost, 1)] and member.group.owned == {}
     assert [each.reason for each in lost if isinstance(each, Lost)] == ["topic 't' was deleted and recreated"] * 2

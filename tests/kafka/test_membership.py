@@ -338,7 +338,7 @@ def test_a_coordinator_that_loads_is_logged_once_and_then_every_30_s(caplog: pyt
     assert 60 <= len(group.questions) <= 66
     assert [each.levelname for each in caplog.records] == ["INFO", "WARNING", "WARNING"]
     first, second, third = caplog.messages
-    assert first.startswith("kafka g/t: the broker does not list the members of the group, asking again (")
+    assert first.startswith("kafka g/t: the broker does not list the members of the group, retrying (")
     assert "COORDINATOR_LOAD_IN_PROGRESS" in first
     for line, least in ((second, 30), (third, 60)):
         waited = re.match(r"kafka g/t: handlers wait for (\S+) s after a freeze, because the broker does not", line)

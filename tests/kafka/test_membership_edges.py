@@ -24,7 +24,7 @@ def test_a_question_that_never_ends_is_logged_as_one_without_an_answer(caplog: p
     group.now += 10.0
     group.advance()
     (line,) = caplog.messages
-    assert line.endswith("the broker does not list the members of the group, asking again (no answer)")
+    assert line.endswith("the broker does not list the members of the group, retrying (no answer)")
 
 
 @pytest.mark.parametrize(("member", "in_doubt"), [("me", False), ("another", True)])

@@ -229,7 +229,7 @@ def test_a_report_names_one_key_of_each_kind_by_its_hash() -> None:
         )
         assert key.decode() not in report
     assert "topic orders" in report
-    assert "200 lie where only murmur2" in report
+    assert "explains the partition of 200 sampled keys" in report
     assert "partitioner=murmur2_random" in report
 
 

@@ -122,7 +122,7 @@ def test_producer_settings_of_the_user_win(name: str, value: object, ours: str) 
         ({"bootstrap.servers": ""}, "bootstrap.servers is missing"),
         ({"bootstrap.servers": "a:9092", "enable.idempotence": False}, "enable.idempotence=False: "),
         ({"bootstrap.servers": "a:9092", "enable.idempotence": "false"}, "enable.idempotence='false': "),
-        ({"bootstrap.servers": "a:9092", "acks": 1}, "acks=1: dead letters must outlive a broker"),
+        ({"bootstrap.servers": "a:9092", "acks": 1}, "acks=1: dead letters must survive a lost broker"),
         ({"bootstrap.servers": "a:9092", "request.required.acks": "0"}, "request.required.acks='0': "),
         ({"bootstrap.servers": "a:9092", "default.topic.config": {"acks": 0}}, "acks=0: "),
         ("bootstrap.servers=a", "config is of type str"),

@@ -201,7 +201,7 @@ def test_the_settings_of_a_consumer_are_omitted() -> None:
     [
         ("enable.idempotence", False, "enable.idempotence=False: retries could write outputs twice or out of order"),
         ("enable.idempotence", "false", "enable.idempotence='false'"),
-        ("acks", 1, "acks=1: outputs must outlive a broker; set 'all', or leave it out"),
+        ("acks", 1, "acks=1: outputs must survive a lost broker; set 'all', or leave it out"),
         ("request.required.acks", 0, "request.required.acks=0"),
         ("delivery.report.only.error", True, "delivery.report.only.error=True: the confirmations of outputs would be"),
         ("transactional.id", "mine", "transactional.id='mine': the publisher sends outputs without transactions"),

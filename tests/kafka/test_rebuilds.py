@@ -1,4 +1,4 @@
-"""A client that has failed for good is rebuilt after a pause, and a removed member joins again.
+"""A client that has failed permanently is rebuilt after a pause, and a removed member joins again.
 
 A mock cluster gives the errors, so it does not matter when a broker would give them.
 """
@@ -88,7 +88,7 @@ async def test_a_fenced_client_is_rebuilt_until_its_attempts_end(
         assert [message.partition for message in await reader.take(3)] == [again] * 3
         fence(cluster, protocol)
         await lost(reader, again)
-        with pytest.raises(lanes.SourceError, match=r"only one member may have.*failed for good: "):
+        with pytest.raises(lanes.SourceError, match=r"only one member may have.*failed permanently: "):
             await reader.receive()
         assert len(reader.clients) == 2
 
@@ -104,7 +104,7 @@ async def test_commands_are_answered_in_a_pause_and_a_stop_ends_it(
         fence(cluster, protocol)
         await lost(reader, partition)
         await until(lambda: "the client is rebuilt in 3600 s" in caplog.text)
-        with pytest.raises(lanes.SourceError, match="given up"):
+        with pytest.raises(lanes.SourceError, match="no longer owns"):
             await reader.settle(partition, 0)
         with anyio.fail_after(WITHIN):
             await reader.source.release(partition)

@@ -74,13 +74,13 @@ def test_a_client_that_failed_for_good_ends_the_source_without_rebuilds(reading:
     partition = reading.partition
     reading.fails(KafkaError._FATAL)
     (failure,) = reading.failures
-    assert failure.startswith("kafka g/t: the client has failed for good: _FATAL")
-    assert [event for event, _ in reading.told] == [Lost(partition, "the client has failed for good")]
+    assert failure.startswith("kafka g/t: the client has failed permanently: _FATAL")
+    assert [event for event, _ in reading.told] == [Lost(partition, "the client has failed permanently")]
 
 
 def test_a_fatal_error_of_any_code_is_one(reading: Stand) -> None:
     reading.fails(KafkaError.UNKNOWN_MEMBER_ID, "gone", fatal=True)
-    assert len(reading.failures) == 1 and "failed for good" in reading.failures[0]
+    assert len(reading.failures) == 1 and "failed permanently" in reading.failures[0]
 
 
 def test_a_static_member_names_its_instance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_static_member_names_its_instance(monkeypatch: pytest.MonkeyPatch) -> 
     (partition,) = stand.assigned(0)
     stand.fails(KafkaError._FATAL)
     why = "only one member may have group.instance.id='one'; give each member its own"
-    assert stand.failures[0].startswith(f"kafka g/t: {why}; the client has failed for good: ")
+    assert stand.failures[0].startswith(f"kafka g/t: {why}; the client has failed permanently: ")
     assert [event for event, _ in stand.told] == [Lost(partition, why)]
 
 
@@ -190,7 +190,7 @@ def test_the_end_of_a_client_answers_its_commands(reading: Stand) -> None:
     reading.client.mine = []
     reading.thread._close()
     (error,) = commit.given
-    assert str(error) == "kafka g/t: a commit was not answered: the client was closed"
+    assert str(error) == "kafka g/t: a commit has no answer: the client was closed"
     assert confirmed.given == [()] and reading.client.closed == 1 and reading.thread._group.closing
 
 
@@ -281,9 +281,7 @@ def test_a_close_that_fails_is_logged_and_ends_the_source(
     stand.thread.send(Close())
     stand.run()
     assert (stand.opened.given, stand.ends, stand.failures) == ([None], 1, [])
-    assert caplog.messages == [
-        "kafka g/t: closing the client failed (RuntimeError: broken); the source ends all the same"
-    ]
+    assert caplog.messages == ["kafka g/t: cannot close the client (RuntimeError: broken); the source ends anyway"]
     assert stand.thread._topics.admin is None
 
 

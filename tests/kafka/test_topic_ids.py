@@ -125,7 +125,7 @@ def test_nothing_is_committed_to_a_recreated_topic(synchronous: bool) -> None:
     answer = bench.commit(0, 5, synchronous=synchronous, releases=True)
     bench.look()
     (error,) = answer.given
-    assert "given up" in str(error) and bench.broker.commits == [] and bench.released == [bench.partitions[0]]
+    assert "no longer owns" in str(error) and bench.broker.commits == [] and bench.released == [bench.partitions[0]]
 
 
 def test_a_commit_without_an_answer_fails_and_a_later_one_is_sent() -> None:
@@ -222,7 +222,7 @@ def test_a_lost_partition_asks_for_no_topic_id(synchronous: bool) -> None:
     bench = Bench()
     bench.owned = False
     (error,) = bench.commit(0, 5, synchronous=synchronous, releases=True).given
-    assert "given up" in str(error) and bench.admin.asked == 0 and bench.released == [bench.partitions[0]]
+    assert "no longer owns" in str(error) and bench.admin.asked == 0 and bench.released == [bench.partitions[0]]
 
 
 @pytest.mark.parametrize("synchronous", [False, True], ids=["sent", "awaited"])
@@ -242,7 +242,7 @@ def test_an_answer_read_by_another_caller_is_checked() -> None:
     assert bench.topics.wait(1.0)
     bench.look()
     (error,) = answer.given
-    assert "given up" in str(error) and bench.broker.commits == []
+    assert "no longer owns" in str(error) and bench.broker.commits == []
 
 
 @pytest.mark.parametrize("by", ["look", "commit"])
@@ -334,7 +334,7 @@ async def test_messages_read_on_in_a_recreated_topic_are_not_committed(
         # The client does not notice the change, and reads on.
         asked.topics = {name: "id-B"}
         await reader.take(2)
-        with pytest.raises(lanes.SourceError, match="given up"):
+        with pytest.raises(lanes.SourceError, match="no longer owns"):
             await reader.settle(partition, 5)
         with pytest.raises(lanes.SourceError, match="deleted and recreated"):
             await ended()

@@ -345,7 +345,7 @@ def test_a_message_of_the_source_without_a_handler_is_lost(spark: Any, tmp_path:
         "unproven",
         0,
         (
-            "0 messages are in the source: it does not say what had to be handled",
+            "0 messages are in the source, so no message had to be handled",
             "1 messages were left at the broker: neither settled nor handled",
         ),
     )

@@ -78,7 +78,7 @@ class Told:
     [
         (False, 0, "held", ()),
         (True, 3, "held", ()),
-        (True, 0, "unproven", ("0 messages are in the source: it does not say what had to be handled",)),
+        (True, 0, "unproven", ("0 messages are in the source, so no message had to be handled",)),
     ],
 )
 def test_an_empty_source_proves_nothing(sourced: bool, messages: int, status: str, reasons: tuple[str, ...]) -> None:

@@ -208,7 +208,7 @@ def test_a_checkpoint_of_any_other_query_is_refused(offset: Any) -> None:
     reader = BatchRanges(options).streamReader(StructType([]))
     with pytest.raises(
         lanes.SourceError,
-        match=r"orders: the checkpoint (is of another replay|belongs to a query that is not a replay)",
+        match=r"orders: the checkpoint (belongs to another replay|belongs to a query that is not a replay)",
     ) as no:
         reader.latestOffset(offset, ReadMaxRows(5))
     assert "its own checkpoint" in str(no.value)

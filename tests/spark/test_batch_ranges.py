@@ -46,14 +46,14 @@ def test_a_replay_continues_although_the_read_positions_were_deleted() -> None:
     end = first.latestOffset(first.initialOffset(), ReadMaxRows(CAP))
     later = reader({0: (80, 90), 1: (10, 10)}, {0: 0})
     assert run(later, end) == [[(0, 80, 90), (1, 10, 10)]]
-    with pytest.raises(SourceError, match="orders/0: positions 80 … 84 are gone from the source and were not read"):
+    with pytest.raises(SourceError, match="orders/0: positions 80 … 84 are unread, and the source has lost them"):
         run(reader({0: (85, 90), 1: (10, 10)}), end)
     with pytest.raises(
         SourceError, match="orders/0: the replay continues at position 80, but the source has lost that partition"
     ):
         run(reader({}), end)
     assert run(reader({}), reader({}).initialOffset()) == []
-    with pytest.raises(SourceError, match="the checkpoint is of another replay"):
+    with pytest.raises(SourceError, match="the checkpoint belongs to another replay"):
         run(reader({0: (80, 90)}, replay="two"), end)
 
 

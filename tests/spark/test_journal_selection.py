@@ -198,7 +198,7 @@ def test_a_selection_is_fixed_at_the_start_of_its_checkpoint(spark: Any, tmp_pat
     assert (told[-1].left, told[-1].positions < 3_000) == (0, True)
     assert replay(spark, table, noting(tmp_path / "nothing"), **more).batches == 0
     for only in (None, JournalSelection(path=str(tmp_path / "journal"), of="unfinished")):
-        with pytest.raises(lanes.SourceError, match="the checkpoint is of another replay"):
+        with pytest.raises(lanes.SourceError, match="the checkpoint belongs to another replay"):
             replay(spark, table, noting(tmp_path / "nothing"), **{**more, "only": only})
     assert not (tmp_path / "nothing").exists()
 

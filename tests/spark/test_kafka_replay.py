@@ -102,12 +102,12 @@ def test_a_topic_is_replayed_in_order_and_missing_positions_are_named(
     # A message that was read before its deletion is not lost.
     assert replay(connected, split, noting(tmp_path / "part"), **more, to=150).batches == 0
     more["checkpoint"] = str(tmp_path / "another")
-    with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are gone from the source and were"):
+    with pytest.raises(lanes.SourceError, match="replayed/2: positions 100 … 169 are unread, and the source has lost"):
         replay(connected, split, noting(tmp_path / "nothing"), **more, from_={2: 100})
-    gone = "replayed/2: positions 100 … 169 are gone from the source, and from_ selects these positions; begin at 170"
+    gone = "replayed/2: positions 100 … 169 are lost in the source, and from_ selects these positions; begin at 170"
     with pytest.raises(lanes.SourceError, match=gone):
         replay(connected, topic, noting(tmp_path / "nothing"), from_={2: 100})
-    with pytest.raises(lanes.SourceError, match="replayed/2: positions 160 … 169 are gone from the source and were"):
+    with pytest.raises(lanes.SourceError, match="replayed/2: positions 160 … 169 are unread, and the source has lost"):
         topic.rows(connected, {2: (160, 200)})
     with pytest.raises(lanes.SourceError, match=r"nowhere: Kafka at .*UnknownTopicOrPartitionException"):
         replay(connected, KafkaTopic(servers=kafka.url, topic="nowhere"), noting(tmp_path / "nothing"))
@@ -119,7 +119,7 @@ def test_a_topic_is_replayed_in_order_and_missing_positions_are_named(
     producer.flush(SECONDS)
     [deleted] = admin.delete_records([TopicPartition(TOPIC, 1, OFFSET_END)]).values()
     deleted.result(SECONDS)
-    with pytest.raises(lanes.SourceError, match=r"replayed/1: positions (\d+) … \1 are gone from the source and were"):
+    with pytest.raises(lanes.SourceError, match=r"replayed/1: positions (\d+) … \1 are unread, and the source has"):
         replay(connected, topic, noting(tmp_path / "nothing"), **more)
     login = {
         "kafka.security.protocol": "SASL_PLAINTEXT",

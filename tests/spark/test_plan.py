@@ -204,7 +204,7 @@ def test_a_deleted_start_is_named() -> None:
     check_kept("orders", {0: 10, 1: 0}, spans)
     with pytest.raises(
         SourceError,
-        match=(r"orders/0: positions 4 … 9 are gone from the source, and from_ selects these positions; begin at 10"),
+        match=(r"orders/0: positions 4 … 9 are lost in the source, and from_ selects these positions; begin at 10"),
     ):
         check_kept("orders", {0: 4, 1: 0}, spans)
     assert Selection.of(from_={0: 4, 2: 9}).starts(spans) == {0: 4}

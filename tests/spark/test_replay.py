@@ -140,7 +140,7 @@ def test_a_stopped_replay_continues(spark: Any, tmp_path: Path, how: str) -> Non
     assert stored(tmp_path / "results") == everything
     assert (report.delivered, report.skipped, report.batches) == (600, 300, 2)
     assert replay(spark, table, noting(journal, fail), **more).batches == 0
-    with pytest.raises(lanes.SourceError, match="the checkpoint is of another replay"):
+    with pytest.raises(lanes.SourceError, match="the checkpoint belongs to another replay"):
         replay(spark, table, noting(journal, fail), **more, keys=["customer"])
 
 

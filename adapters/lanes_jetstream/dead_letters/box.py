@@ -243,7 +243,7 @@ class JetStreamDeadLetterBox:
     async def _published(
         self, stream: str, stored: str, copied: Sequence[str], lost: list[str], via: tuple[str, ...] = ()
     ) -> list[str]:
-        """Return the possible published subjects of a stored message, through all copies and transforms.
+        """Return the subjects to which a client may have published a stored message, before copies and transforms.
 
         Args:
             stream: Name of the stream that stores the message.

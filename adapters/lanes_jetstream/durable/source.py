@@ -316,7 +316,7 @@ class DurableSource:
                     break
                 if self._takeover.next and position != self._takeover.next.popleft():
                     # The message follows a missing message, or arrives after a message with a higher sequence.
-                    self._pulls.interrupt("unsorted", f"sequence {position} arrived out of turn")
+                    self._pulls.interrupt("unsorted", f"sequence {position} arrived out of order")
                     break
                 expected = delivery + 1
             message = message_of(partition, raw, position, key)

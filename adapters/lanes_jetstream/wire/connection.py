@@ -31,7 +31,7 @@ log = logging.getLogger("lanes.jetstream.client")
 Server = str | Client | JetStreamContext
 """URL of a server (several with commas), a connected nats client, or its JetStream context."""
 
-CLOSED: Final = "the connection is closed for good; start again"
+CLOSED: Final = "the connection is closed permanently; start again"
 
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds to reach a server at the start. After a later loss of the connection the client reconnects without limit."""
@@ -357,7 +357,10 @@ class Connection:
             return 0, 0
 
     def check_server(self) -> None:
-        """Raise ``ConfigError`` for a server older than ``OLDEST_SERVER``. The check accepts an unknown version."""
+        """Raise ``ConfigError`` for a server older than ``OLDEST_SERVER``.
+
+        The check accepts a server with an unknown version.
+        """
         found = self.server_version
         if (0, 0) < found < OLDEST_SERVER:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""The configuration of a client from a file of Java properties, JSON or TOML.
+"""Reads the configuration of a client from a file of Java properties, JSON or TOML.
 
 Errors never show the value of a setting, because the value may be a password.
 """
@@ -95,7 +95,7 @@ def _json(path: Path, text: str) -> dict[str, Any]:
     except RecursionError:
         raise ConfigError(f"{path}: nested too deeply; write an object of names and values") from None
     if not isinstance(found, dict):
-        raise ConfigError(f"{path}: holds a {type(found).__name__}; write an object of names and values")
+        raise ConfigError(f"{path}: contains a {type(found).__name__}; write an object of names and values")
     return found
 
 

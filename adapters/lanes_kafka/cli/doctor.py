@@ -275,7 +275,7 @@ def _carries(what: str, limit: str | None) -> Check:
     return Check(
         what,
         None,
-        f"{METADATA_LIMIT}={limit}: messages completed above the position cannot be handed over",
+        f"{METADATA_LIMIT}={limit}: a commit has no room to list messages completed above its position",
         "raise it to 4096 at the broker, or pass commit_metadata=False; drains then take longer",
     )
 

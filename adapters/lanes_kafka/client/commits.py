@@ -169,7 +169,7 @@ class Commits:
             return
         if not all(self.owns(each.partition) for each in commit.settlements):
             # The loop may not have received the report of the loss yet.
-            commit.fail(f"{self.name}: not committed: a partition was given up meanwhile")
+            commit.fail(f"{self.name}: not committed: this member no longer owns a partition of the commit")
             return
         # The deadline includes the wait for the topic ids.
         commit.deadline = commit.deadline or self.clock() + COMMIT_TIMEOUT
@@ -221,12 +221,14 @@ class Commits:
         """Fail each commit that has no answer at its deadline."""
         for commit in [each for each in self.unanswered.values() if each.deadline <= now]:
             self._forget(commit)
-            commit.fail(f"{self.name}: a commit was not answered within {COMMIT_TIMEOUT:g} s; check that a broker runs")
+            commit.fail(
+                f"{self.name}: the broker did not answer a commit within {COMMIT_TIMEOUT:g} s; check that a broker runs"
+            )
 
     def abandon(self, reason: str) -> None:
         """Fail all unanswered commits, with ``reason`` in the error."""
         for commit in self.recall():
-            commit.fail(f"{self.name}: a commit was not answered: {reason}")
+            commit.fail(f"{self.name}: a commit has no answer: {reason}")
 
     def _forget(self, commit: Commit) -> None:
         # A newer commit may cover some partitions of this commit: compare commits by identity.

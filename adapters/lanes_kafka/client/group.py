@@ -292,7 +292,7 @@ class Group:
     def reclaim(self, client: Consumer, *, until: float | None = None) -> None:
         """Restart partitions that were presumed lost and that the client still owns after 5 seconds.
 
-        A doubted partition waits for ``trust`` instead.
+        A doubted partition restarts only after a call of ``trust``.
 
         The call also retries failed commits of start positions, and failed moves of positions that are out of range.
         Then the call starts the partitions that were unknown to the client at their assignment. The call may block
@@ -346,9 +346,9 @@ class Group:
                 self.lose_all(f"topic {name!r} was {change}")
                 self.fail(
                     SourceError(
-                        f"{self.name}: topic {name!r} was {change} while it was read, so its offsets name other "
-                        "messages; nothing more is committed. Check the positions that the group has committed for the "
-                        "topic, reset the positions of the old topic, and start again"
+                        f"{self.name}: topic {name!r} was {change} during the run, so its offsets mean other "
+                        "messages, and the source commits nothing more. Check the positions that the group has "
+                        "committed for the topic, reset the positions of the old topic, and start again"
                     )
                 )
                 return

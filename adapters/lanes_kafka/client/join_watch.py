@@ -7,7 +7,7 @@ again.
 Under the classic protocol a group also sends an empty assignment. Under KIP-848 the client reports no empty assignment.
 Therefore the wait also ends after one session, when the group has removed every dead member.
 
-A group with more members than partitions leaves members without a partition. A log line says so once.
+If a group has more members than partitions, some members have no partition. The watch logs this once.
 """
 
 from __future__ import annotations

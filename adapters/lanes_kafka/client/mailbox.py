@@ -15,7 +15,7 @@ from lanes_kafka.client.prefetch import Credit
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """The messages that the thread may read, and the partitions to read them from.
+    """The number of messages that the thread may read, and the partitions that it may read.
 
     Attributes:
         number: Number of this demand, higher than the number of every earlier demand.

@@ -301,7 +301,7 @@ class Membership:
         now = self.clock()
         if self._unanswered_since is None:
             self._unanswered_since, self._log_at = now, now + _LOG_EVERY
-            log.info("%s: the broker does not list the members of the group, asking again (%s)", self.name, why)
+            log.info("%s: the broker does not list the members of the group, retrying (%s)", self.name, why)
         elif now >= self._log_at:
             self._log_at = now + _LOG_EVERY
             log.warning(

@@ -170,7 +170,7 @@ def milliseconds(start: datetime) -> int:
     """Return the first millisecond since 1970 at or after ``start``.
 
     Message times are whole milliseconds. The function rounds up, so that the start includes no earlier message. A time
-    before 1970 becomes 0, because the broker treats negative times as names of positions.
+    before 1970 becomes 0, because negative times have a special meaning for the broker.
     """
     return max(0, -((_EPOCH - start) // timedelta(milliseconds=1)))
 

@@ -225,7 +225,7 @@ class ClientThread:
             self._close()
         except BaseException as error:
             log.warning(
-                "%s: closing the client failed (%s); the source ends all the same",
+                "%s: cannot close the client (%s); the source ends anyway",
                 self.name,
                 exception_text(error, self.config.client),
             )
@@ -483,10 +483,10 @@ class ClientThread:
 
     def _fatal(self, error: KafkaError) -> None:
         """Handle a permanent failure of the client. The client calls no rebalance callback for such a failure."""
-        why = what = "the client has failed for good"
+        why = what = "the client has failed permanently"
         if self.config.instance is not None:
             why = f"only one member may have group.instance.id={self.config.instance!r}; give each member its own"
-            what = f"{why}; the client has failed for good"
+            what = f"{why}; the client has failed permanently"
         what += f": {client_message(error, self.config.client)}"
         # The error of the run follows, and contains the text of the client too.
         self._group.lose_all(why)

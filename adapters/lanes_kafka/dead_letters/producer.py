@@ -97,7 +97,7 @@ def safe_settings(config: Mapping[str, Any], safe: Mapping[str, Any], what: str)
     for name in _SPELLINGS["acks"]:
         if str(given.get(name, "all")).lower() not in ("all", "-1"):
             raise ConfigError(
-                f"{name}={shown_value(given[name])}: {what} must outlive a broker; set 'all', or leave it out"
+                f"{name}={shown_value(given[name])}: {what} must survive a lost broker; set 'all', or leave it out"
             )
     if str(given.get(_SILENT, False)).lower() not in ("false", "f", "0"):
         raise ConfigError(
@@ -336,7 +336,7 @@ class ConfirmedProducer:
         self._bridge.post(tell)
 
     def _cause(self, producer: Producer, failure: KafkaException) -> KafkaException:
-        """Return the cause of a failed write, and replace a client that has failed for good."""
+        """Return the cause of a failed write, and replace a client that has failed permanently."""
         error = failure.args[0]
         if error.fatal() or error.code() == KafkaError._FATAL:
             self._jobs.put(functools.partial(self._fail, producer, error))
@@ -432,7 +432,7 @@ class ConfirmedProducer:
     def _fail(self, failed: Producer, error: KafkaError) -> None:
         """Drop a producer that has failed permanently. The next ``send`` creates another producer."""
         if self._producer is failed:
-            log.warning("%s: the client has failed for good and is rebuilt (%s)", self._name, error.name())
+            log.warning("%s: the client has failed permanently and is rebuilt (%s)", self._name, error.name())
             self._fatal, self._producer = error, None
             _finish(failed, 0.0)
             self._tell(failed)

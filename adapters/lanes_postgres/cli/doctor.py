@@ -140,7 +140,7 @@ class _Doctor:
                 Check(
                     "synchronous_commit",
                     None,
-                    "off: a crash of the server forgets the last commits",
+                    "off: the server loses the last commits in a crash",
                     "expect repeated messages after a crash, or set synchronous_commit to on",
                 )
             )
@@ -296,7 +296,8 @@ async def _locks(dsn: str) -> Check:
         await locks.open()
         held = await locks.try_acquire(f"lanes doctor {secrets.token_hex(8)}", lambda: None)
         if held is None:
-            return Check("locks", False, "a new lock is held already", "look for a program that takes all locks")
+            text = "another session holds the lock of this check"
+            return Check("locks", False, text, "look for a program that takes all locks")
         await held.release()
     except LanesError as error:
         text, _, remedy = str(error).partition("; ")

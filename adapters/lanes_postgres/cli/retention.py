@@ -67,8 +67,8 @@ async def trim(
     unfinished messages. The call also deletes messages that only the subscriptions in ``without`` have not finished.
 
     Returns the number of deleted messages. Raises ``ConfigError`` if the log or a named subscription does not exist.
-    Without ``force``, the call also raises ``ConfigError`` in two cases: ``without`` contains every subscription of the
-        log, or another subscription stores its positions outside the log's schema.
+    Without ``force``, the call also raises ``ConfigError`` if ``without`` contains every subscription of the log. The
+    call also refuses another subscription that stores its positions outside the log's schema.
     """
     # Some committed messages may not have a position yet.
     while await perform_async(connection, sequencing(schema), "trim"):

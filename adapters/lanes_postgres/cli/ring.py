@@ -140,7 +140,7 @@ def status(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, a
         if slots[view.consumer] and not view.processes:
             typer.echo(_not_running(view, used))
     if backlog:
-        typer.echo(f"{backlog:,} messages or more wait in slots that nobody owns")
+        typer.echo(f"{backlog:,} messages or more wait in slots without an owner")
 
 
 def history(log: LogName, group: Group, dsn: Dsn = "", schema: Schema = SCHEMA, as_json: AsJson = False) -> None:
@@ -177,7 +177,7 @@ async def _used_names(connection: AsyncConnection[Any], ring: RangeMap) -> list[
 
 
 def _note_unused(ring: RangeMap, consumer: str, used: Sequence[str]) -> None:
-    """Name a consumer that has never run. Its process may start later, so this is no error."""
+    """Print a note about a consumer that has never run. The note is no error, because its process may start later."""
     if consumer not in used:
         text = (
             f"no process of the group {ring.group!a} has run as {consumer!a} yet{did_you_mean(consumer, used)}; the "
@@ -190,8 +190,8 @@ def _not_running(owner: OwnerView, used: Sequence[str]) -> str:
     known = owner.consumer in used
     meant = "" if known else did_you_mean(owner.consumer, used)
     return (
-        f"no process runs as {owner.consumer!a}{'' if known else ', and none ever has'}{meant}; start it, or assign "
-        "its slots to another consumer"
+        f"no process runs as {owner.consumer!a}{'' if known else ', and none has run before'}{meant}; start it, or "
+        "assign its slots to another consumer"
     )
 
 

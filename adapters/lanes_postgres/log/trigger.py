@@ -106,7 +106,7 @@ def checking(schema: str, facts: LogFacts | None = None) -> Steps[Fault | None]:
 def upkeep(schema: str, facts: LogFacts) -> Steps[Fault | None]:
     """Return the maintenance that an upgrade or a new owner of the table requires; None = no maintenance.
 
-    Sources can read the messages before this maintenance. A log with its own messages needs none.
+    Sources can read the messages before this maintenance. A log with its own messages needs no maintenance.
     """
     if facts.relation is None:
         return None

@@ -67,8 +67,8 @@ class RangeMap:
     """The ranges of ring slots that the consumers of a group own, stored as an append-only list of assignments.
 
     The last assignment of a slot determines its owner. A slot that no assignment names has no owner. A consumer name
-    belongs to one group, so two groups can use the same name for different consumers. The name of a group is the
-    subscription of its consumers. Each log has its own groups.
+    belongs to one group, so two groups can use the same name for different consumers. A group and the subscription of
+    its consumers have the same name. Each log has its own groups.
 
     The object opens no connection. Two objects with the same log and group are interchangeable. Thread-safe.
 

@@ -19,15 +19,15 @@ class _Call(Generic[Content]):
 
 
 class SharedCalls(Generic[Content]):
-    """Performs the contents of all waiting calls in one call.
+    """Lets one call do the work of all waiting calls.
 
-    If the contents of several calls fail together, the performing call then performs only its own content. The content
-    of one call therefore never causes the failure of another call. After the cancellation of a call, no other call
-    performs its content.
+    If the common work fails, the working call then does only its own work. One call therefore never causes the failure
+    of another call. After the cancellation of a call, no other call does its work.
 
     Args:
-        turn: Lock that serializes the performing calls.
-        perform: Function that performs the content of several calls, the oldest call first.
+        turn: Lock that lets only one call work at a time.
+        perform: Function that does the work of several calls. Its argument has one entry for each call, the oldest call
+            first.
     """
 
     def __init__(self, turn: asyncio.Lock, perform: Callable[[list[Content]], Awaitable[None]]) -> None:
@@ -36,7 +36,7 @@ class SharedCalls(Generic[Content]):
         self._calls: list[_Call[Content]] = []
 
     async def __call__(self, content: Content) -> None:
-        """Perform the content, or wait until another call has performed it. Raises the errors of ``perform``."""
+        """Do the work that ``content`` describes, or wait for a call that does it. Raises the errors of ``perform``."""
         call = _Call(content)
         self._calls.append(call)
         try:

@@ -133,8 +133,8 @@ class KeptWatch:
         except Exception as error:
             if not self._failed:
                 log.warning(
-                    "%s: a read of your states= failed, so the kept bytes of log %s are not counted; check that "
-                    "store: %s",
+                    "%s: a read of the store states= failed, so the source does not count the kept bytes of log %s; "
+                    "check the store: %s",
                     self.name,
                     self.log_name,
                     described(error),
@@ -180,6 +180,6 @@ class KeptWatch:
             words = ["--log", kept.log, "--", kept.subscription]
         return (
             f"log {kept.log!a} keeps about {kept.bytes:,} bytes ({kept.messages:,} messages) for its slowest "
-            f"subscription {kept.subscription!a}, above kept_limit={kept.limit:,}; start more of its consumers, or, if "
-            f"no one needs it, run `lanes postgres subscriptions drop {printable(shlex.join(words))}`"
+            f"subscription {kept.subscription!a}, above kept_limit={kept.limit:,}; start more of its consumers. If "
+            f"the subscription is unused, run `lanes postgres subscriptions drop {printable(shlex.join(words))}`"
         )

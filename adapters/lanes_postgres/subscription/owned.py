@@ -22,7 +22,7 @@ def lock_name(schema: str, log_name: str, subscription: str, number: int) -> str
 
 @dataclass(eq=False, repr=False)
 class Owned:
-    """One ownership of a partition. Belongs to one event loop; no call waits.
+    """The ownership of a partition by this member. Only one event loop uses the object, and no call waits.
 
     Attributes:
         number: Number of the partition.

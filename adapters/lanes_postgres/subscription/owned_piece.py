@@ -22,7 +22,7 @@ _TELL_EVERY: Final = 1.0
 
 @dataclass(eq=False, repr=False)
 class OwnedPiece(Owned):
-    """One ownership of a piece. Belongs to one event loop; no call waits.
+    """The ownership of a piece by this member. Only one event loop uses the object, and no call waits.
 
     Attributes:
         slots: The slots of the piece. ``None`` = the messages without a key.

@@ -43,7 +43,7 @@ _HAND_OVER_AGAIN: Final = 0.1
 _COUNT_EVERY: Final = 10.0
 """Seconds between two counts of the messages in slots without an owner, and between two deletions of attempts."""
 
-_NOT_RAISED: Final = "the position of slots that nobody owns is not raised, so the log keeps its messages"
+_NOT_RAISED: Final = "the position of slots without an owner is not raised, so the log keeps their messages"
 
 LONGEST_PAUSE: Final = 60.0
 """Maximum seconds for which a member skips a piece with a fault. The first pause is 1 s, and each later pause is
@@ -253,7 +253,7 @@ class PieceVisitor(Visitor):
             return ""
         place = f"--log {self.log_name!a} --group {self.subscription!a}"
         return (
-            f"{self.unowned:,} messages or more wait in slots that nobody owns; see `lanes ring status {place}`, and "
+            f"{self.unowned:,} messages or more wait in slots without an owner; see `lanes ring status {place}`, and "
             "assign the slots by `lanes ring assign`"
         )
 

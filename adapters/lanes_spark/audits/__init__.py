@@ -1,4 +1,4 @@
-"""Audits journals by DataFrames on a cluster.
+"""Audits journals on a cluster, with DataFrames.
 
 Reading order: ``audit``, ``verdicts``, ``judge``; then the rows of a journal, ``rows`` and ``screen``; then the
 promises, ``order``, ``owners`` and ``settling``.

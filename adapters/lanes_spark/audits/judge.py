@@ -29,7 +29,7 @@ from lanes_spark.audits.verdicts import AUDITED, WITNESSES, AuditStatus, AuditVe
 from lanes_spark.tables.journal import TYPES
 
 _ACROSS: Final = ("PerKeyOrder", "NoOverlap", "ExclusiveOwner")
-_NOTHING_DUE: Final = "messages are in the source: it does not say what had to be handled"
+_NOTHING_DUE: Final = "messages are in the source, so no message had to be handled"
 _UNSEEN: Final = "messages of the source have no row of a finished handler, and other rows are missing"
 _RECREATED: Final = "partitions were recreated, so positions do not tell messages apart"
 

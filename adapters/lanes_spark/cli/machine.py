@@ -58,7 +58,7 @@ class Java(NamedTuple):
 
 
 def spark_home(env: Mapping[str, str]) -> Path:
-    """Return the folder of Spark's own files. The function uses the rule of pyspark."""
+    """Return the folder of Spark's own files. The function selects the same folder as pyspark."""
     if named := env.get("SPARK_HOME"):
         return Path(named)
     found = importlib.util.find_spec("pyspark")

@@ -65,7 +65,7 @@ class BatchRun:
             batch: Number of the batch in its checkpoint; None without a checkpoint.
 
         Raises:
-            ConfigError: The driver cannot write to the folder of the journal, or ``aligned`` is wrong.
+            ConfigError: The driver cannot write to the folder of the journal, or the source is not aligned.
             SourceError: The topic was recreated, or its brokers did not answer for 180 s. The batch is unfinished.
         """
         from pyspark.sql import Observation

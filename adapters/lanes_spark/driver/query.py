@@ -243,7 +243,7 @@ class _Reader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if offset.get("replay") != self._given.replay:
             raise SourceError(
-                f"{topic}: the checkpoint is of another replay (other topic, selection or eras, or a topic that was "
-                "recreated since); give this replay its own checkpoint"
+                f"{topic}: the checkpoint belongs to another replay (other topic, selection or eras, or a topic that "
+                "was recreated since); give this replay its own checkpoint"
             )
         return at

@@ -1,8 +1,8 @@
 """Ensures that each folder of results belongs to one checkpoint, and each checkpoint has only one folder.
 
 A checkpoint numbers its batches, and each batch writes its own folder of results. A second checkpoint would use the
-same numbers for other rows, and its batches would replace only some of the results. A replay refuses a second
-checkpoint by means of two note files:
+same numbers for other rows, and its batches would replace only some of the results. With two small files, called notes,
+a replay detects and refuses a second checkpoint:
 
 - The note in the results folder contains the id of the checkpoint's query. A replay writes this note before its first
   results.

@@ -238,7 +238,7 @@ class _Kept:
         found = json.loads(row["facts"])
         if found.pop("digest") != digest:
             raise SourceError(
-                f"{topic}: the checkpoint is of another replay (begun with another only=…); give this replay a "
+                f"{topic}: the checkpoint belongs to another replay (begun with another only=…); give this replay a "
                 "checkpoint of its own"
             )
         return JournalFacts(**{**found, "doubts": tuple(found["doubts"])})
@@ -250,8 +250,8 @@ class _Kept:
         """
         if query_of(self._spark, checkpoint) is not None:
             raise SourceError(
-                f"{topic}: the checkpoint {checkpoint} is of another replay (begun without only=…), or has lost its "
-                f"selection: restore {self._facts}, or give this replay a checkpoint of its own"
+                f"{topic}: the checkpoint {checkpoint} belongs to another replay (begun without only=…), or has lost "
+                f"its selection: restore {self._facts}, or give this replay a checkpoint of its own"
             )
 
     def keep(self, facts: JournalFacts, positions: DataFrame, digest: str) -> None:

@@ -187,7 +187,7 @@ async def test_a_store_of_the_user_whose_reads_hang_or_fail_delays_no_message(
         states.go_on = anyio.Event()
         await reads(3)
         (line,) = [each for each in caplog.messages if "states=" in each]
-        said = "a read of your states= failed, so the kept bytes of log orders are not counted; check that store"
+        said = "a read of the store states= failed, so the source does not count the kept bytes of log orders"
         assert line.endswith(f"{said}: TimeoutError")
         assert keeps(consumer, "own", 0)
         monkeypatch.setattr(kept, "_READ_FOR", 60.0)

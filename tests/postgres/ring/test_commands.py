@@ -171,7 +171,7 @@ async def test_status_shows_which_owners_run_and_how_many_messages_wait_for_each
         ["wroker-b", "0", str(HALF), "4"],
     ]
     meant = "(did you mean 'worker-b'?); start it, or assign its slots to another consumer"
-    assert out.splitlines()[8:] == [f"no process runs as 'wroker-b', and none ever has {meant}"]
+    assert out.splitlines()[8:] == [f"no process runs as 'wroker-b', and none has run before {meant}"]
     assert [(each["consumer"], each["processes"], each["waiting_messages"]) for each in facts["consumers"]] == [
         ("worker-a", 1, 2),
         ("worker-b", 1, 0),

@@ -328,7 +328,7 @@ async def test_messages_without_an_owner_are_counted_every_ten_seconds_and_logge
     assert asked == [(time, "lanes", 3, "billing", [7]) for time in (100.0, 110.0, 120.0, 130.0, 140.0)]
     places = [BEGINNING, *(Place(0, number) for number in range(1, 5))]
     assert dropped == [("lanes", 3, "orders", "i", "billing", place) for place in places]
-    text = "messages or more wait in slots that nobody owns; see `lanes ring status --log 'orders' --group 'billing'`"
+    text = "messages or more wait in slots without an owner; see `lanes ring status --log 'orders' --group 'billing'`"
     assert [line.partition(", and assign")[0] for line in caplog.messages] == [
         f"postgres orders: 5 {text}",
         f"postgres orders: 1,234 {text}",

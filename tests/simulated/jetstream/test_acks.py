@@ -124,7 +124,7 @@ def test_a_client_whose_connection_is_not_plain_sends_acknowledgements_itself(st
 
 def test_an_error_at_an_acknowledgement_says_whether_a_retry_helps() -> None:
     with (
-        pytest.raises(SourceError, match=r"^source: the connection is closed for good") as closed,
+        pytest.raises(SourceError, match=r"^source: the connection is closed permanently") as closed,
         ack_errors("source"),
     ):
         raise nats.errors.ConnectionClosedError

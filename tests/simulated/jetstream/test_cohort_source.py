@@ -558,7 +558,7 @@ def test_a_closed_connection_stops_the_member() -> None:
         found = await joined(stage)
         await found.owns(0, 1)
         await found.source.connection.client.close()
-        with pytest.raises(SourceError, match=r"the connection is closed for good"):
+        with pytest.raises(SourceError, match=r"the connection is closed permanently"):
             await found.until(lambda: False)
         await found.source.aclose()
 

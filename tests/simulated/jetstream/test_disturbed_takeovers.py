@@ -49,7 +49,7 @@ def test_messages_that_the_server_sorted_in_two_batches_are_requeued(
         await closed(second)
 
     played(scene)
-    assert ("arrived out of turn" in caplog.text) is (extended < 6)
+    assert ("arrived out of order" in caplog.text) is (extended < 6)
 
 
 def test_messages_of_a_hold_back_that_exceed_the_room_wait_for_it() -> None:

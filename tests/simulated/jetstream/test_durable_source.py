@@ -432,7 +432,7 @@ def test_settled_messages_are_acknowledged(acks: str) -> None:
         assert unfinished(stage) == []
         assert [bool(each.reply) for each in stage.sent if each.payload == b"+ACK"][-1] == (acks != "fire-and-forget")
         await closed(source)
-        with pytest.raises(SourceError, match=rf"^{NAME}: the connection is closed for good"):
+        with pytest.raises(SourceError, match=rf"^{NAME}: the connection is closed permanently"):
             await source.settle([Settlement(partition_of(source), run)])
 
     played(scene)
@@ -606,7 +606,7 @@ def test_a_paused_partition_reports_a_closed_connection(shared: bool) -> None:
         receiving = asyncio.create_task(source.receive(room))
         await asyncio.sleep(1.0)
         await source.connection.client.close()
-        with pytest.raises(SourceError, match=r"closed for good"):
+        with pytest.raises(SourceError, match=r"closed permanently"):
             await receiving
 
     played(scene)

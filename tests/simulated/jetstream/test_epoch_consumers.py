@@ -255,7 +255,7 @@ def test_a_request_is_sent_only_over_an_intact_connection(call: str) -> None:
         with pytest.raises(SourceError, match=r"^stream 'S': the given connection: permissions .*, and start again$"):
             await calls[call]()
         await client.close()
-        with pytest.raises(SourceError, match="closed for good"):
+        with pytest.raises(SourceError, match="closed permanently"):
             await calls[call]()
 
     played(scene)

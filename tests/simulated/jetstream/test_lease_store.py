@@ -470,7 +470,7 @@ def test_a_closed_connection_is_final() -> None:
         await store.open()
         await client.close()
         for call in (store.read("plan"), store.entries("m.")):
-            with pytest.raises(SourceError, match=r"^the given connection: the connection is closed for good"):
+            with pytest.raises(SourceError, match=r"^the given connection: the connection is closed permanently"):
                 await call
 
     played(scene)

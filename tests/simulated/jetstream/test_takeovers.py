@@ -621,15 +621,15 @@ def test_a_closed_connection_ends_the_source() -> None:
         made = await process(stage)
         made.takeover.check_connection()
         await made.connection.client.close()
-        with pytest.raises(SourceError, match=rf"^{NAME}: the connection is closed for good"):
+        with pytest.raises(SourceError, match=rf"^{NAME}: the connection is closed permanently"):
             made.takeover.check_connection()
-        with pytest.raises(SourceError, match=r"closed for good"):
+        with pytest.raises(SourceError, match=r"closed permanently"):
             await made.run()
         broken = Process(stage, await stage.connect())
         client: Any = broken.connection.client
         await client.close()
         client._err = OSError("no route")
-        with pytest.raises(SourceError, match=rf"^{NAME} \(no route\): the connection is closed for good"):
+        with pytest.raises(SourceError, match=rf"^{NAME} \(no route\): the connection is closed permanently"):
             broken.takeover.check_connection()
 
     played(scene)
