@@ -189,7 +189,7 @@ def test_settings_of_the_server_are_named(
     assert status == 3
     assert checks["writes"]["detail"] == "transactions are read-only"
     for name, text in (
-        ("synchronous_commit", "forgets the last commits"),
+        ("synchronous_commit", "loses the last commits"),
         ("idle_session_timeout", "5min by default"),
         ("connections", "max_connections=8, 1 used, 4 free"),
     ):

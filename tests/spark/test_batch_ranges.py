@@ -59,5 +59,5 @@ def test_a_replay_continues_although_the_read_positions_were_deleted() -> None:
 
 def test_a_new_replay_whose_start_was_deleted_is_refused() -> None:
     of = reader({0: (20, 90)}, {0: 15})
-    with pytest.raises(SourceError, match="orders/0: positions 15 … 19 are gone"):
+    with pytest.raises(SourceError, match="orders/0: positions 15 … 19 are unread"):
         run(of, of.initialOffset())

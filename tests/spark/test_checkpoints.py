@@ -122,7 +122,7 @@ def test_a_folder_has_the_results_of_one_checkpoint(spark: Any, tmp_path: Path) 
             checkpoint=str(tmp_path / "three"),
             tasks=2,
         )
-    with pytest.raises(lanes.SourceError, match="of another replay"):
+    with pytest.raises(lanes.SourceError, match="belongs to another replay"):
         on("three", "third", partitions=[1])
     assert not (tmp_path / "third").exists()
 
@@ -401,7 +401,7 @@ def test_a_checkpoint_without_its_selection_is_refused(spark: Any, tmp_path: Pat
     # A checkpoint that started without a journal stays unchanged.
     whole = str(tmp_path / "whole{1}")
     assert replay(spark, table, noting(tmp_path / "all"), checkpoint=whole).finished == COUNT
-    with pytest.raises(lanes.SourceError, match=r"of another replay \(begun without only="):
+    with pytest.raises(lanes.SourceError, match=r"belongs to another replay \(begun without only="):
         replay(spark, table, noting(tmp_path / "nothing"), **{**more, "checkpoint": whole})
     assert not (tmp_path / "whole{1}" / "selected").exists()
     assert not (tmp_path / "nothing").exists()

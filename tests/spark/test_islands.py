@@ -101,9 +101,9 @@ def test_missing_positions_between_islands_are_no_loss() -> None:
     assert end["positions"] == {"0": 20, "1": 5}
     # The positions of the finished batch are gone, and so are the positions between the islands.
     assert of(500, 520).latestOffset(end, ReadMaxRows(100))["positions"] == {"0": 520, "1": 5}
-    with pytest.raises(SourceError, match="orders/0: positions 500 … 504 are gone"):
+    with pytest.raises(SourceError, match="orders/0: positions 500 … 504 are unread"):
         of(505, 520).latestOffset(end, ReadMaxRows(100))
-    with pytest.raises(SourceError, match="orders/0: positions 10 … 14 are gone"):
+    with pytest.raises(SourceError, match="orders/0: positions 10 … 14 are unread"):
         of(15, 520).latestOffset(start, ReadMaxRows(100))
     # The topic does not have the requested positions yet.
     assert of(0, 300).latestOffset(end, ReadMaxRows(100))["positions"] in (end["positions"], {"0": 300, "1": 5})
@@ -132,7 +132,7 @@ def test_a_stream_reads_the_positions_before_every_batch() -> None:
         assert asked == [{0: 0, 1: 0}, {0: 50, 1: 0}, {0: 50, 1: 0}]
         assert of.reportLatestOffset()["positions"] == {"0": 500, "1": 0}
         has[0] = (160, 500)
-        with pytest.raises(SourceError, match="orders/0: positions 150 … 159 are gone"):
+        with pytest.raises(SourceError, match="orders/0: positions 150 … 159 are unread"):
             of.latestOffset(second, ReadMaxRows(100))
         has[0] = (40, 500)
         has[2] = (0, 9)
@@ -295,7 +295,7 @@ def test_checkpoints_with_and_without_a_topic_id_differ() -> None:
         with pytest.raises(SourceError, match=told + r"\{0: 0, 1: 5\}; for another topic"):
             reader_of(now).partitions(first, end)
     # A checkpoint with a recorded id identifies the topic by this id.
-    with pytest.raises(SourceError, match=r"of another replay .* a topic that was recreated since"):
+    with pytest.raises(SourceError, match=r"belongs to another replay .* a topic that was recreated since"):
         reader_of(other).latestOffset(reader_of(now).initialOffset(), ReadMaxRows(6))
 
 
@@ -348,7 +348,7 @@ def test_a_start_above_the_end_of_the_topic_is_no_loss() -> None:
     assert of(0, 120).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 120}
     assert of(0, 160).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 160}
     assert of(150, 160).latestOffset(start, ReadMaxRows(100))["positions"] == {"0": 160}
-    with pytest.raises(SourceError, match="orders/0: positions 150 … 154 are gone"):
+    with pytest.raises(SourceError, match="orders/0: positions 150 … 154 are unread"):
         of(155, 160).latestOffset(start, ReadMaxRows(100))
 
 

@@ -173,7 +173,7 @@ def test_a_topic_recreated_between_two_batches_ends_the_replay(
     # No message of the new topic was handled.
     assert positions(noted(seen)) == [(partition, at) for partition in range(2) for at in range(50)]
     assert all(key is not None and key.startswith(b"old-") for _, _, key in noted(seen))
-    with pytest.raises(lanes.SourceError, match="of another replay"):
+    with pytest.raises(lanes.SourceError, match="belongs to another replay"):
         replay(connected, topic, noting(seen), **more)
 
 

@@ -182,7 +182,7 @@ def test_a_checkpoint_of_a_recreated_topic_is_refused(connected: Any, kafka: Kaf
     # The new topic has more messages than the former topic.
     again = Topic(kafka, "anew", 2)
     again.publish(200)
-    with pytest.raises(lanes.SourceError, match=r"of another replay .* a topic that was recreated since\)"):
+    with pytest.raises(lanes.SourceError, match=r"belongs to another replay .* a topic that was recreated since\)"):
         replay(connected, again.source, noting(tmp_path / "nothing"), **more)
     assert not (tmp_path / "nothing").exists()
 

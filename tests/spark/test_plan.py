@@ -184,7 +184,7 @@ def test_a_batch_takes_from_each_partition_a_share_of_its_rows() -> None:
     [
         ({0: 10}, None),
         ({0: 20, 1: 0}, None),
-        ({0: 9}, "orders/0: positions 9 … 9 are gone"),
+        ({0: 9}, "orders/0: positions 9 … 9 are unread"),
         ({0: 21}, "orders/0: the replay was at position 21, but the source ends at 20"),
         ({2: 3}, "orders/2: the replay continues at position 3, but the source has lost that partition"),
     ],

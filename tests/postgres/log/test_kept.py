@@ -187,8 +187,8 @@ async def test_a_store_of_the_user_whose_reads_hang_or_fail_delays_no_message(
         states.go_on = anyio.Event()
         await reads(3)
         (line,) = [each for each in caplog.messages if "states=" in each]
-        said = "a read of the store states= failed, so the source does not count the kept bytes of log orders"
-        assert line.endswith(f"{said}: TimeoutError")
+        said = "so the source does not count the kept bytes of log orders; check the store: TimeoutError"
+        assert line.endswith(f"a read of the store states= failed, {said}")
         assert keeps(consumer, "own", 0)
         monkeypatch.setattr(kept, "_READ_FOR", 60.0)
         states.go_on = None
