@@ -1,4 +1,4 @@
-"""Checks of single arguments, and the texts in which errors show wrong arguments."""
+"""Checks of single arguments, and error texts about wrong arguments."""
 
 from __future__ import annotations
 
@@ -60,15 +60,16 @@ def names_unknown_options(
 ) -> Callable[[type[_Class]], type[_Class]]:
     """Make the constructor of a class raise an error that names the right arguments after a wrong call.
 
-    The wrong calls have an unknown option, a value without a name, or too few arguments. A program may make a
-    ``NamedTuple`` for each message, so the decorator examines only those of its calls that Python refuses.
+    A call is wrong if it has an unknown option, a value without a name, or too few arguments. A program may make a
+    ``NamedTuple`` for each message. For speed, the decorator of a ``NamedTuple`` examines only the calls that Python
+    refuses.
 
     Args:
         caller: Name by which users call the constructor.
         refusal: Function that makes the error from its text.
         hints: Sentences about the values of required arguments, by argument name. The error about a missing argument
             shows these sentences.
-        homes: Remedies for options that belong elsewhere, by the names of the options.
+        homes: Remedies for options that another class or function accepts, by the names of the options.
         unnamed: Remedy for a value without a name, if its name alone does not help.
 
     Returns:
@@ -126,14 +127,14 @@ def names_wrong_calls(
     hints: Mapping[str, str] | None = None,
     homes: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """Let a function or a method name the right arguments for a wrong call, as ``names_unknown_options`` does.
+    """Make a function or a method name the right arguments after a wrong call, as ``names_unknown_options`` does.
 
     Args:
         caller: Name by which users call the function.
         refusal: Function that makes the error from its text.
-        method: Whether the first parameter is the object of the method.
+        method: Whether the function is a method, whose first parameter is the object.
         hints: Sentences about the values of required arguments, by argument name.
-        homes: Remedies for options that belong elsewhere, by the names of the options.
+        homes: Remedies for options that another class or function accepts, by the names of the options.
 
     Returns:
         The decorator of the function.
@@ -320,7 +321,7 @@ def check_whole_seconds(name: str, value: object, least: int) -> None:
 
 
 def _number(value: object) -> float:
-    """Return a number as a float; NaN = the value is no number, or exceeds every float."""
+    """Return a number as a float; NaN = the value is not a number, or is larger than the largest float."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value)
@@ -328,7 +329,7 @@ def _number(value: object) -> float:
 
 
 def but_not(value: object) -> str:
-    """Return the type of a value that is no number, for the last part of an error text."""
+    """Return the type of a value that is not a number, as the end of an error text."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return "" if is_number else f", not {kind_of(value)}"
 
@@ -356,7 +357,10 @@ def unknown_name(caller: str, name: str, known: Iterable[str]) -> ConfigError:
 
 
 def _similar(name: str, known: Iterable[str]) -> list[str]:
-    """Return the names that resemble an unknown name. The plural of a name resembles only this name."""
+    """Return the known names that resemble an unknown name.
+
+    If the unknown name is the plural of a known name, return only that name.
+    """
     names = sorted(known)
     singulars = {name.removesuffix("s"), re.sub("ies$", "y", name)}
     # Swapped letters of a short name make a low ratio.
@@ -365,7 +369,7 @@ def _similar(name: str, known: Iterable[str]) -> list[str]:
 
 
 def _needs_names(caller: str, parameters: Sequence[inspect.Parameter], given: int) -> ConfigError | None:
-    """Return the error for a call with too many values without a name, or None if their number is right."""
+    """Return the error for a call that passes too many values without a name; None = the number of values is right."""
     by_name = [each for each in parameters if each.kind is each.KEYWORD_ONLY]
     most = sum(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
     if given <= most or not by_name:
@@ -380,7 +384,7 @@ def _needs_names(caller: str, parameters: Sequence[inspect.Parameter], given: in
 def _needs_more(
     caller: str, parameters: Sequence[inspect.Parameter], given: int, options: Iterable[str], hints: Mapping[str, str]
 ) -> ConfigError | None:
-    """Return the error for a call without a required argument, or None if the call has all of them."""
+    """Return the error for a call without a required argument; None = the call has all required arguments."""
     named = {*options, *(each.name for each in parameters[:given])}
     required = [each for each in parameters if each.default is each.empty]
     missing = [each.name for each in required if each.name not in named]
@@ -415,12 +419,12 @@ def _home(name: str, names: Sequence[str]) -> str:
 
 
 def package_of(name: str) -> str | None:
-    """Return the package that has a name which users look for in ``lanes``; None = no package is known."""
+    """Return the package that defines a name which users look for in ``lanes``; None = the package is unknown."""
     return next((package for package, names in _PACKAGES.items() if name in names.split()), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question about the known name most similar to a wrong name, for the last part of an error text.
+    """Return a question that suggests the known name most similar to a wrong name, as the end of an error text.
 
     Args:
         name: The wrong name.

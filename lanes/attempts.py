@@ -1,4 +1,4 @@
-"""Attempts that outlive an assignment: the contract between ``lanes`` and a store of attempts."""
+"""The contract between ``lanes`` and a store of attempts, from which the next owner of a partition continues."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Attempts(Protocol):
     """A store of failed messages, from which the next owner of a partition continues their attempts.
 
     The runtime makes all calls from one event loop. Several calls may run at once, but never two calls for the same
-    message. Each call is idempotent and cancel-safe: a cancelled call has its complete effect or no effect. After a
-    retryable ``SourceError``, or an exception that is no error of ``lanes``, the consumer repeats the call. The
-    repetition ends when the call succeeds, or when the consumer releases or loses the partition. Any other error of
-    ``lanes`` stops the consumer after a drain.
+    message. Each call is idempotent and cancel-safe: a cancelled call has its complete effect or no effect. The
+    consumer repeats a call after a retryable ``SourceError``, or after an exception that is not an error of ``lanes``.
+    The consumer stops repeating the call when the call succeeds, or when the consumer releases or loses the partition.
+    Any other error of ``lanes`` stops the consumer after a drain.
     """
 
     async def load(self, partition: Partition) -> Mapping[int, Attempt]:
@@ -47,15 +47,15 @@ class Attempts(Protocol):
             partition: The new assignment.
 
         Returns:
-            The attempts by position: positions of 0 or more, and entries with 1 … 2³¹−2 attempts. The consumer checks
+            The attempts by position. A position is 0 or more, and an entry has 1 … 2³¹−2 attempts. The consumer checks
             the entries. An invalid entry stops the consumer with ``ContractError`` after a drain.
         """
 
     async def keep(self, message: Message, attempt: Attempt) -> None:
         """Store a failed attempt durably before the call returns.
 
-        The store keeps an entry with a higher fencing token or more attempts. The store raises no error for an entry
-        that it does not change, because the source decides about ownership.
+        The store does not replace an entry with a higher fencing token or more attempts. The store raises no error for
+        an entry that it does not change, because the source decides about ownership.
 
         Args:
             message: The message that has failed.
@@ -63,24 +63,26 @@ class Attempts(Protocol):
         """
 
     async def drop(self, partition: Partition, positions: Sequence[int]) -> None:
-        """Delete the entries of settled messages. The call keeps entries of an owner with a higher fencing token.
+        """Delete the entries of settled messages.
+
+        The call does not delete entries of an owner with a higher fencing token.
 
         Args:
             partition: The assignment that settled the messages.
-            positions: Positions of the messages, 1 to 500 of them.
+            positions: Positions of 1 to 500 messages.
         """
 
 
 class GivenUpBefore(MessageError):
-    """An earlier assignment gave the message up, so the consumer does not call the handler again.
+    """An earlier owner of the partition gave the message up, so the consumer does not call the handler again.
 
     Args:
         attempt: The entry of the message in the store.
 
     Attributes:
         error_type: Type of the exception of the message's last attempt.
-        blocked: Whether the message blocked its lane before, and blocks the lane again. False = the dead letter of the
-            message may be unwritten.
+        blocked: Whether the message blocked its lane in the earlier assignment, and therefore blocks the lane again.
+            False = the earlier owner may not have written the dead letter of the message.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -93,7 +95,7 @@ class GivenUpBefore(MessageError):
 
 
 def given_up_before(message: Message) -> bool:
-    """Return whether an earlier assignment gave up a message, whose handler must therefore not be called."""
+    """Return whether an earlier owner gave up a message. If so, the consumer must not call the handler."""
     return isinstance(message.broken, GivenUpBefore)
 
 

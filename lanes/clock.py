@@ -1,4 +1,4 @@
-"""The default clock, which is monotonic. On Linux the clock also counts the time in which the machine is suspended."""
+"""The default clock, which is monotonic. On Linux the clock also advances while the machine is suspended."""
 
 from __future__ import annotations
 

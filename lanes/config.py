@@ -82,60 +82,62 @@ class Settings:
 
     Attributes:
         concurrency: Maximum number of handlers that run at once, 1 or more.
-        max_in_flight: Hard bound on messages delivered and not yet settled, at least ``concurrency``. ``None`` = 2,000
-            or ``concurrency``, whichever is higher, but at most the limit of the broker's consumer.
-        max_in_flight_bytes: Bound on the bytes of messages in flight, 1 or more. One received batch may exceed
-            the bound.
+        max_in_flight: Maximum number of messages that are delivered and not yet settled, at least ``concurrency``.
+            ``None`` = 2,000 or ``concurrency``, whichever is higher, but at most the limit of the broker's consumer.
+        max_in_flight_bytes: Maximum size of the messages in flight, in bytes, 1 or more. The last received batch may
+            exceed the bound.
         concurrency_per_partition: Maximum number of handlers of one partition that run at once, 1 … ``concurrency``.
             With ``batch``, the bound counts calls. ``None`` = no bound for one partition.
-        max_in_flight_per_partition: Hard bound on messages of one partition delivered and not yet settled, at least
-            ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition. With
-            either bound per partition, partitions take turns to start messages. All partitions of a physical queue of a
-            ``PartitionedQueue`` share both bounds, as if they were one partition.
-        max_ahead: Bound on the messages of a partition admitted above the committed position, 1 or more. A crash
-            repeats at most this number of messages of each partition. The bound applies only to sources that commit
-            positions.
-        order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition, as in a plain loop.
-            ``"serial"`` = one message at a time, from a source of one partition. ``"none"`` = no order.
+        max_in_flight_per_partition: Maximum number of messages of one partition that are delivered and not yet settled,
+            at least ``concurrency_per_partition`` and at most ``max_in_flight``. ``None`` = no bound for one partition.
+            With this setting or ``concurrency_per_partition``, the partitions take turns to start messages. All
+            partitions of a physical queue of a ``PartitionedQueue`` share both bounds, as if these partitions were one
+            partition.
+        max_ahead: Maximum number of messages of a partition that may run above the committed position, 1 or more. After
+            a crash, at most this number of messages of each partition run again. The bound applies only to sources that
+            commit positions.
+        order: ``"key"`` = in order within a key. ``"partition"`` = in order within a partition. ``"serial"`` = one
+            message at a time, from a source of one partition. ``"none"`` = no order.
         keyless: Order of messages without a key. ``"any"`` = none. ``"one_lane"`` = in order within their partition.
-        lanes: Number of lanes of a partition, 1 … 2³²; keys that share a lane wait for each other. ``None`` = a lane
-            for every key.
+        lanes: Number of lanes of a partition, 1 … 2³²; keys that share a lane run one at a time. ``None`` = a lane for
+            every key.
         batch: Maximum number of messages that the handler receives as one list, 1 or more. ``None`` = one message
             a call.
         linger: Maximum number of seconds that a batch waits for more messages, 0 or more. Requires ``batch``.
         timeout: Seconds that a handler may take, above 0. The consumer cancels a handler that takes longer, and the
-            attempt fails. A handler in a thread cannot be cancelled. A handler that runs past its timeout in a thread
-            keeps its lane and its thread, and the log reports the handler. The consumer kills a process whose handler
-            takes longer. ``None`` = no limit.
-        sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``.
-            ``"inline"`` = the event loop, which waits for the handler. ``"processes"`` = ``processes`` long-lived
-            processes, for handlers that use the CPU.
+            attempt fails. A handler in a thread cannot be cancelled. A handler that exceeds its timeout in a thread
+            occupies its lane and its thread until the handler returns. The log reports this handler. With processes,
+            the consumer kills the process of the handler. ``None`` = no limit.
+        sync_handlers: Executor of a plain handler. ``"threads"`` = threads, at most ``concurrency``. ``"inline"`` = the
+            event loop, which the handler blocks. ``"processes"`` = ``processes`` long-lived processes, for handlers
+            that use the CPU.
         processes: Number of processes, 1 … ``concurrency``, and maximum number of handlers that run at once. The
-            setting requires ``sync_handlers="processes"``, which in return requires a number.
+            setting is valid only with ``sync_handlers="processes"``, and required there.
         process_setup: Importable plain function without arguments, which each process calls before its first message.
             The setting requires ``sync_handlers="processes"``. ``None`` = no function.
         retry: Attempts and backoff; see ``Retry``.
-        poison: Policy for a message without a further attempt. ``"skip"`` = write its dead letter, then continue.
-            ``"block"`` = stop its key until ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its dead
-            letter and stop its key. ``"exit"`` = stop the consumer after a drain with ``HandlerHalted``. ``None`` =
-            ``"skip"`` with dead letters and an order other than ``"serial"``, else ``"exit"``.
+        poison: Policy for a message that gets no further attempt. ``"skip"`` = write its dead letter, then continue.
+            ``"block"`` = stop its key until a call of ``Consumer.unblock`` or ``park``. ``"block_and_dlq"`` = write its
+            dead letter and stop its key. ``"exit"`` = drain, and stop the consumer with ``HandlerHalted``. ``None`` =
+            ``"skip"`` if the consumer has dead letters and the order is not ``"serial"``, else ``"exit"``.
         commit_interval: Maximum number of seconds until the commit of a finished message is due, 0 or more. While
-            commits cost little CPU, a commit is due after a twentieth of this time. The commit is due at once when
-            5,000 messages, or a quarter of a lower ``max_ahead``, wait for the commit. The commit is also due at once
-            when ``max_ahead`` stops the partition and the committed position can rise. In a cohort, the same interval
-            and share apply to writes of messages finished above an unfinished message.
-        max_outputs: Maximum number of outputs that one attempt of a message publishes, 1 or more. Another output fails
-            the message. Requires a publisher.
-        max_output_bytes: Maximum sum of the sizes of these outputs, in bytes, 1 or more. The unconfirmed outputs of all
-            messages also count against ``max_in_flight_bytes``: at this size the consumer starts no handler.
-        unhealthy_after: Seconds, above 0, after which a lasting fault makes the consumer unhealthy. The faults are an
-            unfinished message, start or attempt-store request, a failing settlement, and a missing delivery. A lost
-            broker makes the consumer unhealthy after 30 s at the latest.
+            commits take little CPU, a commit is due after a twentieth of this time. A commit is due at once when 5,000
+            finished messages wait for it, or a quarter of ``max_ahead`` if that is fewer. A commit is also due at once
+            when the partition has reached ``max_ahead`` and the committed position can rise. In a cohort, the same
+            interval and share apply to the writes that store messages which finished above an unfinished message.
+        max_outputs: Maximum number of outputs that one attempt of a message publishes, 1 or more. A further output
+            fails the attempt. Requires a publisher.
+        max_output_bytes: Maximum sum of the sizes of these outputs, in bytes, 1 or more. The consumer starts no handler
+            while the unconfirmed outputs of all messages have reached ``max_in_flight_bytes``.
+        unhealthy_after: Seconds, above 0, after which a lasting fault makes the consumer unhealthy. Such a fault is a
+            message, a start or a request to the attempt store that does not finish. A settlement that keeps failing,
+            and waiting messages that the broker does not deliver, are faults too. Without an answer of the broker, the
+            consumer is unhealthy after 30 s at the latest.
         drain_timeout: Seconds for running handlers to finish after a revocation of their partition or a stop of the
             consumer, 0 or more. ``longest_drain`` also includes ``grace``, the last settlement and the release.
         grace: Seconds for handlers to end after their cancellation at ``drain_timeout``, 0 or more.
-        on_cancel: Effect of a cancellation of ``Consumer.run``. ``"drain"`` = drain for at most ``longest_drain``
-            seconds, as after ``Consumer.stop``. ``"stop"`` = cancel the handlers at once.
+        on_cancel: Action of the consumer after a cancellation of ``Consumer.run``. ``"drain"`` = drain for at most
+            ``longest_drain`` seconds, as after ``Consumer.stop``. ``"stop"`` = cancel the handlers at once.
 
     Raises:
         ConfigError: A value is out of its range, or two settings contradict each other.
@@ -296,7 +298,7 @@ class Settings:
 
     @property
     def commit_count(self) -> int:
-        """Number of finished messages of a partition that start a commit before ``commit_interval`` has passed."""
+        """Number of finished messages of a partition at which a commit starts before ``commit_interval`` has passed."""
         return max(1, min(COMMIT_COUNT_LIMIT, self.max_ahead // 4))
 
     def poison_policy(self, *, has_dead_letters: bool) -> Poison:
@@ -332,8 +334,8 @@ class Settings:
         """Check that the broker allows the longest drain.
 
         Args:
-            allowed: Seconds that the broker waits for a revoked partition. ``None`` = any time.
-            origin: The setting that makes ``allowed``, for the error.
+            allowed: Seconds that the broker waits for a revoked partition. ``None`` = the broker waits without a limit.
+            origin: The setting that determines ``allowed``, for the error.
 
         Raises:
             ConfigError: The longest drain exceeds ``allowed``.
@@ -362,7 +364,7 @@ class Settings:
             )
 
     def check_order(self, name: str, *, ordered: bool) -> None:
-        """Check that the source can keep the order.
+        """Check that the source can deliver messages in the order of the settings.
 
         Args:
             name: Name of the source.
@@ -378,13 +380,13 @@ class Settings:
             )
 
     def check_divided(self, name: str) -> None:
-        """Check that the order holds for a source that owns pieces of partitions, each with some of the keys.
+        """Check that the settings allow a source that owns pieces of partitions, each with some of the keys.
 
         Args:
             name: Name of the source.
 
         Raises:
-            ConfigError: The order is that of a whole partition, or several keys share a lane.
+            ConfigError: The order is ``"partition"`` or ``"serial"``, or several keys share a lane.
         """
         if self.order not in ("key", "none"):
             raise ConfigError(

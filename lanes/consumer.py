@@ -1,6 +1,6 @@
 """The consumer: the public object that connects one source and one handler.
 
-This file is longer than most, because each public method of the consumer states its threads, errors and effects.
+This file is longer than most, because the docstring of each public method states the threads, errors and effects.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class ConsumerOptions(TypedDict, total=False):
 class Consumer:
     """One source, one handler, and the lanes between them.
 
-    Either call ``run``, or use the consumer as an async context manager. A context manager runs the consumer
+    Either call ``run``, or use the consumer as an async context manager. The context manager runs the consumer
     concurrently with the block, and drains the consumer at the end of the block. An error that stops the consumer
-    cancels the block. The end of the block raises this error.
+    cancels the block, and the end of the block raises this error.
 
     An instance runs once, and a process may run several consumers. Any thread may call ``stop``, ``pause``, ``resume``,
     ``status`` and ``health``, and read ``ready``, ``active`` and ``healthy``. Every other method raises ``LanesError``
@@ -99,10 +99,10 @@ class Consumer:
         settings: Bounds, order, retries and times. ``None`` = the defaults.
         dead_letters: Target for messages that the consumer gives up, for example after their last attempt.
         publisher: Sender of the outputs of handlers; see ``Message.publish_soon``. ``None`` = handlers publish nothing.
-        attempts: Store by which the next owner of a partition continues the attempts of its messages.
+        attempts: Store of failed attempts, from which the next owner of a partition continues.
         history: History that records the events of the run, row by row, in a file of its directory.
-        journal: Journal, or the directory of a journal: Parquet files with the rows of a history, for SQL. No handler
-            waits for the files.
+        journal: Journal, or the directory of a journal, which contains the rows of a history as Parquet files for SQL.
+            No handler waits while the consumer writes the files.
         decode: Plain function that returns ``Message.data`` before the call of the handler.
         on_event: Function that the consumer calls with each ``GroupEvent``.
         clock: Monotonic clock in seconds, for simulation.
@@ -214,17 +214,18 @@ class Consumer:
     # --- running
 
     async def run(self) -> None:
-        """Consume until ``stop`` is called or a finite source has ended.
+        """Deliver messages to the handler until a caller calls ``stop`` or a finite source has ended.
 
         The call blocks until the consumer has released or lost every partition, and has closed the source. After a
         ``MemoryError`` of a handler, or an exception that is not an ``Exception``, such as ``SystemExit``, the consumer
         drains, stops and raises that exception.
 
-        A cancellation drains for at most ``Settings.longest_drain`` seconds, then closes the source and continues. On
-        asyncio a second ``Task.cancel`` ends the drain. The drain of a cancelled scope ends at this limit, or by
-        ``stop(at_once=True)``. With ``Settings(on_cancel="stop")``, and before the source is open, a cancellation stops
-        without a drain. A stop without a drain cancels async handlers, waits ``grace`` for handlers in threads, and
-        settles finished messages. The broker redelivers all other messages later.
+        After a cancellation, the consumer drains for at most ``Settings.longest_drain`` seconds, closes the source, and
+        raises the cancellation. On asyncio a second ``Task.cancel`` ends the drain. After the cancellation of a scope,
+        only this limit or ``stop(at_once=True)`` ends the drain. The consumer stops without a drain if the settings
+        have ``on_cancel="stop"``, or if the source is not open yet. To stop without a drain, the consumer cancels async
+        handlers, waits ``grace`` seconds for handlers in threads, and settles finished messages. The broker redelivers
+        all other messages later.
 
         The consumer also logs an error that ends the run, because an application may lose the exception of a task. Only
         the thread of the event loop may call this method; the first call of ``run`` or ``opened`` decides which thread.
@@ -237,7 +238,7 @@ class Consumer:
             ContractError: The source broke a rule of ``lanes.source``.
             HandlerHalted: A message failed all its attempts under the poison policy ``exit``, or user code cancelled a
                 handler.
-            LanesError: ``run`` was called before, or another thread has awaited ``opened``.
+            LanesError: The program has already called ``run``, or another thread has awaited ``opened``.
         """
         if self._block is not None and self._life.state != "stopped":
             # The task of the block may not have begun yet.
@@ -257,7 +258,7 @@ class Consumer:
             raise
 
     async def _consume(self) -> None:
-        """Run. Run the consumer; the caller reports an error that ends the run."""
+        """Run. Run the consumer; the caller reports the error that ends the run."""
         life = self._life
         refuse_in_main_import()
         life.start()
@@ -298,16 +299,15 @@ class Consumer:
             raise run.fatal
 
     def stop(self, *, at_once: bool = False) -> None:
-        """Drain: stop receiving messages, wait for running handlers, settle, and release.
+        """Drain: stop receiving messages, wait for running handlers, settle messages, and release partitions.
 
-        After the release, ``run`` returns.
-
-        The call does not block. Idempotent. Any thread, and any callback of the event loop, such as a signal handler,
-        may call this method. After this call no further handler starts, unless the source cannot hand over the
-        completed set.
+        After the drain ``run`` returns. The call does not block. Idempotent. Any thread, and any callback of the event
+        loop, such as a signal handler, may call this method. After this call no further handler starts, unless the
+        source cannot hand over the completed set. On such a source, queued messages below the highest started message
+        still start.
 
         Args:
-            at_once: Whether to stop without a drain, also during a drain; see ``run``.
+            at_once: Whether to stop without a drain, or to end a drain that has begun; see ``run``.
         """
         self._stopping = True
         self._at_once = self._at_once or at_once
@@ -320,14 +320,14 @@ class Consumer:
     async def opened(self) -> None:
         """Wait until ``run`` has opened the source, so that an application starts only with a working consumer.
 
-        Await this method while another task calls ``run``, or in the block of the context manager. An open source has
+        Await this method while another task runs ``run``, or in the block of the context manager. An open source has
         connected, and has checked its topic or stream and the settings. The group may assign the first partition later;
         see ``ready``. Idempotent and cancel-safe. Any number of tasks may wait. If ``run`` was not called within 10 s,
         the method logs a warning and continues to wait. Only the thread of the event loop may call this method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
-                other exception of ``run``.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The method also raises
+                any other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` ended before the source was open, or another thread runs the consumer.
         """
@@ -336,13 +336,13 @@ class Consumer:
     async def until_ready(self) -> None:
         """Wait until the consumer is ready; see ``ready``.
 
-        Await this method while another task calls ``run``, or in the block of the context manager. Idempotent and
-        cancel-safe. Any number of tasks may wait. The call returns at once if the consumer was ready before, even if
-        ``run`` has ended since without an error. Only the thread of the event loop may call this method.
+        Await this method while another task runs ``run``, or in the block of the context manager. Idempotent and
+        cancel-safe. Any number of tasks may wait. The call returns at once if the consumer has been ready before. This
+        also holds if ``run`` has ended without an error. Only the thread of the event loop may call this method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
-                other exception of ``run``.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The method also raises
+                any other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
             LanesError: ``run`` ended before the consumer was ready, or another thread runs the consumer.
         """
@@ -351,24 +351,25 @@ class Consumer:
     async def ended(self) -> None:
         """Wait until ``run`` has ended, for example because another task has called ``stop``.
 
-        Await this method while another task calls ``run``, or in the block of the context manager, whose end drains the
-        consumer. The call does not stop the consumer. The call returns at once if ``run`` has ended. Idempotent and
-        cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call this method.
+        Await this method while another task runs ``run``, or in the block of the context manager. The end of that block
+        drains the consumer. The call does not stop the consumer. The call returns at once if ``run`` has ended.
+        Idempotent and cancel-safe. Any number of tasks may wait. Only the thread of the event loop may call this
+        method.
 
         Raises:
-            ConfigError: ``run`` has raised this error, for example because a topic is missing. The call also raises any
-                other exception of ``run``.
+            ConfigError: ``run`` has raised this error, for example because a topic is missing. The method also raises
+                any other exception of ``run``.
             SourceError: ``run`` has raised this error, for example because the broker cannot be reached.
-            LanesError: ``run`` was cancelled before the source was open, or another thread runs the consumer, or a
-                handler of the consumer makes the call.
+            LanesError: ``run`` was cancelled before the source was open, another thread runs the consumer, or a handler
+                of the consumer makes the call.
         """
         await self._life.until_ended()
 
     async def drain(self) -> None:
         """Call ``stop``, and wait for the end of ``run``.
 
-        Idempotent. The drain continues if this call is cancelled. Only the thread of the event loop may call this
-        method; other threads call ``stop``.
+        Idempotent. If this call is cancelled, the drain continues. Only the thread of the event loop may call this
+        method; other threads must call ``stop``.
 
         Raises:
             LanesError: Another thread runs the consumer, or a handler of the consumer makes the call.
@@ -392,7 +393,10 @@ class Consumer:
 
     @asynccontextmanager
     async def _run_beside(self) -> AsyncIterator[None]:
-        """Run concurrently with the block. Raises exceptions outside the task group, which would wrap them."""
+        """Run concurrently with the block.
+
+        The method raises an exception outside the task group, because the group would wrap the exception.
+        """
         failure: BaseException | None = None
         ended = anyio.Event()
 
@@ -431,9 +435,9 @@ class Consumer:
 
     @property
     def ready(self) -> bool:
-        """Whether the source is open, its group has answered, and a source that reports plans has a plan.
+        """Whether the source is open and its group has answered.
 
-        A hot standby is ready; a member without partitions is ready too.
+        A source that reports plans must also have a plan. A member without partitions, such as a standby, is ready too.
 
         Any thread may read this property.
         """
@@ -446,7 +450,10 @@ class Consumer:
 
     @property
     def healthy(self) -> bool:
-        """Whether ``health`` finds no reason to be unhealthy. O(in flight). Any thread may read this property."""
+        """Whether ``health`` finds no reason to be unhealthy.
+
+        The call takes time in proportion to the messages in flight. Any thread may read this property.
+        """
         return self.health().ok
 
     def health(self) -> Health:
@@ -456,7 +463,7 @@ class Consumer:
 
         Any thread may call this method.
 
-        The consumer does not make progress while at least one condition holds:
+        The consumer does not make progress while at least one of these conditions is true:
 
         - ``run`` was not called, or has been opening the source for longer than ``Settings.unhealthy_after``.
         - The oldest unfinished message is older than ``Settings.unhealthy_after``.
@@ -464,11 +471,12 @@ class Consumer:
         - A lane is blocked, or waits for the confirmation of its dead letter.
         - Every thread for handlers is stuck.
         - ``max_ahead`` is reached.
-        - A partition of an unpaused consumer has delivered nothing for ``Settings.unhealthy_after``, although messages
-          wait at the broker and the bounds leave room. This condition requires a source that is
+        - The consumer is not paused, and a partition has delivered nothing for ``Settings.unhealthy_after``, although
+          messages wait at the broker and the bounds leave room. This condition requires a source that is
           ``lanes.source.Backlogged``.
         - No broker has answered for 30 s, or for a shorter ``Settings.unhealthy_after``. This condition requires a
-          source that is ``lanes.source.Connected``. A restart of the process does not help; see ``Health.no_broker``.
+          source that is ``lanes.source.Connected``. A restart of the process does not end this condition; see
+          ``Health.no_broker``.
 
         Returns:
             The reasons; none while the consumer makes progress. After ``run``, the only possible reason is the error
@@ -481,7 +489,7 @@ class Consumer:
 
         The call does not block, and takes time in proportion to the messages in flight.
 
-        Any thread may call this method. On another thread, two values of one snapshot may differ by the messages that
+        Any thread may call this method. On another thread, two values of one snapshot may disagree by the messages that
         finish during the call.
 
         Returns:
@@ -526,10 +534,10 @@ class Consumer:
         )
 
     def pause(self) -> None:
-        """Stop receiving messages from the source. Messages in flight continue.
+        """Stop receiving messages from the source. The consumer still handles the messages in flight.
 
         The call does not block. Idempotent. Any thread may call this method, also before ``run``. A pause also applies
-        to later assignments. A drain ignores the pause.
+        to later assignments. A drain continues during a pause.
         """
         self._pause(paused=True)
 
@@ -550,9 +558,10 @@ class Consumer:
                 run.room_changed_elsewhere()
 
     def unblock(self, key: PartitionKey | None) -> int:
-        """Give the heads of a key's blocked lanes one more attempt. The call does not block.
+        """Give the first message of each blocked lane of a key one more attempt.
 
-        The earlier attempts still count. Only the thread of the event loop may call this method.
+        The call does not block. The number of the new attempt follows the number of the last attempt. Only the thread
+        of the event loop may call this method.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -571,10 +580,10 @@ class Consumer:
         return count
 
     def park(self, key: PartitionKey | None) -> int:
-        """Send the blocked and held heads of a key to the dead letters. The call does not block.
+        """Send the first message of each blocked or held lane of a key to the dead letters.
 
-        A lane continues after the broker has confirmed its dead letter. Only the thread of the event loop may call this
-        method.
+        The call does not block. A lane continues after the broker has confirmed its dead letter. Only the thread of the
+        event loop may call this method.
 
         Args:
             key: The key. ``None`` = messages without a key.
@@ -753,7 +762,7 @@ class Consumer:
                 )
 
     async def _outlived(self, messages: list[Message]) -> None:
-        """Close the source while handlers still keep the run alive, so that other members acquire its partitions."""
+        """Close the source while handlers still run, so that other members acquire its partitions."""
         run, end_process = self._life.last_run("close it"), self._end_process
         if self._at_once and end_process is not None:
             return  # A thread ends the process soon; see ``lanes.serve``.

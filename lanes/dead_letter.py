@@ -1,4 +1,4 @@
-"""A dead letter: a given-up message with its origin and its error."""
+"""The dead letter: a message that the consumer gave up, with its origin and its error."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ REASON_LIMIT: Final = 80
 
 
 class Details(NamedTuple):
-    """Properties of a message at its broker that ``Message`` lacks.
+    """Properties of a message at its broker that are not in ``Message``.
 
     Attributes:
         record_key: Key of the record at the broker, which may differ from ``Message.key``. ``None`` = no key.
         tombstone: Whether the record has no value. A record with an empty value is no tombstone.
-        null_headers: Rising indices of the headers that have no value.
-        timestamp: Time of publishing in seconds since the epoch. ``None`` = unknown.
+        null_headers: Indices of the headers without a value, in ascending order.
+        timestamp: Time of publication in seconds since 1970. ``None`` = unknown.
     """
 
     record_key: bytes | None = None
@@ -57,7 +57,7 @@ class DeadLetter:
     """A message that the consumer gave up.
 
     Attributes:
-        id: 32 hex digits, a function of the origin alone. A second write of the dead letter has the same id.
+        id: 32 hex digits, which depend only on the origin. A second write of the dead letter has the same id.
         source: Name of the topic or stream.
         partition: Number of the partition.
         position: Position of the message.
@@ -69,7 +69,7 @@ class DeadLetter:
         error_type: Name of the type of the last exception.
         error_text: Text of the last exception, at most ``ERROR_TEXT_LIMIT`` characters.
         epoch: Epoch of the assignment, as in ``Message.epoch``.
-        time: Time of giving up, in wall-clock seconds since the epoch.
+        time: Wall-clock time at which the consumer gave the message up, in seconds since 1970.
         record_key: See ``Details``.
         tombstone: See ``Details``.
         null_headers: See ``Details``.
@@ -79,8 +79,9 @@ class DeadLetter:
         queue_partition: Number of the source's physical queue in the partitioned queue. ``None`` = the source belongs
             to no partitioned queue.
         system: Kind of the broker of the source, as in ``SourceTraits.system``. "" = unknown.
-        incarnation: Identity of the topic or stream, which differs on another cluster and after a deletion. The id of
-            the topic on Kafka, the creation time of the stream on JetStream. "" = unknown.
+        incarnation: Identity of the topic or stream: the id of the topic on Kafka, the creation time of the stream on
+            JetStream. A topic or stream that is created again, or on another cluster, has another identity. "" =
+            unknown.
     """
 
     id: str
@@ -124,7 +125,7 @@ def dead_letter(
     Args:
         message: The message.
         failure: The last failure.
-        wall_time: Time of giving up, in seconds since the epoch.
+        wall_time: Time at which the consumer gave the message up, in seconds since 1970.
         place: Physical queue of the message; None = the message belongs to no partitioned queue.
         system: Kind of the broker of the source; "" = unknown.
 
@@ -156,7 +157,10 @@ def dead_letter(
 
 
 def _reason_text(error: BaseException) -> str:
-    """Return the text of an exception for a dead letter. The error of ``decode=`` precedes the remedy of ``lanes``."""
+    """Return the text of an exception for a dead letter.
+
+    The text begins with the error of ``decode=``, and the remedy of ``lanes`` follows.
+    """
     text = error_text(error)
     if not isinstance(error, MessageError) or not error.decoder_error:
         return text
@@ -174,10 +178,10 @@ def details(message: Message) -> Details:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an exception, cut to ``ERROR_TEXT_LIMIT`` characters and encodable as UTF-8.
+    """Return at most ``ERROR_TEXT_LIMIT`` characters of the text of an exception, encodable as UTF-8.
 
-    If the exception cannot make its text, the result names the error that its ``__str__`` raised. The text of a group
-    begins with the types and texts of its members, because its own text only counts them.
+    If the ``__str__`` of the exception raises an error, the result names this error. The text of an exception group
+    begins with the types and texts of its members, because the group's own text contains only their number.
     """
     text = _own_text(error)
     if isinstance(error, BaseExceptionGroup):
@@ -216,7 +220,7 @@ def printable(text: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Return the type and the escaped text of an exception as one line, or the type alone if the text is empty."""
+    """Return the type and the escaped text of an exception as one line. If the text is empty, return only the type."""
     text = printable(error_text(error))
     return f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
 
@@ -229,7 +233,7 @@ def reason_line(kind: str, text: str) -> str:
         text: Text of the exception, which may be empty.
 
     Returns:
-        The type and the text. For ``Nak``, ``Term`` or ``MessageError`` with a text, the text alone, which the handler
+        The type and the text. For ``Nak``, ``Term`` or ``MessageError`` with a text, only the text, which the handler
         or ``decode=`` chose.
     """
     shown = text if text and kind in ("Nak", "Term", "MessageError") else f"{kind}: {text}" if text else kind

@@ -18,7 +18,10 @@ class LanesError(Exception):
 
 
 class ConfigError(LanesError):
-    """A setting is invalid, or contradicts the broker or another setting. The text names setting, value and remedy."""
+    """A setting is invalid, or contradicts the broker or another setting.
+
+    The text names the setting, the value and the remedy.
+    """
 
 
 class SourceError(LanesError):
@@ -41,8 +44,8 @@ def is_retryable(error: Exception, *, unknown: bool) -> bool:
 
     Args:
         error: The exception of the call.
-        unknown: Answer for an exception that is no error of ``lanes``, such as an exception of a driver. True for dead
-            letters and stores of attempts, which may raise any exception. False for a source, which must raise
+        unknown: Answer for an exception that is not an error of ``lanes``, such as an exception of a driver. True for
+            dead letters and stores of attempts, which may raise any exception. False for a source, which must raise
             ``SourceError`` for a retryable failure.
 
     Returns:
@@ -65,16 +68,16 @@ class HandlerHalted(LanesError):
     ``__cause__`` is the last exception of the handler.
 
     Attributes:
-        place: Partition and position of the message; empty = the error is about no single message.
+        place: Partition and position of the message; empty = the error does not concern a single message.
     """
 
     place: str = ""
 
 
 class MessageError(LanesError):
-    """Error for a message with an unreadable key or value. ``__cause__`` is the reason.
+    """Error for a message with an unreadable key or value.
 
-    The error is the outcome of that message. The consumer applies the poison policy to the message without a retry.
+    ``__cause__`` is the reason. The consumer does not retry the message, and applies the poison policy to it.
 
     Attributes:
         unread: Whether ``decode=`` raised the error before the call of the handler.
@@ -89,13 +92,13 @@ class MessageError(LanesError):
 class HandlerProcessError(LanesError):
     """The process of a handler ended during a call, or the handler raised an exception that cannot leave the process.
 
-    The error occurs only with ``Settings(sync_handlers="processes")``. The error is a failed attempt of the messages of
-    that call.
+    This error occurs only with ``Settings(sync_handlers="processes")``. The attempt of each message of that call has
+    failed.
     """
 
 
 def _names_the_delay(initialize: Callable[_Options, None]) -> Callable[_Options, None]:
-    """Make the constructor of ``Nak`` name the right call when a delay has no name, or an option is unknown."""
+    """Make the constructor of ``Nak`` name the right call after a delay without a name, or after an unknown option."""
 
     @functools.wraps(initialize)
     def checked(*values: _Options.args, **options: _Options.kwargs) -> None:

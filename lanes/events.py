@@ -11,14 +11,14 @@ from lanes.core.types import Partition, PartitionId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupEvent:
-    """A change of ownership or of the plan. A field is ``None`` if the event has no value for the field.
+    """A change of ownership or of the plan. A field that the event does not use is ``None``.
 
     Attributes:
-        name: ``"assigned"`` = this process has acquired the partition. ``"revoked"`` = this process has drained the
-            partition and handed it over. ``"lost"`` = the process lost the partition without a release.
-            ``"generation"`` = the group has a new plan. ``"standby"`` = this process owns no partition under the new
-            plan, and waits for the next ``"assigned"``. ``"under_provisioned"`` = a process of the group owns more
-            partitions than its target under the plan. ``"provisioned"`` = every process is within its target again.
+        name: ``"assigned"`` = this process has acquired the partition. ``"revoked"`` = this process has drained and
+            released the partition. ``"lost"`` = the process lost the partition without a release. ``"generation"`` =
+            the group has a new plan. ``"standby"`` = this process owns no partition under the new plan, and waits for
+            the next ``"assigned"``. ``"under_provisioned"`` = a process of the group owns more partitions than its
+            target under the plan. ``"provisioned"`` = no process exceeds its target any more.
         partition: The partition.
         epoch: Fencing token of the partition, as in ``Message.epoch``.
         generation: Number of the plan.

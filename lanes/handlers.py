@@ -120,7 +120,7 @@ def check_handler(handler: object, decode: object, settings: Settings) -> None:
 
 
 def _check_decodes_messages(decode: object) -> None:
-    """Raise ``ConfigError`` for a known function of bytes, such as ``json.loads``, which does not accept a message."""
+    """Raise ``ConfigError`` for a known decoder of bytes, such as ``json.loads``, which does not accept a message."""
     if isinstance(decode, type):
         takes_value = decode.__module__ == "builtins"
     else:
@@ -227,7 +227,7 @@ def _places(signature: inspect.Signature | None) -> bool:
 
 
 def _method_without_instance(function: Callable[..., object], signature: inspect.Signature) -> str:
-    """Return the user's expression for the method of an instance; "" = the function is no method of a class."""
+    """Return the expression that the user must write for the method of an instance; "" = no method of a class."""
     owner, _, name = handler_name(function).rpartition(".")
     if not inspect.isfunction(function) or not owner or next(iter(signature.parameters), "") != "self":
         return ""
@@ -235,7 +235,7 @@ def _method_without_instance(function: Callable[..., object], signature: inspect
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature | None:
-    """Return the signature of a function, not of the function that it wraps; None = Python knows no signature."""
+    """Return the signature of a function itself, not of a function that it wraps; None = Python finds no signature."""
     try:
         return inspect.signature(function, follow_wrapped=False, **_ANNOTATIONS_AS_TEXT)
     except (TypeError, ValueError):
@@ -295,7 +295,7 @@ def _excludes_message(annotation: object) -> bool:
 
 
 def _takes(annotation: object) -> Literal["message", "list"] | None:
-    """Return the kind of argument that an annotation asks for; None = any argument, or an unknown annotation."""
+    """Return the kind of argument that an annotation names; None = any argument, or an unknown annotation."""
     if isinstance(annotation, str):
         text = annotation.replace(" ", "")
         return "message" if _MESSAGE.fullmatch(text) else "list" if _LIST.fullmatch(text) else None
@@ -305,14 +305,17 @@ def _takes(annotation: object) -> Literal["message", "list"] | None:
 
 
 def _name(function: object) -> str:
-    """Return the name of a function. A repr may show arguments of ``functools.partial``, which may be secrets."""
+    """Return the name of a function.
+
+    The name does not come from the repr, which may show secret arguments of ``functools.partial``.
+    """
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
 
 
 def fill_data(message: Message, decode: Decode) -> None:
-    """Fill ``message.data``. A failure is a ``MessageError``, because another attempt would fail too."""
+    """Fill ``message.data``. A failure raises ``MessageError``, because another attempt would fail too."""
     try:
         message.data = decode(message)
     except MessageError as error:
@@ -338,13 +341,16 @@ def fill_data(message: Message, decode: Decode) -> None:
 
 
 def _expects_a_value(error: Exception) -> bool:
-    """Whether ``decode=`` failed because it takes bytes. pydantic names the type of its input in a ``ValueError``."""
+    """Return whether ``decode=`` failed because it takes bytes.
+
+    For pydantic, the ``ValueError`` names the type of the input.
+    """
     text = error_text(error)
     return "input_type=Message]" in text or (isinstance(error, TypeError) and "Message" in text)
 
 
 def _remedy_of_value(decode: object) -> str:
-    """Return the argument ``decode=…`` to write for a decoder that takes bytes."""
+    """Return the argument ``decode=…`` that the user must write for a decoder that takes bytes."""
     if _name(decode).endswith("<lambda>"):
         return "pass message.value on in the lambda, in place of the message"
     return f"write decode=lambda message: {_call_of(decode)}(message.value)"
@@ -403,8 +409,8 @@ def sync_handler(handler: Callable[..., object], decode: Decode | None) -> SyncH
 def check_returned(handler: object, returned: object, message: Message) -> None:
     """Raise ``ConfigError`` if a handler of one message returned an exception, or an awaitable.
 
-    The handler should raise the exception, and no code would await the awaitable. Any other result has no meaning. The
-    first result of a handler that looks like a failure is a warning in the log.
+    The handler should raise the exception, and no code would await the awaitable. The consumer ignores any other
+    result. The first result that looks like a failure causes a warning in the log.
     """
     if returned is False or (isinstance(returned, str) and returned.casefold() in _FAILING_RESULTS):
         _warn_of_a_failing_result(handler, returned, message)
@@ -420,7 +426,7 @@ def check_returned(handler: object, returned: object, message: Message) -> None:
 
 
 def _warn_of_a_failing_result(handler: object, returned: object, message: Message) -> None:
-    """Log the first result by which a handler probably means to fail its message."""
+    """Log the first result with which a handler probably intends to fail its message."""
     module = getattr(handler, "__module__", None)
     told = f"{module}:{_name(handler)}"
     if told in _told_results:

@@ -1,7 +1,7 @@
-"""The limit on repeated log lines: the log shows the first line of a kind at once, and counts further lines.
+"""The limit on repeated log lines: the log shows the first line of a kind, and later the number of further lines.
 
-``LineLimit`` decides for any lines, such as the lines about failed attempts. ``FoldedLog`` writes the lines of a
-broker's client to a logger. ``OutageLog`` writes the lines about an outage, alike for all sources.
+``LineLimit`` decides which lines the log shows, such as lines about failed attempts. ``FoldedLog`` writes the lines of
+a broker's client to a logger. ``OutageLog`` writes the lines about an outage of any source.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Window(Generic[T]):
     Attributes:
         since: Time of the last logged line, in seconds.
         count: Number of counted lines after the last logged line.
-        latest: The newest of the counted lines, in a list; empty = no counted line.
+        latest: A list with the newest counted line; empty = no counted line.
     """
 
     since: float
@@ -46,7 +46,7 @@ class _Window(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Counted(Generic[T]):
-    """Lines of one kind that the limit counted and did not log.
+    """Lines of one kind that the log did not show.
 
     Attributes:
         kind: Kind of the lines.
@@ -65,7 +65,7 @@ class LineLimit(Generic[T]):
     """Counts the repeated lines of each kind. Times are seconds of one clock. No method blocks.
 
     Args:
-        others: Name of the common kind for lines of new kinds when too many kinds have counted lines.
+        others: Name of a common kind, which receives the lines of new kinds when too many kinds have counted lines.
     """
 
     def __init__(self, others: str) -> None:
@@ -76,7 +76,7 @@ class LineLimit(Generic[T]):
         return len(self._windows)
 
     def logs(self, kind: str, line: T, now: float) -> bool:
-        """Return whether to log a line now. The object counts each line that the caller must not log now."""
+        """Return whether the caller must log a line now. The object counts every other line."""
         window = self._windows.get(kind)
         if window is None and len(self._windows) >= _KINDS_LIMIT:
             self._forget(now)
@@ -94,11 +94,11 @@ class LineLimit(Generic[T]):
         )
 
     def due(self, now: float) -> list[Counted[T]]:
-        """Remove and return the lines with a count of at least ``FOLDED_FOR`` seconds."""
+        """Remove and return the counted lines of each kind whose count has lasted ``FOLDED_FOR`` seconds or longer."""
         return self._take(now, FOLDED_FOR) if self.next_at() <= now else []
 
     def end(self, now: float) -> list[Counted[T]]:
-        """Take out all counted lines."""
+        """Remove and return all counted lines."""
         return self._take(now, 0.0)
 
     def _count(self, window: _Window[T], line: T) -> Literal[False]:
@@ -158,7 +158,7 @@ class FoldedLog:
         self._tell(self._limit.due(self._clock()))
 
     def end(self) -> None:
-        """Log all counted lines, because the client ends or works again."""
+        """Log all counted lines. The caller makes this call when the client ends or works again."""
         self._tell(self._limit.end(self._clock()))
 
     def _tell(self, counted: list[Counted[tuple[int, str]]]) -> None:
@@ -169,15 +169,15 @@ class FoldedLog:
 
 
 class OutageLog:
-    """Writes a warning when an outage begins and once a minute, and a line when a server answers again.
+    """Writes a warning at the start of an outage and once a minute, and a line when a server answers again.
 
     Only one thread at a time may call the method.
 
     Args:
         log: The logger.
         name: Name of the source, which begins each line.
-        server: Words for a server, such as ``broker``.
-        waits: Words for the work that waits, besides the messages, such as ``no commit is confirmed``.
+        server: Name for a server, such as ``broker``.
+        waits: Clause about other work that waits, such as ``no commit is confirmed``.
         clock: Monotonic clock, in seconds.
     """
 
@@ -191,10 +191,10 @@ class OutageLog:
         self._due = 0.0
 
     def look(self, outage: Outage | None) -> None:
-        """Log what is due.
+        """Log a warning or the end of the outage, if a line is due.
 
         Args:
-            outage: The present outage; None = a server answers.
+            outage: The current outage; None = a server answers.
         """
         now = self._clock()
         if outage is None:

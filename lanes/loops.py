@@ -34,7 +34,7 @@ def backend_arguments(backend: str) -> dict[str, Any]:
         backend: One of ``BACKENDS``. ``uvloop`` and ``trio`` require an installation.
 
     Returns:
-        The name of the library and its options. ``auto`` = uvloop where it is installed, and asyncio elsewhere.
+        The name of the library and its options. ``auto`` = uvloop if it is installed, else asyncio.
     """
     if backend == "uvloop" or (backend == "auto" and has_uvloop()):
         return {"backend": "asyncio", "backend_options": {"use_uvloop": True}}
@@ -59,10 +59,10 @@ def _turn() -> Generator[None, None, None]:
 
 
 def turn_of_loop() -> Callable[[], Awaitable[None]]:
-    """Return a function whose result, awaited in a task of the running loop, gives the loop one turn.
+    """Return a function that gives the running loop one turn, when a task of the loop awaits its result.
 
-    A caller can cancel the await, as with ``anyio.lowlevel.checkpoint``. On asyncio, that checkpoint takes several
-    times as long.
+    A caller can cancel the await, as with ``anyio.lowlevel.checkpoint``. On asyncio, the checkpoint of anyio takes
+    several times as long.
     """
     if anyio.get_cancelled_exc_class() is asyncio.CancelledError:
         return _turn
@@ -97,7 +97,7 @@ def runs_a_loop() -> bool:
 
 
 class ThreadSafeCall:
-    """A callable that calls a function on the event loop on which the program created the object.
+    """A callable that calls a function on one event loop, on which the program created the object.
 
     The call does not block.
 
@@ -148,10 +148,9 @@ class ThreadSafeCall:
 class Doorbell:
     """Wakes the one task that waits.
 
-    The object belongs to one event loop, asyncio or trio. A ring while no task waits has no effect.
-
-    With asyncio a wait costs about a third of ``anyio.Event`` within ``anyio.move_on_after``, because a timer stays for
-    later waits. A timer that ends too early starts again for the rest of the time.
+    The object belongs to one event loop, asyncio or trio. A ring while no task waits has no effect. With asyncio a wait
+    takes about a third of the time of ``anyio.Event`` within ``anyio.move_on_after``, because later waits use the same
+    timer. A timer that ends too early starts again for the rest of the time.
     """
 
     __slots__ = ("_event", "_loop", "_timer", "_timer_at", "_until", "_waiter")

@@ -67,7 +67,10 @@ GRACE: Final = 2.0
 
 
 class SignalCounter:
-    """A counter of the requests to stop a process. Two signals within ``SAME_REQUEST`` seconds are one request."""
+    """A counter of the requests to stop a process.
+
+    Signals within ``SAME_REQUEST`` seconds of a request are part of this request.
+    """
 
     def __init__(self) -> None:
         self._requests = 0
@@ -80,7 +83,7 @@ class SignalCounter:
             now: Time of the signal on ``time.monotonic``, in seconds.
 
         Returns:
-            Number of requests including this request, or 0 if the signal belongs to the last request.
+            Number of requests so far, or 0 if the signal is part of the last request.
         """
         if self._requests and now < self._ignored_until:
             return 0
@@ -94,7 +97,7 @@ _T = TypeVar("_T")
 
 
 def _explains_wrong_calls(function: Callable[_P, Coroutine[Any, Any, _T]]) -> Callable[_P, Coroutine[Any, Any, _T]]:
-    """Make a function of this module refuse wrong arguments by an error that shows the right call."""
+    """Make a function of this module refuse wrong arguments with an error that shows the right call."""
     signature = inspect.signature(function)
 
     @functools.wraps(function)
@@ -160,14 +163,14 @@ async def serve(
     gc: Literal["tuned", "default"] = "tuned",
     http: str | Web | None = None,
 ) -> int:
-    """Run a consumer under SIGINT and SIGTERM. Call this function on the main thread.
+    """Run a consumer under SIGINT and SIGTERM.
 
-    The first signal starts a drain, or ends a start whose source is not open yet. The second signal cancels the
-    handlers and stops at once. The process ignores further signals within one second of a signal, because a supervisor
-    may signal both the process and its group.
+    Call this function on the main thread. The first signal starts a drain, or ends ``run`` if the source is not open
+    yet. The second signal cancels the handlers, and the consumer stops without a drain. The process ignores further
+    signals within one second of a signal, because a supervisor may signal both the process and its group.
 
-    A thread answers the signals, so the process responds at once even while a handler blocks the event loop. If the
-    consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
+    A separate thread answers the signals, so the process responds at once even while a handler blocks the event loop.
+    If the consumer has not ended ``grace`` seconds after the second signal, another thread ends the process with
     ``EXIT_AT_ONCE``.
 
     The function prints an error of ``lanes`` as one line on stderr. The log has the traceback of a handler whose
@@ -176,10 +179,11 @@ async def serve(
     Args:
         consumer: The consumer to run.
         grace: Seconds for cancelled handlers to end after the second signal, before the process ends.
-        gc: ``tuned`` = Python collects garbage less often until the call ends; see ``tune_gc``. ``default`` = leave the
-            garbage collector alone.
-        http: Address of the port with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a ``lanes.web.Web``;
-            None = no port. The port needs the extra ``web``, and closes at the end of the call.
+        gc: ``tuned`` = Python collects garbage less often until the call ends; see ``tune_gc``. ``default`` = the
+            settings of the garbage collector do not change.
+        http: Address of the HTTP server with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a
+            ``lanes.web.Web``; None = no HTTP server. The server needs the extra ``web``, and closes at the end of the
+            call.
 
     Returns:
         ``EXIT_DRAINED``, ``EXIT_FAILED``, ``EXIT_AT_ONCE`` or ``EXIT_HALTED``.
@@ -204,8 +208,8 @@ def _collector(gc: str) -> AbstractContextManager[None]:
 async def _serve(consumer: Consumer, grace: float, *, ends_process: bool) -> int:
     """Run a consumer under SIGINT and SIGTERM.
 
-    With ``ends_process`` the process has no other job. The process then ends at most ``grace`` seconds after a second
-    signal.
+    With ``ends_process`` the consumer is the only job of the process. The process then ends at most ``grace`` seconds
+    after a second signal.
     """
     check_import()
     failure: BaseException | None = None
@@ -277,7 +281,10 @@ async def serve_alone(consumer: Consumer) -> int:
 
 
 def _status(name: str, failure: BaseException | None, *, at_once: bool) -> int:
-    """Return the exit status of a run, and report its error. Raises an error that is no error of ``lanes``."""
+    """Return the exit status of a run, and report the error of the run.
+
+    The function raises an error that is not an error of ``lanes``.
+    """
     if at_once:
         return EXIT_AT_ONCE
     if failure is None:
@@ -315,18 +322,18 @@ _ANSWERED: Final = 0x80
 
 
 class StopSignals:
-    """The signals that stop a process, answered by a separate thread from the constructor until ``close``.
+    """The signals that stop a process.
 
-    The system's signal handler writes the number of each signal into a socket, and a thread reads the socket. The
-    signal handler and the thread work without the main thread, so a handler that blocks the event loop, in Python or
-    in C, delays no answer. Only a C function that keeps the interpreter's lock delays the thread.
-
-    Other code, such as the event loop, may have set a wakeup socket for its signals. The thread forwards the number of
-    each signal to that socket.
+    A separate thread answers them from the constructor until ``close``. Python's signal handler in C writes the number
+    of each signal into a socket, and the thread reads the socket. The signal handler and the thread work without the
+    main thread, so a handler that blocks the event loop delays no answer. Only a C function that holds the
+    interpreter's lock delays the thread. Other code, such as the event loop, may have set a wakeup socket for its own
+    signals. The thread forwards the number of each signal to that socket.
 
     Args:
-        caller: Name of the function that the user has called, for the error.
-        drain: Function that the thread calls after the first signal, and that returns the text to print.
+        caller: Name of the function that the user called, for the error.
+        drain: Function that the thread calls after the first signal. The function returns the text that the thread
+            prints.
         cancel: Function to call on the event loop after the second signal.
         grace: Maximum number of seconds from the second signal to the end of the process.
 
@@ -379,7 +386,7 @@ class StopSignals:
             self._writing.close()
 
     def _received(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal on the main thread when that thread runs Python code again."""
+        """Handle a signal on the main thread, as soon as the main thread runs Python code again."""
         writing = self._writing.fileno()
         other = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         if other != writing:
@@ -435,25 +442,25 @@ def main(
     http: str | Web | None = None,
     **options: Unpack[ConsumerOptions],
 ) -> NoReturn:
-    """Run ``handler`` over ``source`` as the job of this process, then exit.
+    """Run ``handler`` over ``source`` as the only job of this process, then exit.
 
-    The call blocks and never returns. See ``serve`` for the signals.
+    The call blocks and never returns. ``serve`` describes the signals.
 
     Args:
         source: Source of the messages.
         handler: Async or plain function of one ``Message``, or of a list with ``Settings(batch=…)``. A plain
             function runs in threads; see ``Settings.sync_handlers``.
-        backend: Name of the event loop's library. ``uvloop`` needs the extra ``uvloop``. ``auto`` = uvloop where it is
-            installed, and asyncio elsewhere.
-        gc: ``tuned`` = Python collects garbage less often; see ``tune_gc``. ``default`` = leave the garbage collector
-            alone.
-        http: Address of the port with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a ``lanes.web.Web``;
-            None = no port. The port needs the extra ``web``.
+        backend: Name of the event loop's library. ``uvloop`` needs the extra ``uvloop``. ``auto`` = uvloop if it is
+            installed, else asyncio.
+        gc: ``tuned`` = Python collects garbage less often; see ``tune_gc``. ``default`` = the settings of the garbage
+            collector do not change.
+        http: Address of the HTTP server with probes, status and metrics, such as ``"127.0.0.1:8080"``, or a
+            ``lanes.web.Web``; None = no HTTP server. The server needs the extra ``web``.
         **options: The keyword arguments of ``Consumer`` except ``clock``, such as ``settings`` and ``dead_letters``.
 
     Raises:
         SystemExit: The consumer has ended: 0 = drained, 1 = failed, 4 = stopped at once, 5 = halted. An exception that
-            is no error of ``lanes`` propagates instead.
+            is not an error of ``lanes`` propagates instead.
     """
     made: list[Consumer] = []
 

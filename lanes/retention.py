@@ -1,6 +1,7 @@
 """Estimates of the time until a broker deletes a message, for sources that are ``lanes.source.Retaining``.
 
-A broker deletes messages by age, or keeps a number of newest messages. Times are in seconds. Nothing blocks.
+A broker deletes messages above an age, or keeps only a number of newest messages. Times are in seconds. No function
+blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Pace:
         return f"<Pace {self.per_second():g} a second, from {len(self._samples)} samples>"
 
     def note(self, value: float, now: float) -> None:
-        """Record the number at a time. A number below the last number discards the former numbers.
+        """Record the number at a time. If the number is below the last number, discard the earlier numbers.
 
         Args:
             value: The number.
@@ -45,7 +46,7 @@ class Pace:
             samples.popleft()
 
     def per_second(self) -> float:
-        """Return the growth in a second.
+        """Return the growth per second.
 
         Returns:
             The growth, 0 or more; 0 before the second sample.
@@ -60,7 +61,7 @@ def by_age(written: float, span: float, now: float, rule: str) -> Retention:
     Args:
         written: Time of the message in seconds since 1970.
         span: Seconds for which the broker keeps a message.
-        now: Time now in seconds since 1970.
+        now: Current time in seconds since 1970.
         rule: The rule.
 
     Returns:
@@ -75,9 +76,10 @@ def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float =
     Args:
         newer: Number of newer messages.
         limit: Number of newer messages that the broker keeps, 0 or more.
-        pace: Number of messages written in a second, 0 or more.
+        pace: Number of messages that producers write per second, 0 or more.
         rule: The rule.
-        age: Seconds since the count of ``newer``. The estimate adds the messages that producers wrote in this time.
+        age: Seconds since the caller counted ``newer``. The estimate includes the messages that producers wrote in this
+            time.
 
     Returns:
         The retention; None while producers write no message.
@@ -88,7 +90,7 @@ def by_newer(newer: float, limit: float, pace: float, rule: str, *, age: float =
 
 
 def soonest(found: Iterable[Retention | None]) -> Retention | None:
-    """Choose the retention whose remaining share of its span is smallest.
+    """Return the retention that has the smallest part of its span left.
 
     Args:
         found: Retentions of one message, by several rules.

@@ -1,7 +1,7 @@
 """The contract between ``lanes`` and a backend.
 
-A source delivers messages, settles messages and gives up partitions. A source decides nothing about order, retries or
-bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
+A source delivers messages, settles messages and releases partitions. The engine, not the source, decides order, retries
+and bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
 
 This file is longer than most, because it contains the whole contract of a backend.
 """
@@ -73,27 +73,27 @@ class SourceTraits:
     Attributes:
         name: Name of the source in logs and errors.
         system: Name of the broker's kind in OpenTelemetry, such as ``kafka``.
-        settles: ``"individual"`` = one acknowledgement a message. ``"cumulative"`` = one committed position a
-            partition, which settles every message below it. A partition with a committed position has a ``floor``.
+        settles: ``"individual"`` = one acknowledgement for each message. ``"cumulative"`` = one committed position for
+            each partition, which settles every message below it. A partition of such a source has a ``floor``.
         hands_over: Whether a commit also stores, for the next owner, which messages above the floor are completed.
-        extend_interval: Seconds after which ``extend`` must keep an unsettled message alive. ``None`` = the broker has
-            no such timer.
+        extend_interval: Seconds after which the runtime must call ``extend``, so that the broker does not redeliver an
+            unsettled message. ``None`` = the broker has no such timer.
         max_in_flight: Number of unsettled messages that the broker allows. ``None`` = any number.
-        remembers: Whether the source, within one assignment, never redelivers a position after its ``settle``. The
-            engine then does not track settled positions. True only with ``"individual"``.
+        remembers: Whether the source, within one assignment, never redelivers a position after its ``settle``. If True,
+            the engine does not track settled positions. True requires ``settles="individual"``.
         revoke_limit: Seconds after which the broker removes a revoked partition without a release, at least
             ``Settings.longest_drain``. ``None`` = the broker waits for the release.
         revoke_limit_from: Setting of the broker or client that determines ``revoke_limit``; errors name the setting.
-            Empty = unnamed.
+            Empty = no setting is known.
         partitions: Number of partitions, including the partitions of other processes. ``None`` = unknown.
         plans: Whether the source sends a ``Generation`` for each plan of the group. The source sends the first of these
             events when the source knows its assignment.
-        ordered: False if several processes receive from one broker's consumer concurrently, which allows no order.
+        ordered: False if several processes receive from one consumer of the broker at once, so no order is possible.
         exclusive: False if several processes own one partition at once, each for separate keys.
         consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
-        divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. The order must then be
-            ``"key"`` or ``"none"``, and each key has a lane of its own.
-        queues: Partitioned queues that the source reads. The source of a partition is the name of a physical queue.
+        divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. If True, the order must be
+            ``"key"`` or ``"none"``, and each key must have its own lane.
+        queues: Partitioned queues that the source reads. ``Partition.source`` is then the name of a physical queue.
     """
 
     name: str
@@ -116,12 +116,12 @@ class SourceTraits:
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """Event: this process has acquired the partition.
+    """This process has acquired the partition.
 
     Attributes:
         partition: The assignment, a new object each time. The ownership ends at its ``deadline`` at the latest. At the
-            deadline, the runtime stops starting handlers and settling messages. A source without leases is
-            ``Confirming`` if its broker takes partitions away from a silent process.
+            deadline, the runtime stops starting handlers and settling messages. A source without leases must be
+            ``Confirming`` if its broker can assign the partitions of a silent process to another process.
     """
 
     partition: Partition
@@ -132,8 +132,8 @@ class Delivered:
     """A run: consecutive messages of one partition, in the order of the source.
 
     A message with an unreadable key has no key, and its ``broken`` is the ``MessageError`` with the reason. Only this
-    message fails. The runtime calls no handler for the message, and the poison policy decides. The runtime raises
-    ``ContractError`` for any other exception in ``broken``.
+    message fails. The runtime does not call the handler, and applies the poison policy to the message. The runtime
+    raises ``ContractError`` for any other exception in ``broken``.
 
     Attributes:
         partition: The assignment that the messages belong to.
@@ -148,10 +148,10 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """The source has read up to ``position`` and found no more messages below it, only gaps.
+    """The source has read up to ``position``, and has delivered every message below ``position``.
 
-    Only a source that commits sends this event. After the event, the committed position can reach the end of a log
-    that ends with markers.
+    Only a source that commits sends this event. A log may end with markers, which are not messages. After the event,
+    the committed position can move past these markers.
 
     Attributes:
         partition: The assignment that was read.
@@ -164,10 +164,10 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Revoking:
-    """The source must hand the partition over: the runtime lets running handlers end, and then releases the partition.
+    """The process must release the partition: the runtime waits for running handlers, and then calls ``release``.
 
     Attributes:
-        partition: The assignment to give up.
+        partition: The assignment to release.
         timeout: Maximum number of seconds for running handlers, at most ``Settings.drain_timeout``. The cancellation of
             handlers, the last settlement and ``release`` follow after this time, within ``Settings.longest_drain``.
             ``SourceTraits.revoke_limit`` states the broker's limit on the whole drain. Infinity = the next owner waits
@@ -182,14 +182,14 @@ class Revoking:
 class RevokingPart:
     """The process must hand over a part of the partition, and keeps the other messages.
 
-    The runtime abandons the waiting messages of the part, and lets its running handlers end. After the part's last
-    handler, the runtime settles the partition and calls ``Dividing.hand_over``. The source delivers no further message
-    of the part.
+    The runtime abandons the waiting messages of the part, and waits for the running handlers of the part. After the
+    part's last handler, the runtime settles the partition and calls ``Dividing.hand_over``. The source delivers no
+    further message of the part.
 
     Attributes:
         partition: The assignment, which keeps its other messages.
-        part: Function that tells which messages belong to the part. A part contains all messages of a key, or none of
-            them.
+        part: Function that returns whether a message belongs to the part. A part contains either all messages of a key
+            or no message of the key.
     """
 
     partition: Partition
@@ -198,7 +198,7 @@ class RevokingPart:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Event: this process no longer owns the partition.
+    """This process no longer owns the partition.
 
     The runtime neither settles its messages nor releases the partition.
 
@@ -238,16 +238,18 @@ SourceEvent = Assigned | Delivered | Progressed | Revoking | RevokingPart | Lost
 
 
 class Source(Protocol):
-    """A backend.
+    """The access to a broker or store.
 
     The runtime makes all calls on one event loop, and calls ``receive`` concurrently with the other methods. The first
     call is ``open``, unless the open of the dead-letter target fails. The last call is ``aclose``, even if ``open``
-    failed or was never called. No method may block the event loop; a blocking call belongs in a thread. An anyio scope
-    may cancel each call.
+    failed or was never called. No method may block the event loop; a blocking call belongs in a thread. An anyio cancel
+    scope may cancel any call.
     """
 
     async def open(self) -> SourceTraits:
-        """Connect, and check before the first message every setting that depends on the broker. Called once.
+        """Connect, and check every setting that depends on the broker.
+
+        The runtime makes this call once, before the first message.
 
         Returns:
             The properties of the source.
@@ -261,15 +263,15 @@ class Source(Protocol):
         """Wait for the next events. Cancel-safe: a cancelled call loses no event.
 
         With room for messages and bytes, the call returns when a message is available. Without room for messages or for
-        bytes, the call waits for events of ownership only. If the source settles each message individually, it may
+        bytes, the call returns only events of ownership. If the source settles each message individually, it may
         deliver a message for the first time after later positions of the partition. While the connection is lost, the
         call waits for a new connection, because any exception stops the consumer after a drain.
 
         Args:
             room: Bounds of this call. The call returns at most ``room.messages`` new messages. Only the batch that
                 crosses ``room.bytes``, or a single message, may exceed ``room.bytes``. Partitions in ``room.paused``
-                deliver no message. A client that prefetches pauses exactly these partitions, even immediately after an
-                assignment.
+                deliver no message. A client that prefetches must pause exactly these partitions, even immediately after
+                an assignment.
 
         Returns:
             Events in the order of the source.
@@ -285,39 +287,40 @@ class Source(Protocol):
         has also confirmed each ``floor``, and each ``completed`` set that the source hands over.
 
         If the source commits, the runtime cancels the call when a partition of the settlements is lost, or is released
-        before the commit is confirmed. After the cancellation the source must send no commit of the call, because it
-        could undo a commit of the next owner. An event loop cannot cancel a call whose wait has just ended. A source
-        that waits before it sends must therefore check, after the wait, which partitions it has reported lost.
+        before the commit is confirmed. After the cancellation the source must not send a commit of the call, because
+        that commit could replace a commit of the next owner. An event loop cannot cancel a call whose wait has just
+        ended. A source that waits before a commit must therefore check, after the wait, whether it has reported the
+        partition lost.
 
         Args:
             settlements: At most one settlement for each partition. The runtime passes the next settlement of a
                 partition only after this call has ended. Concurrent calls may pass settlements of different partitions.
 
         Raises:
-            SourceError: With ``retryable=True``, the source may not have sent a settlement. The caller then repeats the
-                settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer stops
-                after a drain.
-            SettlementError: Only the settlements of its partitions have failed.
+            SourceError: With ``retryable=True``, the broker may not have received every settlement. The caller repeats
+                the settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer
+                stops after a drain.
+            SettlementError: Only the settlements of the error's partitions have failed.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
-        """Keep these unsettled messages alive at the broker.
+        """Restart the broker's timers of these unsettled messages, so that the broker does not redeliver them.
 
-        The call is idempotent, and best effort while disconnected.
+        The call is idempotent. While the source is disconnected, the call may have no effect.
 
         The runtime calls ``extend`` only if ``SourceTraits.extend_interval`` is set. The source skips messages that the
         broker has already delivered to another process. ``extend`` must not raise an exception for a transient failure,
         because any exception stops the consumer after a drain.
 
         Args:
-            messages: The messages to keep alive.
+            messages: The messages whose timers the source restarts.
         """
 
     async def release(self, partition: Partition) -> None:
         """Release a drained partition. Before the call returns, all earlier settlements have reached the broker.
 
-        The call is idempotent, even while another call for the partition runs, because the source may revoke a
-        partition during its release. The broker may deliver the unsettled messages to the next owner at once. A handler
+        The call is idempotent, even while another call for the same partition runs, because the source may revoke a
+        partition during the release. The broker may deliver the unsettled messages to the next owner at once. A handler
         that did not end within ``drain_timeout`` and ``grace`` may still run. Any exception but ``SourceError`` stops
         the consumer after a drain.
 
@@ -329,28 +332,29 @@ class Source(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Close everything that ``open`` opened. Idempotent; the user's own connection stays open.
+        """Close everything that ``open`` opened.
 
-        A cancelled call releases no owned partitions. The broker then redelivers their unsettled messages after its own
-        timeout. The runtime logs an exception of the call.
+        Idempotent. A connection that the user passed stays open. A cancelled call does not release the owned
+        partitions. The broker then redelivers their unsettled messages after its own timeout. The runtime logs an
+        exception of the call.
         """
 
 
 @runtime_checkable
 class Lagging(Protocol):
-    """An optional part of a source that can report its lag."""
+    """An optional interface of a source that can report its lag."""
 
     def lag(self, partition: Partition) -> int | None:
         """Return the lag of a partition.
 
-        Any thread may call the method. The call returns at once, without I/O or an exception.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         Args:
             partition: An assignment of this source.
 
         Returns:
             The last known lag, in messages, or in positions if the source commits positions. The tools of the broker
-            count the lag by the same rule. ``None`` = unknown.
+            show the lag in the same unit. ``None`` = unknown.
         """
 
 
@@ -362,8 +366,8 @@ class Backlog(NamedTuple):
             if the source commits positions. ``None`` = unknown.
         error: Text of the last error that the client reported, without secrets; "" = no error.
         age: Seconds since that error. ``None`` = unknown.
-        cause: Reason why the broker delivers no message at present, such as a reached limit; "" = unknown. The health
-            shows a known cause in place of the error.
+        cause: Reason why the broker currently delivers no message, such as a reached limit; "" = unknown. The health
+            shows a known cause instead of the error.
     """
 
     messages: int | None
@@ -374,18 +378,18 @@ class Backlog(NamedTuple):
 
 @runtime_checkable
 class Backlogged(Protocol):
-    """An optional part of a source that knows the number of messages that wait at the broker for delivery.
+    """An optional interface of a source that knows the number of messages that wait at the broker for delivery.
 
-    A partition with such messages, with room, and without a delivery for ``Settings.unhealthy_after`` makes the
-    consumer unhealthy.
+    If such messages exist and the bounds leave room, but the source delivers none for ``Settings.unhealthy_after``, the
+    consumer is unhealthy.
     """
 
     def backlog(self, partition: Partition) -> Backlog:
-        """Return the backlog of a partition. The call sends nothing, raises nothing and does not block.
+        """Return the backlog of a partition. The call does no I/O, does not block and raises no exception.
 
-        Messages that the broker must not deliver yet, for example because an operator paused its consumer, do not
-        count. The runtime calls the method once a second, or every quarter of a shorter ``Settings.unhealthy_after``,
-        but at most every 0.75 s.
+        The backlog does not include messages that the broker must not deliver yet, for example because an operator
+        paused the broker's consumer. The runtime calls the method once a second, or more often if
+        ``Settings.unhealthy_after`` is below 4 s. The shortest interval is 0.75 s.
 
         Args:
             partition: An assignment of this source.
@@ -409,15 +413,15 @@ class Outage(NamedTuple):
 
 @runtime_checkable
 class Connected(Protocol):
-    """An optional part of a source that detects when no broker answers, even while no message waits.
+    """An optional interface of a source that detects when no broker answers, even while no message waits.
 
     An outage of 30 s, or of a shorter ``Settings.unhealthy_after``, makes the consumer unhealthy.
     """
 
     def outage(self) -> Outage | None:
-        """Return the present outage.
+        """Return the current outage.
 
-        Any thread may call the method. The call returns at once, without I/O or an exception.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         The source sends its broker a request at least every 10 s. Neither a single request without an answer nor the
         end of an idle connection is an outage.
@@ -429,7 +433,7 @@ class Connected(Protocol):
 
 @runtime_checkable
 class Rejoining(Protocol):
-    """An optional part of a source whose group may take long to answer a new member, or a member after an outage.
+    """An optional interface of a source whose group may take long to answer a new member, or a member after an outage.
 
     A consumer becomes ready only after the first answer since its start. An answer may assign no partition.
     """
@@ -437,7 +441,7 @@ class Rejoining(Protocol):
     def rejoining(self) -> bool:
         """Return whether the source waits for its group's first answer after the start, or after an outage.
 
-        Any thread may call the method. The call returns at once, without I/O or an exception.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         Returns:
             Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
@@ -447,7 +451,7 @@ class Rejoining(Protocol):
 
 @runtime_checkable
 class Stranding(Protocol):
-    """An optional part of a source of partitioned queues that finds messages which no consumer of its group reads.
+    """An optional interface of a source of partitioned queues that finds messages which no consumer of its group reads.
 
     Producers write such messages if they use another number of partitions than the consumers.
     """
@@ -455,7 +459,7 @@ class Stranding(Protocol):
     def stranded(self) -> Sequence[Stranded]:
         """Return the physical queues with such messages.
 
-        Any thread may call the method, which sends and raises nothing.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         Returns:
             The physical queues at the last check, which is at most 10 s old. Empty = no such physical queue is known.
@@ -464,12 +468,12 @@ class Stranding(Protocol):
 
 @runtime_checkable
 class Reporting(Protocol):
-    """An optional part of a source that reports findings that need an operator instead of a restart."""
+    """An optional interface of a source that reports findings that need an operator instead of a restart."""
 
     def findings(self) -> Sequence[str]:
         """Return the findings for ``Health.findings``.
 
-        Any thread may call the method, which sends nothing and does not block.
+        Any thread may call the method. The call does no I/O and does not block.
 
         Returns:
             A text for each finding, with the remedy and without secrets.
@@ -496,28 +500,28 @@ class KeptLog(NamedTuple):
 
 @runtime_checkable
 class Keeping(Protocol):
-    """An optional part of a source whose broker keeps messages until every subscription has finished them."""
+    """An optional interface of a source whose broker keeps messages until every subscription has finished them."""
 
     def kept_log(self) -> KeptLog | None:
         """Return the messages that the log keeps for its slowest subscription, this source's or another.
 
-        Any thread may call the method. The call returns at once, without I/O or an exception.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         Returns:
-            The result of the last check, which is at most 15 s old while the broker answers. ``None`` = unknown.
+            The result of the last check, at most 15 s old while the broker answers. ``None`` = unknown.
         """
 
 
 @runtime_checkable
 class Ranged(Protocol):
-    """An optional part of a source whose processes own ranges of keys, so that some keys may have no owner."""
+    """An optional interface of a source whose processes own ranges of keys, so that some keys may have no owner."""
 
     def unowned(self) -> int | None:
         """Return the number of messages that wait for an owner of their keys.
 
-        No process handles a message whose key has no owner.
+        While a key has no owner, no process handles its messages.
 
-        Any thread may call the method. The call returns at once, without I/O or an exception.
+        Any thread may call the method. The call does no I/O, does not block and raises no exception.
 
         Returns:
             The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =
@@ -526,7 +530,7 @@ class Ranged(Protocol):
 
 
 class BrokerContact:
-    """Answers and failures of the requests of a source, from which ``Connected.outage`` follows. Blocks nowhere.
+    """Answers and failures of the requests of a source, from which ``Connected.outage`` follows. No method blocks.
 
     After a freeze of the process, earlier requests may fail although the broker answers. An outage therefore requires
     two failed requests, the second of which was sent after the failure of the first. One thread reports all answers and
@@ -551,8 +555,8 @@ class BrokerContact:
         """Record that no broker has answered a request in time.
 
         Args:
-            sent_at: Time at which the client sent the request. Only requests that the client sent after the last answer
-                count.
+            sent_at: Time at which the client sent the request. The object ignores requests that the client sent before
+                the last answer.
             error: Text of the failure, without secrets.
         """
         if sent_at < self._answered_at:
@@ -563,15 +567,15 @@ class BrokerContact:
             self._outage = self._answered_at, error
 
     def outage(self, error: str = "", age: float | None = None) -> Outage | None:
-        """Return the present outage. Any thread may call this method.
+        """Return the current outage. Any thread may call this method.
 
         Args:
             error: Text of the last error of the client, without secrets; "" = no error.
-            age: Seconds since that error; None = unknown. An error before the outage does not count.
+            age: Seconds since that error; None = unknown. The method ignores an error from before the outage.
 
         Returns:
-            The outage; None = a broker answers. Without an error of the client, the outage has the text of the last
-            failed request.
+            The outage; None = a broker answers. Without an error of the client, the outage has the error text of the
+            last failed request.
         """
         if (outage := self._outage) is None:
             return None
@@ -596,7 +600,7 @@ class Retention(NamedTuple):
 
 @runtime_checkable
 class Retaining(Protocol):
-    """An optional part of a source that knows when its broker deletes finished and unfinished messages.
+    """An optional interface of a source that knows when its broker deletes finished and unfinished messages.
 
     The consumer raises an alarm before the broker deletes an unfinished message; see ``Status.partitions``.
     """
@@ -604,24 +608,24 @@ class Retaining(Protocol):
     def retention(self, message: Message) -> Retention | None:
         """Return the time until the broker may delete a message.
 
-        The call sends nothing, raises nothing and does not block.
+        The call does no I/O, does not block and raises no exception.
 
         The runtime calls the method once a second for at most one message of each partition. This message has the
-        lowest position of all messages that have been unfinished for a second. After the call, the source may read the
-        facts for its next answer from the broker.
+        lowest position of all messages that have been unfinished for a second. After the call, the source may query the
+        broker to prepare the next answer.
 
         Args:
             message: An unfinished message of this source.
 
         Returns:
-            The retention whose remaining share of its span is smallest. ``None`` = no rule applies, or the source does
+            The retention that has the smallest part of its span left. ``None`` = no rule applies, or the source does
             not know the rules yet.
         """
 
 
 @runtime_checkable
 class Declaring(Protocol):
-    """An optional part of a source that knows some of its traits before ``open``.
+    """An optional interface of a source that knows some of its traits before ``open``.
 
     The constructor of a consumer then refuses settings that contradict these traits, before any connection. ``open``
     returns the complete traits, which the consumer checks too.
@@ -630,7 +634,7 @@ class Declaring(Protocol):
     def declared(self) -> SourceTraits:
         """Return the traits that the arguments of the source decide, and defaults for traits that the broker decides.
 
-        The call sends nothing and does not block.
+        The call does no I/O and does not block.
 
         Returns:
             The traits.
@@ -639,16 +643,16 @@ class Declaring(Protocol):
 
 @runtime_checkable
 class Checkpointing(Protocol):
-    """An optional part of a source that stores the finished messages above the settled position itself.
+    """An optional interface of a source that itself stores which messages above the settled position are finished.
 
-    A crash repeats the finished messages that the source has not stored.
+    After a crash, the finished messages that the source has not stored run again.
     """
 
     def checkpoint_within(self, seconds: float) -> None:
         """Set the time within which the source stores a finished message. The call does not block.
 
-        The consumer calls the method at most once, before ``open``. While writes are few, the source stores the message
-        sooner.
+        The consumer calls the method at most once, before ``open``. While the source writes little, it stores a
+        finished message sooner.
 
         Args:
             seconds: ``Settings.commit_interval``, 0 or more.
@@ -657,26 +661,28 @@ class Checkpointing(Protocol):
 
 @runtime_checkable
 class Confirming(Protocol):
-    """An optional part of a source whose broker takes the partitions of a silent process away.
+    """An optional interface of a source whose broker assigns the partitions of a silent process to other processes.
 
     A process is silent while none of its threads runs, for example after SIGSTOP. After a freeze of more than
     ``freeze_limit`` seconds, the runtime starts handlers and writes dead letters only when every partition is confirmed
-    or reported lost. The runtime does not read the clock for each message. At more than 5,000 handler starts a second,
-    up to 15 handlers may start before the runtime detects the freeze.
+    or reported lost. The runtime does not read the clock for each message. At more than 5,000 handler starts per
+    second, up to 15 handlers may start before the runtime detects the freeze.
     """
 
     def freeze_limit(self) -> float:
-        """Return the seconds of silence after which the broker may take partitions away.
+        """Return the seconds of silence after which the broker may reassign partitions.
 
-        The runtime calls the method after ``open``, from any thread. The call sends nothing and does not block.
+        The runtime calls the method after ``open``, from any thread. The call does no I/O and does not block.
 
         Returns:
-            The seconds. A value below 1 counts as 1. Infinity = the broker takes no partition away. If the first call
-            after ``open`` returns infinity, the runtime never checks for a freeze.
+            The seconds. The runtime treats a value below 1 as 1. Infinity = the broker reassigns no partition. If the
+            first call after ``open`` returns infinity, the runtime never checks for a freeze.
         """
 
     async def confirm(self, partitions: Sequence[Partition]) -> Sequence[Partition]:
-        """Ask the broker whether this process still owns partitions, in a request sent after the start of this call.
+        """Ask the broker whether this process still owns the partitions.
+
+        The source must send the request after the start of this call.
 
         Cancel-safe.
 
@@ -696,18 +702,20 @@ class Confirming(Protocol):
 
 @runtime_checkable
 class Dividing(Protocol):
-    """An optional part of a source that gives up parts of a partition by ``RevokingPart``.
+    """An optional interface of a source that gives up parts of a partition by ``RevokingPart``.
 
     A source with this method commits positions.
     """
 
     async def hand_over(self, partition: Partition, parts: Sequence[Part]) -> None:
-        """Let the next owners of the parts begin with the settled position of the partition. Idempotent. Cancel-safe.
+        """Allow the next owners of the parts to start at the settled position of the partition.
 
-        ``settle`` has stored a position that is also correct for the parts. Every unfinished message of the parts is
-        above this position, and is not one of the completed messages. The runtime repeats the call after a retryable
-        error, unless the partition drains or is lost in the meantime. The release of a drained partition hands its
-        parts over too.
+        Idempotent. Cancel-safe.
+
+        Before this call, ``settle`` has stored a position that is also correct for the parts. Every unfinished message
+        of the parts is at or above this position, and is not in the completed set. The runtime repeats the call after a
+        retryable error, unless the partition drains or is lost in the meantime. The release of a drained partition also
+        hands over its parts.
 
         Args:
             partition: The assignment, which keeps its other messages.
@@ -734,7 +742,7 @@ class Destination(NamedTuple):
 
 @runtime_checkable
 class Reading(Protocol):
-    """An optional part of a source: whether the source reads a given topic or stream.
+    """An optional interface of a source that reports whether it reads a given topic or stream.
 
     The consumer calls ``reads`` at most once, after the source and the dead letters are open. The consumer refuses dead
     letters that the source would read again.
@@ -743,7 +751,7 @@ class Reading(Protocol):
     def reads(self, destination: Destination) -> bool:
         """Return whether the source reads messages of ``destination``.
 
-        The call sends nothing and does not block.
+        The call does no I/O and does not block.
 
         Args:
             destination: Topic or stream, possibly of another broker.
@@ -756,7 +764,7 @@ class Reading(Protocol):
 
 @runtime_checkable
 class Addressed(Protocol):
-    """An optional part of ``DeadLetters`` that names its topic or stream."""
+    """An optional interface of ``DeadLetters`` that names its topic or stream."""
 
     def destination(self) -> Destination:
         """Return the topic or stream of the dead letters.
@@ -782,7 +790,7 @@ class DeadLetters(Protocol):
     async def put(self, dead_letter: DeadLetter) -> None:
         """Write one dead letter and wait until the broker has confirmed it.
 
-        Idempotent by the ``id``, as far as the backend can deduplicate. A cancelled call may have written the record.
+        Idempotent by the ``id`` if the backend can deduplicate. A cancelled call may have written the dead letter.
 
         Args:
             dead_letter: The dead letter.

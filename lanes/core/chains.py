@@ -1,7 +1,8 @@
 """The chains of all lanes, and the queue of the heads that can start.
 
-The engine itself links and unlinks the messages of its hot path. This module chooses the lane of a message, inserts a
-late message by its position, and removes abandoned messages from their lanes.
+The head of a lane is its first unfinished message. On the hot path, the engine itself links and unlinks messages. This
+module chooses the lane of a message, inserts a late message by its position, and removes abandoned messages from their
+lanes.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Chains:
         ready: The heads that can start. An engine with budgets per partition puts its ``FairQueue`` here.
         fenced: Messages whose handlers still run although their assignment is fenced. Each of these messages keeps its
             lane.
-        tails: The last message of each lane, by whole partition. All assignments of a partition share its lanes, and so
-            do its pieces, because a key may move from a piece with a fenced handler to another piece.
+        tails: The last message of each lane, by whole partition. All assignments and all pieces of a partition share
+            its lanes, because a key may move from a piece with a fenced handler to another piece.
         relabels: Whether the lane of a message may differ from its key.
     """
 
@@ -91,8 +92,8 @@ class Chains:
     def insert(self, message: Message) -> None:
         """Put a late message into the chain of its lane by position.
 
-        The late message stands before queued messages of higher positions, and after every started message. The call is
-        O(messages in flight), and the engine makes the call only for a late message.
+        The late message runs after every started message, and before queued messages of higher positions. The call is
+        O(messages in flight). The engine makes the call only for a late message.
         """
         if message.lane is None:
             self.ready.append(message)
@@ -191,8 +192,8 @@ def successors(message: Message) -> list[Message]:
 def _has_started(message: Message) -> bool:
     """Return whether a message has started, so that a late message with a lower position runs after this message.
 
-    A started message has left the queue, or waits in the queue for a further attempt. A returned message has not
-    started, because its attempt does not count.
+    A started message has left the queue, or waits in the queue for a further attempt. A message with the outcome
+    ``RETURN`` has not started, because its attempt does not count.
     """
     return message.state != QUEUED or message.attempt > message.partition.recalled.get(message.position, 1)
 

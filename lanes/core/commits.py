@@ -1,10 +1,9 @@
 """The commits of partitions whose source commits one position.
 
-A partition has at most one commit in transit. A commit counts when the broker confirms it. A commit with an unknown
-result counts as unconfirmed, and the next commit repeats it.
-
-``max_ahead`` bounds the messages admitted above the floor that the broker confirmed. Messages delivered beyond the
-bound wait in their partition, in order and in flight, until the broker confirms a commit.
+A partition has at most one commit in transit. The ledger applies a commit when the broker has confirmed it. The ledger
+treats a commit with an unknown result as unconfirmed, and the next commit repeats it. ``max_ahead`` limits the number
+of messages admitted above the confirmed floor. Further messages wait in their partition, in order and in flight, until
+the broker confirms a commit.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ _UNKNOWN: Final = -NEVER
 class PartitionCommits:
     """The commits of one assignment.
 
-    A commit is due at the pace of ``Committer.pace`` after its first change, but not before ``not_before``. The commit
-    is due sooner if ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
+    A commit is due ``Committer.pace`` seconds after its first change, but not before ``not_before``. The commit is due
+    sooner if ``_count`` changes wait, or if the floor has risen while ``max_ahead`` stops the partition.
 
     Attributes:
         confirmed: The floor that the broker has confirmed.
@@ -47,9 +46,9 @@ class PartitionCommits:
         confirmed_ordinal: Number of the first delivery above the confirmed floor.
         changes: Number of changes since the last commit; after an unknown result, ``_count`` or more.
         since: Time of the first change since the last commit, in seconds of the engine's clock.
-        sending: The sent and unanswered commit; None = no such commit.
+        sending: The commit that is sent and not answered; None = no such commit.
         over: Whether no further commit may begin.
-        finished: Number of messages that finished in this assignment and are missing in every confirmed commit.
+        finished: Number of messages that finished in this assignment and are in no confirmed commit.
     """
 
     confirmed: int
@@ -82,7 +81,7 @@ class PartitionCommits:
             urgent: Whether messages wait for the confirmation of the floor.
 
         Returns:
-            The time in seconds of the engine's clock, which may have passed.
+            The time in seconds of the engine's clock. The time may have passed.
         """
         at = self.since
         if not urgent and self.changes < self._count:
@@ -127,9 +126,9 @@ class Committer:
         chains: The lanes of the engine.
         effects: The effects of the engine.
 
-    The next commit is due at ``_next_at`` or later. The exact time depends on all partitions. A member with ranges has
-    hundreds of partitions, and asks for the time after each handler. The object therefore computes the time only when
-    the time may have passed.
+    The next commit is due at ``_next_at`` or later. The exact time depends on all partitions. A member with ranges may
+    have hundreds of partitions, and reads the time after each handler. The object therefore computes the exact time
+    only after ``_next_at``.
 
     Attributes:
         partitions: The ledger of each partition whose source commits.
@@ -166,13 +165,13 @@ class Committer:
         Args:
             partition: The assignment.
             run: Consecutive messages of the partition.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
 
         Returns:
             Number and bytes of the admitted messages that a former owner has finished.
 
         Raises:
-            PositionFell: A position does not rise.
+            PositionFell: A position is not above the previous position.
         """
         ledger = self.partitions[partition]
         ledger.deliver(run, now)
@@ -216,7 +215,7 @@ class Committer:
                 self._changed(partition, ledger, 1, now)
 
     def pass_over(self, partition: Partition, messages: list[Message], now: float) -> None:
-        """Let the floor pass dropped messages, which another process handles."""
+        """Allow the floor to move past dropped messages, which another process handles."""
         ledger = self.partitions[partition]
         before = ledger.floor()
         ledger.pass_over(messages)
@@ -224,7 +223,7 @@ class Committer:
             self._changed(partition, ledger, 1, now)
 
     def complete(self, settlement: Settlement, now: float) -> tuple[int, int]:
-        """Enter finished messages into the ledger, and return their number and bytes."""
+        """Record finished messages in the ledger, and return their number and bytes."""
         ledger = self.partitions[settlement.partition]
         count, size = ledger.settle(settlement.messages)
         _commits(settlement.partition).finished += count
@@ -247,7 +246,7 @@ class Committer:
         """Return the commits to send now. The floor and the completed set of a commit describe the same state.
 
         Args:
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
             everything: Whether to return all pending commits, even before they are due.
 
         Returns:
@@ -273,7 +272,10 @@ class Committer:
         return due
 
     def next_at(self) -> float:
-        """Return a time at which to call ``due``: no commit is due before. ``NEVER`` = no commit is pending."""
+        """Return the time at which to call ``due``.
+
+        No commit is due before this time. ``NEVER`` = no commit is pending.
+        """
         if self._next_at == _UNKNOWN:
             self._next_at = self._exactly(self._pending())
         return self._next_at

@@ -1,13 +1,13 @@
 """The drain of a partition: the order of the steps, and the time limit of each step.
 
-Most phases of a drain are a task for the runtime. The tasks wait for handlers, cancel handlers, settle finished
-messages, write the store of attempts, and request the release by the source. The runtime reports the result of each
-task to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and
-forget the partition.
+In most phases of a drain, the runtime performs a task. The tasks are: wait for handlers, cancel handlers, settle
+finished messages, write the store of attempts, and release the partition. The runtime reports the result of each task
+to the drain. Between phases the drain lets the engine abandon messages, fence the partition, end its commits and forget
+the partition.
 
 ``Ownership.drain`` decides which messages still start. Without ``close_prefix`` no message starts. With
-``close_prefix`` the queued messages below the highest started message also start. The runtime closes the prefix if the
-source commits and ``SourceTraits.hands_over`` is False.
+``close_prefix`` the queued messages below the highest started message also start. These messages are the *prefix*. The
+runtime sets ``close_prefix`` if the source commits and ``SourceTraits.hands_over`` is False.
 
 ``TRANSITIONS`` lists every allowed pair of phase and event. Any other pair raises ``IllegalEvent``.
 """
@@ -62,7 +62,7 @@ TRANSITIONS.update({(LOST, event): LOST for event in (*_PERFORMED, "lost")})
 
 
 class IllegalEvent(Exception):
-    """Error of an event that the phase of a drain does not allow, because of a bug of the runtime."""
+    """Error for an event that the phase of a drain does not allow. The cause is a bug of the runtime."""
 
 
 class Limits(NamedTuple):
@@ -70,8 +70,8 @@ class Limits(NamedTuple):
 
     Attributes:
         grace: Seconds for cancelled handlers to end.
-        settle: Minimum number of seconds to settle finished messages. If handlers end early, a larger number of unused
-            seconds replaces this minimum.
+        settle: Minimum number of seconds to settle finished messages. If handlers end early, their unused seconds
+            replace a smaller minimum.
         last: Seconds to settle finished messages if handlers have no time limit.
     """
 
@@ -90,9 +90,9 @@ class PartitionDrain:
         limits: The times of the drain.
         close_prefix: See ``Ownership.drain``.
         phase: The phase, one of the constants of this module.
-        until: Time at which the phase ends as late. ``NEVER`` = the phase has no time limit.
-        abandoned: The messages without a running handler that the last event abandoned. At the fence, these are the
-            messages with unconfirmed outputs.
+        until: Time limit of the phase, at which the runtime reports ``late``. ``NEVER`` = the phase has no time limit.
+        abandoned: The messages without a running handler that the engine abandoned at the last event. At the fence,
+            these are the messages with unconfirmed outputs.
         zombies: The messages whose handlers still ran at the fence.
     """
 
@@ -144,11 +144,11 @@ class PartitionDrain:
             self.until = min(self.until, now + timeout)
 
     def tell(self, event: str, now: float) -> None:
-        """Apply the result of the phase.
+        """Apply an event, and change to the next phase.
 
         Args:
-            event: The result. ``lost`` is allowed repeatedly, in every phase but ``idle`` and ``handed over``, after
-                the engine has lost the partition.
+            event: The event. After the engine has lost the partition, the caller may repeat ``lost`` in every phase
+                except ``idle`` and ``handed over``.
             now: Clock reading in seconds.
 
         Raises:

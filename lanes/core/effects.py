@@ -37,7 +37,7 @@ class Failed(Effect):
 
 @dataclass(slots=True, eq=False)
 class Held(Failed):
-    """Effect: the head of a lane waits for its next attempt.
+    """The head of a lane waits for its next attempt.
 
     Attributes:
         delay: Minimum number of seconds from the end of the failed attempt to the next attempt.
@@ -61,7 +61,7 @@ class PublishDue(Effect):
 
 @dataclass(slots=True, eq=False)
 class PublishHeld(Effect):
-    """Effect: a send of the outputs failed. A ``PublishDue`` for the next send follows.
+    """A send of the outputs failed. A ``PublishDue`` for the next send follows.
 
     Attributes:
         message: The message, which keeps its lane.
@@ -86,7 +86,7 @@ class DeadLetterDue(Failed):
 
 
 class Halted(Failed):
-    """The poison policy stops the consumer: drain every partition. The message itself stays unsettled."""
+    """The poison policy stops the consumer: drain every partition. The failed message stays unsettled."""
 
     __slots__ = ()
 
@@ -98,7 +98,7 @@ class Blocked(Failed):
 
 
 class Interrupted(Failed):
-    """Effect: the message failed while its partition drained, and the engine abandoned it.
+    """The message failed while its partition drained, and the engine abandoned it.
 
     A store of attempts keeps ``follows`` for the next owner.
     """
@@ -108,9 +108,9 @@ class Interrupted(Failed):
 
 @dataclass(slots=True, eq=False)
 class Abandoned(Effect):
-    """Effect: the engine abandoned the messages.
+    """The engine abandoned the messages.
 
-    The handler of an earlier message was interrupted, or the handler of a message of a part has failed.
+    The runtime interrupted the handler of an earlier message, or the handler of a message of a released part failed.
     """
 
     messages: list[Message]
@@ -118,20 +118,20 @@ class Abandoned(Effect):
 
 @dataclass(slots=True, eq=False)
 class Drained(Effect):
-    """Effect: no handler of the draining partition runs. Settle finished messages, and then release the partition."""
+    """No handler of the draining partition runs. Settle finished messages, and then release the partition."""
 
     partition: Partition
 
 
 @dataclass(slots=True, eq=False)
 class Redelivered(Effect):
-    """Effect: the source delivered a known position, or a position below the highest delivered position.
+    """The source delivered a known position, or a position below the highest delivered position.
 
     Attributes:
         message: The new delivery.
         cause: ``held`` = the message is still in flight, and now has the token of the new delivery. ``settled`` = the
-            message had finished; the engine settles it again, and no handler runs. ``late`` = the position is unknown
-            and below a delivered position; the engine admitted the message.
+            message is finished; the engine settles it again, and no handler runs. ``late`` = the position is unknown
+            and below a delivered position, and the engine has admitted the message.
     """
 
     message: Message
@@ -153,13 +153,13 @@ class Parted(Effect):
 
 @dataclass(slots=True, eq=False)
 class Zombie(Effect):
-    """Effect: a handler of a fenced assignment ended, and its result changed nothing."""
+    """A handler of a fenced assignment ended, and the engine ignored its result."""
 
     message: Message
 
 
 class Saturated(Effect):
-    """Effect: messages or bytes in flight have reached a bound. Stop receiving messages from the source."""
+    """Messages or bytes in flight have reached a bound. Stop receiving messages from the source."""
 
     __slots__ = ()
 
@@ -167,8 +167,8 @@ class Saturated(Effect):
 class Resumed(Effect):
     """Receive messages from the source again.
 
-    Messages and bytes in flight are at or below their low-water marks, or a lasting bound leaves room for an idle
-    handler.
+    Messages and bytes in flight are at or below their low water, or a handler has been idle although they are below
+    their bounds.
     """
 
     __slots__ = ()
@@ -176,7 +176,7 @@ class Resumed(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadReached(Effect):
-    """Effect: the engine has admitted ``max_ahead`` messages above the confirmed floor.
+    """The engine has admitted ``max_ahead`` messages above the confirmed floor.
 
     Stop receiving messages of the partition.
 
@@ -192,14 +192,14 @@ class AheadReached(Effect):
 
 @dataclass(slots=True, eq=False)
 class AheadLeft(Effect):
-    """Effect: the broker confirmed a higher floor. Receive messages of the partition again."""
+    """The broker confirmed a higher floor. Receive messages of the partition again."""
 
     partition: Partition
 
 
 @dataclass(slots=True, eq=False)
 class PartitionResumed(Effect):
-    """Effect: the budget of a full partition is at or below its low-water mark.
+    """The budget of a full partition is at or below its low water.
 
     Receive messages of the partition again.
     """
@@ -208,7 +208,7 @@ class PartitionResumed(Effect):
 
 
 class PauseDue(Effect):
-    """Effect: a bound has stopped the intake for ``PAUSE_AFTER`` seconds.
+    """A bound has stopped the deliveries for ``PAUSE_AFTER`` seconds.
 
     Pause the partitions that ``Engine.room`` names.
     """

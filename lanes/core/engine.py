@@ -1,44 +1,44 @@
 """The engine: ordered lanes over partitions, bounded, with retries, dead letters, redelivery, commits and drain.
 
-This file is longer than most, because every call for a single message is here, next to the rules that all calls keep.
+This file is longer than most, because it contains every call for a single message, and the rules for all calls.
 
 Rules
 -----
-1. A lane has at most one *execution*: its head, or in a batch the head and some successors. The next message of the
-   lane starts after the execution is finished. A message that waits for a retry or for its dead letter is not finished.
+1. A lane has at most one *execution*: its head, or in a batch its head and some successors. The head is the first
+   unfinished message of the lane. The next message of the lane starts after the execution is finished. A message that
+   waits for a retry or for its dead letter is not finished.
 2. In flight = delivered and not settled. If the source settles each message individually, the engine counts a message
-   until the source has sent its settlement. If the source commits, the engine counts a message until it is finished. An
-   abandoned message leaves the count at once. A message whose handler runs at the fence leaves the count when the
-   handler ends. A draining partition admits no message.
-3. A result counts only while ``message.partition.live``. A handler of a fenced assignment keeps its lane: messages of
-   that lane in a new assignment wait for the handler.
+   until the source has sent its settlement. If the source commits, the engine counts a message until it is finished.
+   The engine stops counting an abandoned message at once. The engine counts a message whose handler runs at the fence
+   until the handler ends. A draining partition admits no message.
+3. The engine applies a result only while ``message.partition.live`` is True. A handler of a fenced assignment blocks
+   its lane: messages of that lane in a new assignment wait until the handler ends.
 4. A redelivered position never runs twice at the same time. If the position is in flight, its message receives the new
-   token. If the position is settled, the engine settles it again. The engine inserts an unknown position into its lane
-   by position, and counts the position as late. The positions of a source that commits always rise.
+   token. If the position is settled, the engine settles it again. The engine inserts the message of an unknown position
+   into its lane by position, and counts this message as late. The positions of a source that commits always increase.
 5. A draining partition starts no message, except to close the prefix. The engine abandons queued and stopped messages
-   at once. Running handlers may end. A success counts. The engine abandons a failed message. The engine emits
+   at once. Running handlers may end. The engine accepts a success, and abandons a failed message. The engine emits
    ``Drained`` once, when no message runs. An interrupted handler (``ABANDON``) drains its partition, because later
-   messages of its lane must not overtake its message. If a source cannot hand over the completed set, finished messages
-   above a queued message would run again. For such a source the queued messages below the highest started message also
-   run (*prefix-closing*), until ``stop_closing``.
+   messages of the lane must not overtake the interrupted message. If a source cannot hand over the completed set,
+   finished messages above a queued message would run again. For such a source the queued messages below the highest
+   started message also run (*prefix-closing*), until ``stop_closing``.
 6. A message is settled only after its handler succeeded or the broker confirmed its dead letter. No commit moves past
-   an unfinished message. If the handler has left outputs, the message keeps its lane until the broker has confirmed the
-   outputs, and a drain waits for it like for a running handler. A fence drops unconfirmed outputs.
-7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state. A
-   commit with an unknown result counts as unconfirmed. The engine admits at most ``max_ahead`` messages above the
-   confirmed floor.
+   an unfinished message. If a message has outputs, the next message of its lane waits until the broker has confirmed
+   the outputs. A drain waits for this message as for a running handler. A fence drops unconfirmed outputs.
+7. A partition has at most one commit in transit. The floor and the completed set of a commit describe the same state.
+   The engine treats a commit with an unknown result as unconfirmed. The engine admits at most ``max_ahead`` messages
+   above the confirmed floor.
 
-Operation
----------
-``receive`` admits a run. A message follows the tail of its lane, or becomes a head and enters the queue ``ready``. A
-worker calls ``take``, runs the handler and calls ``finish``. The acknowledged message enters the ``finished`` list of
-its partition, and its successor enters ``ready``. ``collect`` returns the finished messages as settlements. If the
-source commits, ``collect`` enters them into the ledger and returns the due commits. ``settled`` or ``unsettled``
-reports the result. In ``finish``, one ``if`` separates acknowledgements of steady partitions from all other cases. Time
-is an argument, in monotonic seconds. Random numbers are part of a ``Failure``.
+Operation --------- ``receive`` admits a run. The engine appends each message to its lane. A message that is alone in
+its lane is a head, and enters the queue ``ready``. A worker calls ``take``, runs the handler and calls ``finish``. The
+finished message enters the ``finished`` list of its partition, and its successor enters ``ready``. ``collect`` returns
+the finished messages as settlements. If the source commits, ``collect`` enters them into the ledger and returns the due
+commits. ``settled`` or ``unsettled`` reports the result. In ``finish``, one ``if`` separates the outcome ``ACK`` in a
+steady partition from all other cases. Time is an argument, in monotonic seconds. Random numbers are part of a
+``Failure``.
 
-No call blocks. One thread must make all calls, except ``hold_starts``. ``effects`` lists tasks for the runtime. The
-runtime performs the effects and empties the list after its calls.
+No call blocks. One thread must make all calls, except ``hold_starts``. The list ``effects`` contains tasks for the
+runtime. After each call, the runtime performs these tasks and empties the list.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ from lanes.core.types import ACK, RETURN, Failure, Message, Outcome, Partition, 
 
 
 class Engine(Ownership):
-    """The engine of one consumer. ``lanes.core.ownership`` has the calls for a whole partition, such as ``assign``."""
+    """The engine of one consumer.
+
+    ``lanes.core.ownership`` contains the calls for a whole partition, such as ``assign``.
+    """
 
     def __init__(self, policy: Policy) -> None:
         super().__init__(policy)
@@ -93,10 +96,10 @@ class Engine(Ownership):
             partition: The assignment.
             run: The messages.
             size: Sum of the sizes of the messages, in bytes.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
 
         Raises:
-            PositionFell: The source commits, and a position does not rise.
+            PositionFell: The source commits, and a position is not above the previous position.
         """
         if not partition.live:
             return
@@ -148,7 +151,7 @@ class Engine(Ownership):
             self.committer.progressed(partition, position, now)
 
     def take(self) -> Message | None:
-        """Take the next message to run; None = no lane is ready, or the maximum number of handlers runs."""
+        """Return the next message to run; None = no lane is ready, or the maximum number of handlers already runs."""
         if not self._ready or self.running_handlers >= self._most_running:
             return None
         message = self._ready.popleft()
@@ -159,7 +162,7 @@ class Engine(Ownership):
     def take_batch(self, limit: int) -> list[Message]:
         """Take up to ``limit`` messages for one call of a handler. The call counts as one of ``concurrency``.
 
-        The batch has heads of different lanes, each followed by its successors.
+        The batch contains heads of different lanes, each with successors after it.
         """
         batch: list[Message] = []
         if self.running_handlers >= self._most_running:
@@ -188,22 +191,21 @@ class Engine(Ownership):
         return count
 
     def hold_starts(self) -> None:
-        """Stop handing out messages until ``resume_starts``.
+        """Return no message from ``take`` and ``take_batch`` until ``resume_starts``.
 
-        Idempotent. Any thread may call this method, unlike the other methods.
-
-        Taken messages continue, and every other call of the engine has its usual effect.
+        Idempotent. This is the only method that any thread may call. Messages already taken continue, and every other
+        call of the engine has its usual effect.
         """
         self._starts_held = True
         self._most_running = 0
 
     def resume_starts(self) -> None:
-        """End ``hold_starts``. Idempotent. The caller must wake the workers."""
+        """End ``hold_starts``. Idempotent. After this call, the caller must wake the workers."""
         self._starts_held = False
         self._allow_starts()
 
     def _allow_starts(self) -> None:
-        """Start messages again, unless starts are held or the outputs in memory have reached ``max_bytes``."""
+        """Start messages again, unless ``hold_starts`` applies or the outputs in memory have reached ``max_bytes``."""
         self._most_running = 0 if self._outputs_full else self.concurrency
         if self._starts_held:
             # Read last: another thread may have called ``hold_starts`` meanwhile.
@@ -242,7 +244,7 @@ class Engine(Ownership):
         Args:
             batch: The messages.
             outcomes: The outcomes, in the order of the messages.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
 
         Raises:
             IllegalTransition: A message does not run.
@@ -277,7 +279,7 @@ class Engine(Ownership):
         Args:
             message: The message.
             outcome: Its outcome.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
             behind: The messages of the batch whose predecessor is publishing; the call adds the next such message.
         """
         following = message.next
@@ -400,13 +402,13 @@ class Engine(Ownership):
     def publish_failed(self, message: Message, failure: Failure, now: float) -> None:
         """Record a failed send of the outputs of a message. The handler of the message does not run again.
 
-        The number of sends is unlimited, because an outage is no fault of the message. After a terminal failure, the
-        poison policy decides. The call has no effect for an abandoned message.
+        The number of sends is unlimited, because the message does not cause an outage. After a terminal failure, the
+        engine applies the poison policy. The call has no effect for an abandoned message.
 
         Args:
             message: The message.
             failure: The failure of the send.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
         """
         if message.state == ABANDONED:
             return
@@ -432,7 +434,7 @@ class Engine(Ownership):
             following = following.next
 
     def _apply_deferred(self, message: Message | None) -> None:
-        """Apply the outcomes of handled messages in the order of their lane, up to one with outputs or a failure."""
+        """Apply the outcomes of handled messages in lane order, up to an outcome with outputs or a failure."""
         while message is not None and message.state == HANDLED:
             outcome, at = self.publishing.take(message)
             following = message.next
@@ -452,7 +454,7 @@ class Engine(Ownership):
     def kept(self, message: Message) -> None:
         """Record that the store of attempts has saved a failed attempt, so that the engine may retry the message.
 
-        Idempotent; has no effect unless the message waits for a retry.
+        Idempotent. The call has no effect unless the message waits for a retry.
         """
         self.stopped.kept(message)
 
@@ -496,9 +498,9 @@ class Engine(Ownership):
     def due(self, now: float) -> None:
         """Make each lane ready whose hold has ended, and send outputs again whose pause has ended.
 
-        The engine checks a lasting bound every ``LOOK_EVERY`` seconds. With an idle handler and room, the intake starts
-        again. If the intake cannot start, the engine emits ``PauseDue`` after a bound has lasted for ``PAUSE_AFTER``
-        seconds.
+        While a bound stops the deliveries, the engine checks every ``LOOK_EVERY`` seconds for an idle handler. If a
+        handler is idle and the bounds leave room, the deliveries start again. Otherwise the engine emits ``PauseDue``
+        after ``PAUSE_AFTER`` seconds.
         """
         for head in self.stopped.due(now):
             if head.state == PUBLISHING:
@@ -543,9 +545,9 @@ class Engine(Ownership):
             self.flow.look_at = min(self.flow.look_at, 0.0)
 
     def _resumed_early(self) -> bool:
-        """Start the intake again above the low-water marks if a handler is idle. Return whether the intake starts.
+        """Start the deliveries again above the low water if a handler is idle. Return whether the deliveries start.
 
-        Without this rule, the messages that wait for a stuck message would stop all other messages.
+        Without this rule, the messages that wait for one slow message would stop all other messages.
         """
         if not (self.flow.stopped_early and self._has_idle_handler()):
             return False
@@ -589,7 +591,10 @@ class Engine(Ownership):
         return True
 
     def _receive_draining(self, partition: Partition, ledger: AckLedger, run: list[Message]) -> None:
-        """Handle only known positions, in flight or settled, because a draining partition admits no message."""
+        """Handle redeliveries of known positions.
+
+        Drop all other messages, because a draining partition admits no message.
+        """
         for message in run:
             if message.position in ledger.unsettled or ledger.is_settled(message.position):
                 self._redelivered(ledger, message, 0.0)
@@ -603,7 +608,7 @@ class Engine(Ownership):
         acknowledge stay in flight, and a partition with a commit sends no other commit.
 
         Args:
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
             everything: Whether to collect all pending commits, even before they are due.
 
         Returns:

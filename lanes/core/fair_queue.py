@@ -1,9 +1,11 @@
-"""The queue of an engine with budgets per partition. The budgets take turns to start their heads.
+"""The queue of heads in an engine with bounds per partition.
 
-A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn while it has a head and
-fewer than ``limit`` running calls. After its turn, a budget moves to the end of the sequence. A budget with a head and
-a free call therefore waits for at most one call of each other budget. The partitions of a physical queue share its
-turns in sequence.
+A *budget* counts the use of such a bound. The budgets take turns to start their heads.
+
+A budget belongs to one partition, or to all partitions of a physical queue. A budget has a turn if it has a head and
+fewer than ``limit`` running calls. After its turn, a budget moves to the end of the sequence. Between two turns of such
+a budget, each other budget therefore starts at most one call. The partitions of a physical queue share its turns in
+sequence.
 
 The queue has the methods of ``collections.deque`` that the engine uses, so an engine without budgets keeps its deque.
 """
@@ -32,7 +34,7 @@ class PartitionsInTurn:
         self._count = 0
 
     def append(self, head: Message) -> None:
-        """Add a head at the end of the line of its partition."""
+        """Add a head after the other heads of its partition."""
         self._heads.setdefault(head.partition.id, deque()).append(head)
         self._count += 1
 
@@ -52,7 +54,7 @@ class PartitionsInTurn:
         heads[heads.index(former)] = head
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all heads. ``append`` in this order restores the turns."""
+        """Yield all heads. If a caller appends the heads to an empty queue in this order, the turns are the same."""
         for heads in self._heads.values():
             yield from heads
 
@@ -67,7 +69,8 @@ class FairQueue:
         limit: Maximum number of running calls of a budget. 0 = no limit.
 
     Attributes:
-        running: Number of running calls of each budget. Calls of a fenced assignment count until they end.
+        running: Number of running calls of each budget. The number includes the calls of a fenced assignment until they
+            end.
     """
 
     __slots__ = ("_count", "_heads", "_limit", "_turns", "running")
@@ -80,7 +83,7 @@ class FairQueue:
         self._count = 0
 
     def append(self, head: Message) -> None:
-        """Add a head at the end of the line of its partition."""
+        """Add a head after the other heads of its partition."""
         name = head.partition.budget
         before = self._startable(name)
         heads = self._heads.get(name)
@@ -90,7 +93,7 @@ class FairQueue:
         self._changed(name, before)
 
     def extend(self, heads: Iterable[Message]) -> None:
-        """Add heads, each at the end of the line of its partition."""
+        """Add heads, each after the other heads of its partition."""
         for head in heads:
             self.append(head)
 
@@ -112,7 +115,7 @@ class FairQueue:
         return head
 
     def begin(self, name: BudgetId) -> None:
-        """Count a call of a budget, whose next turn follows the turns of the other budgets."""
+        """Count a new call of a budget. The next turn of the budget follows the turns of the other budgets."""
         before = self._startable(name)
         self.running[name] = self.running.get(name, 0) + 1
         self._changed(name, before)
@@ -129,15 +132,15 @@ class FairQueue:
         self._changed(name, before)
 
     def turns(self) -> list[BudgetId]:
-        """Return the budgets with a head and a free call, in the order of their turns."""
+        """Return the budgets that have a head and fewer running calls than the limit, in the order of their turns."""
         return list(self._turns)
 
     def heads(self, name: BudgetId) -> int:
-        """Return the number of heads of a budget, whether or not the budget has a free call."""
+        """Return the number of heads of a budget, even if its running calls have reached the limit."""
         return len(self._heads.get(name, ()))
 
     def clear(self) -> None:
-        """Remove all heads. Running calls still count."""
+        """Remove all heads. The numbers of running calls do not change."""
         self._heads.clear()
         self._turns.clear()
         self._count = 0
@@ -156,7 +159,10 @@ class FairQueue:
             heads[heads.index(former)] = head
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all heads, beginning with the budgets that have a turn. ``extend`` in this order restores the turns."""
+        """Yield all heads, beginning with the budgets that have a turn.
+
+        If a caller extends an empty queue in this order, the turns are the same.
+        """
         for name in self._turns:
             yield from self._heads[name]
         for name in in_order(self._heads.keys() - set(self._turns)):

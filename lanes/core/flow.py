@@ -1,14 +1,14 @@
 """The bounds of the messages and of the bytes in flight, each with a high-water and a low-water mark.
 
-*In flight* means delivered and not settled. The engine stops intake at a high-water mark, which is the bound. Intake
-starts again when messages and bytes are at or below their low-water marks. With two marks, the engine does not stop
-and start at every message.
+*In flight* means delivered and not settled. The engine stops deliveries at a high-water mark, which is the bound.
+Deliveries start again when messages and bytes are at or below their low-water marks. With two marks, deliveries do not
+stop and start at every message.
 
 The low-water mark of bytes is half the bound. The low-water mark of messages is halfway between ``concurrency`` and the
 bound, because with fewer than ``concurrency`` messages in flight some handlers would be idle.
 
-Messages that wait for a stuck message may keep the counts above a low-water mark permanently. Intake therefore also
-starts again below the bounds, when a bound has lasted for ``LOOK_EVERY`` seconds and the engine has an idle handler.
+Messages that wait for a slow message may keep the counts above a low-water mark for long. Deliveries therefore also
+start again below the bounds, if they have been stopped for ``LOOK_EVERY`` seconds and a handler is idle.
 """
 
 from __future__ import annotations
@@ -28,25 +28,26 @@ LOOK_EVERY: Final = PAUSE_AFTER / 2
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """The budgets of one consumer.
+    """The counts and bounds of the messages in flight of one consumer.
 
     Attributes:
-        max_in_flight: Bound on messages in flight, the high mark.
-        max_bytes: Bound on bytes in flight, the high mark.
-        low: Low mark of messages.
+        max_in_flight: Maximum number of messages in flight, the high-water mark.
+        max_bytes: Maximum number of bytes in flight, the high-water mark.
+        low: Low-water mark of messages.
         in_flight: Number of messages in flight.
         bytes: Number of bytes in flight.
         peak: Highest number of messages in flight since the start. The number stays within the bound while the source
             respects ``room()``.
-        peak_bytes: Highest number of bytes in flight since the start. The number may exceed the bound, because a size
-            is known only on arrival.
-        taking: Whether intake runs: False from a high mark until both low marks are reached.
+        peak_bytes: Highest number of bytes in flight since the start. The number may exceed the bound, because the
+            engine learns the size of a message only at its delivery.
+        taking: Whether the source may deliver: False from a high-water mark until both counts are at or below their
+            low-water marks.
         paused: Whether the user paused the consumer.
         pausing: Whether the source pauses its clients, because a bound lasted for ``PAUSE_AFTER`` seconds.
-        pause_at: Time from which the source pauses its clients. ``NEVER`` = intake runs, or the clients are paused
-            already.
-        look_at: Time of the next check for an idle handler. ``NEVER`` = intake runs, or the source already pauses its
-            clients.
+        pause_at: Time from which the source pauses its clients. ``NEVER`` = deliveries continue, or the clients are
+            already paused.
+        look_at: Time of the next check for an idle handler. ``NEVER`` = deliveries continue, or the source already
+            pauses its clients.
     """
 
     max_in_flight: int
@@ -67,7 +68,7 @@ class Flow:
         self.low = (self.max_in_flight + concurrency) // 2
 
     def admit(self, count: int, size: int, now: float) -> bool:
-        """Add messages, and return whether they stopped the intake at a high mark."""
+        """Add messages, and return whether deliveries stop because a count has reached its high-water mark."""
         self.in_flight += count
         self.bytes += size
         if self.in_flight > self.peak:
@@ -82,7 +83,9 @@ class Flow:
         return False
 
     def release(self, count: int, size: int) -> bool:
-        """Remove messages, and return whether the intake starts again at the low marks."""
+        """Remove messages, and return whether deliveries start again, because both counts reached their low-water
+        marks.
+        """
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:
@@ -92,17 +95,20 @@ class Flow:
 
     @property
     def stopped_early(self) -> bool:
-        """Whether the intake is stopped although both counts are below their bounds."""
+        """Whether deliveries are stopped although both counts are below their bounds."""
         return not self.taking and self.in_flight < self.max_in_flight and self.bytes < self.max_bytes
 
     def resume(self) -> None:
-        """Start the intake again."""
+        """Start the deliveries again."""
         self.taking = True
         self.pausing = False
         self.pause_at = self.look_at = NEVER
 
     def due(self, now: float) -> bool:
-        """Start pausing the clients if a bound has lasted, and return whether the pause starts now."""
+        """Pause the clients if deliveries have been stopped for ``PAUSE_AFTER`` seconds.
+
+        Return whether the pause starts now.
+        """
         if self.pause_at > now:
             return False
         self.pause_at = NEVER
@@ -110,11 +116,14 @@ class Flow:
         return True
 
     def looked(self, now: float) -> None:
-        """Plan the next check for an idle handler, after a check that has found none."""
+        """Plan the next check for an idle handler, after a check that found no idle handler."""
         self.look_at = now + LOOK_EVERY if self.stopped_early or not self.pausing else NEVER
 
     def room(self) -> Room:
-        """Return the bounds of messages and bytes for the next delivery; both are 0 in a pause or without intake."""
+        """Return the bounds of messages and bytes for the next delivery.
+
+        Both are 0 while the user or a bound stops deliveries.
+        """
         if self.paused or not self.taking:
             return Room(0, 0)
         return Room(self.max_in_flight - self.in_flight, self.max_bytes - self.bytes)

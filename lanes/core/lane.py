@@ -1,8 +1,9 @@
 """A lane: messages that run in order, by default the messages of one key.
 
-A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane,
-``Message.next`` is the successor of a message, and the head is queued in the engine or runs. A lane has a
-``StoppedLane`` only while its head waits for a retry, is blocked, or waits for its dead letter.
+A live lane is a *chain* without a separate object. ``Partition.tails[key]`` is the last message of the lane, and
+``Message.next`` is the successor of a message. The *head* is the first unfinished message, which is queued in the
+engine or runs. A lane has a ``StoppedLane`` only while its head waits for a retry, is blocked, or waits for its dead
+letter.
 
 The state of a lane is the state of its head. ``TRANSITIONS`` lists every allowed pair of state and event. Any other
 pair raises ``IllegalTransition``. The hot path makes the transitions ``admit``, ``start``, ``ack`` and ``settle``
@@ -106,9 +107,9 @@ later.
 
 
 class IllegalTransition(Exception):
-    """Error of an event that the state of a lane does not allow.
+    """Error for an event that the state of a lane does not allow.
 
-    The error is a bug of ``lanes`` or of a source, never of a handler.
+    The cause is a bug of ``lanes`` or of a source, never of a handler.
     """
 
 
@@ -119,7 +120,8 @@ class StoppedLane:
     Attributes:
         head: The first message of the lane.
         failure: The last failure of the head.
-        until: Earliest end of a hold, in seconds of the engine's clock; 0 = the lane waits without a time limit.
+        until: Earliest time at which the hold may end, in seconds of the engine's clock; 0 = the lane waits without a
+            time limit.
         kept: Whether the hold may end: the store of attempts has the failure, or the consumer has no store.
     """
 
@@ -186,7 +188,10 @@ class StoppedLanes:
         self._push(until, message)
 
     def kept(self, message: Message) -> None:
-        """Allow the hold of a message to end at its time. Idempotent; has no effect for a message that is not held."""
+        """Allow the hold of a message to end at its time.
+
+        Idempotent. The call has no effect for a message that is not held.
+        """
         lane = self.by_head.get(message)
         if lane is not None and not lane.kept and message.state == HELD:
             lane.kept = True
@@ -211,7 +216,7 @@ class StoppedLanes:
     def due(self, now: float) -> list[Message]:
         """Remove and return the heads whose hold has ended.
 
-        A head that is now queued has its attempt raised by 1. The other heads are publishing again.
+        The call adds 1 to the attempt of each head that is queued again. The other heads are publishing again.
         """
         heap = self._heap
         over = []
@@ -233,7 +238,7 @@ class StoppedLanes:
         return heap[0][0] if heap else NEVER
 
     def unblock(self, key: bytes | None) -> list[Message]:
-        """Remove and return the blocked heads of a key, each with its attempt raised by 1."""
+        """Remove and return the blocked heads of a key. The call adds 1 to the attempt of each head."""
         over = [m for m in self.by_head if m.key == key and m.state == BLOCKED]
         for message in over:
             step(message, "unblock")
@@ -244,7 +249,8 @@ class StoppedLanes:
     def park(self, key: bytes | None) -> list[StoppedLane]:
         """Send the blocked and held heads of a key to the dead letters, and return their lanes.
 
-        A drain, or the hand-over of a part, waits for a head with unconfirmed outputs, so such a head stays.
+        A head with unconfirmed outputs stays during a drain or the hand-over of a part, because both wait for the
+        confirmation.
         """
         parked = [lane for m, lane in self.by_head.items() if m.key == key and _may_park(m)]
         for lane in parked:

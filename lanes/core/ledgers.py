@@ -1,16 +1,17 @@
 """The record of one assignment: its messages in flight and its settled positions.
 
-``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger knows whether
-the position is in flight, settled or unknown. Messages in flight are a dict by position. Settled positions are sorted
-runs, so a long sequence of finished messages costs two numbers. Beyond ``RUNS_LIMIT`` runs the ledger forgets the
-lowest runs. If the ledger has forgotten a position, the engine handles a redelivery of the position again, and loses no
-message. If a source never redelivers settled positions, the ledger drops them. On a sparse partition each of them would
-be a separate run.
+``AckLedger`` serves sources that settle each message individually. For a redelivered position the ledger returns
+whether the position is in flight, settled or unknown. The ledger stores messages in flight in a dict by position. The
+ledger stores settled positions as sorted runs of consecutive positions, so a long run takes two numbers. Above
+``RUNS_LIMIT`` runs the ledger deletes the lowest runs. If the ledger has deleted a position, the engine handles a
+redelivery of this position again, and loses no message. If a source never redelivers settled positions, the ledger does
+not store them. On a sparse partition each settled position would be a separate run.
 
-``OffsetLedger`` serves sources that commit one position for all messages below it. The entry of a message is at its
-*ordinal*, the number of its delivery, so gaps in the offsets cost nothing. Compaction and transaction markers leave
-such gaps. One byte for each message marks unfinished messages. The first marked byte is the floor. The ledger stores
-the index of the first marked byte and removes the bytes below it, so the floor costs O(1) amortised.
+``OffsetLedger`` serves sources that commit one position for all messages below it. The index of a message in the ledger
+is its *ordinal*, the number of its delivery. Gaps in the offsets, which compaction and transaction markers leave,
+therefore take no memory. One byte for each message marks unfinished messages. The first marked byte is the floor. The
+ledger stores the index of the first marked byte and removes the bytes below this index, so the floor takes O(1)
+amortised time.
 
 A third ledger, ``lanes.core.cohort.ledger``, stores the messages that the next owner of a cohort partition must handle.
 """
@@ -72,8 +73,7 @@ class AckLedger:
     def settle(self, messages: Iterable[Message]) -> tuple[int, int]:
         """Move messages to the settled runs, and return their number and bytes.
 
-        The call is idempotent: the call skips messages that are no longer in flight, or whose position has a newer
-        delivery.
+        The call is idempotent. It skips messages that are no longer in flight, or whose position has a newer delivery.
         """
         unsettled = self.unsettled
         take_out = unsettled.pop
@@ -102,7 +102,7 @@ class AckLedger:
         return count, size
 
     def _tidy(self) -> None:
-        """Enter the waiting positions into the runs, in one iteration over positions and runs."""
+        """Move the waiting positions into the runs, in one iteration over positions and runs."""
         loose = sorted(self._loose)
         if not loose:
             return
@@ -134,7 +134,7 @@ class AckLedger:
             self._ends.append(end)
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message, which the broker redelivers later."""
+        """Remove an unfinished message, which the broker redelivers later."""
         del self.unsettled[message.position]
 
     def in_flight(self) -> list[Message]:
@@ -159,7 +159,7 @@ class AckLedger:
     def floor(self) -> int:
         """Return the position below which every delivered message is settled.
 
-        The call is slow; use the call only for the status.
+        The call is slow, so callers use it only for the status.
         """
         return min(self.unsettled) if self.unsettled else self.highest + 1
 
@@ -196,7 +196,7 @@ _TRIM: Final = 1_024
 
 
 class PositionFell(ValueError):
-    """Error: a source that commits delivered a position at or below the previous position."""
+    """Error for a source that commits and delivered a position at or below the previous position."""
 
 
 class OffsetLedger:
@@ -204,8 +204,8 @@ class OffsetLedger:
 
     Args:
         floor: The first offset that the source reads.
-        completed: Runs of offsets above ``floor`` that a former owner finished. The engine finishes the messages of
-            these runs on arrival.
+        completed: Runs of offsets above ``floor`` that a former owner finished. The engine marks the messages of these
+            runs as finished when the source delivers them.
 
     Attributes:
         highest: Highest offset admitted; ``floor`` - 1 before the first message.
@@ -240,14 +240,14 @@ class OffsetLedger:
         self._first: int = 0  # no entry before this one is unfinished
 
     def deliver(self, run: list[Message], now: float) -> None:
-        """Number the messages of a run and set their time of delivery. ``admit`` enters the messages at once or later.
+        """Number the messages of a run and set their time of delivery. ``admit`` adds the messages at once or later.
 
         Args:
             run: The messages.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
 
         Raises:
-            PositionFell: An offset does not rise. A call that raises leaves the ledger unchanged.
+            PositionFell: An offset is not above the previous offset. In this case the ledger does not change.
         """
         delivered = self._delivered
         ordinal = self._base + len(self._open) + len(self.waiting)
@@ -264,7 +264,7 @@ class OffsetLedger:
         self._delivered = delivered
 
     def admit(self, run: list[Message]) -> list[Message]:
-        """Enter messages in order of delivery, and return the messages that a former owner finished."""
+        """Add messages in order of delivery, and return the messages that a former owner finished."""
         if run:
             self.highest = run[-1].position
             self._open.extend(b"\x01" * len(run))
@@ -273,11 +273,10 @@ class OffsetLedger:
         return self._seed(run) if self._seeded else []
 
     def pass_over(self, messages: Collection[Message]) -> None:
-        """Let the floor pass dropped messages, which another process handles.
+        """Allow the floor to move past dropped messages, which another process handles.
 
-        The ledger removes dropped messages that wait for admission.
-
-        The floor stays below abandoned messages of another part, which may wait too.
+        The ledger also removes dropped messages that wait for admission. Abandoned messages of another part may also
+        wait, and the floor stays below them.
         """
         for message in messages:
             # A former owner may have finished the message, so that the floor has passed it already.
@@ -321,11 +320,17 @@ class OffsetLedger:
         return count, size
 
     def drop(self, message: Message) -> None:
-        """Forget an unfinished message. The floor stays below the message, and the broker redelivers it later."""
+        """Remove an unfinished message.
+
+        The floor stays below the message, and the broker redelivers the message later.
+        """
         self._messages[message.ordinal - self._base] = None
 
     def drop_waiting(self) -> list[Message]:
-        """Forget the waiting messages. The floor stays below these messages, even if the source has read further."""
+        """Remove the waiting messages.
+
+        The floor stays below these messages, even if the source has read beyond them.
+        """
         waiting = self.waiting
         if waiting:
             self.waiting = []
@@ -338,7 +343,10 @@ class OffsetLedger:
         self._delivered = max(self._delivered, offset - 1)
 
     def floor(self) -> int:
-        """Return the next offset to read. Every message below the floor is finished or never existed. Never falls."""
+        """Return the next offset to read.
+
+        Every message below the floor is finished or never existed. The floor never decreases.
+        """
         first = self._open.find(1, self._first)
         if first < 0:
             first = len(self._open)
@@ -355,7 +363,8 @@ class OffsetLedger:
     def peek(self) -> int:
         """Return the result of ``floor()`` without a change of the ledger.
 
-        Any thread may call this method. The call may raise ``IndexError`` while the ledger's own thread trims.
+        Any thread may call this method. The call may raise ``IndexError`` while the thread of the ledger removes
+        entries.
         """
         first = self._open.find(1, self._first)
         if first < 0:
@@ -373,9 +382,9 @@ class OffsetLedger:
         return self._base + len(self._open)
 
     def completed(self) -> Runs:
-        """Return the finished runs above the floor, as at the last call of ``floor()``.
+        """Return the runs of finished positions above the result of the last call of ``floor()``.
 
-        A run covers the gaps between its deliveries. No message exists in a gap.
+        A run includes the gaps between its deliveries, in which no message exists.
         """
         opened, offsets = self._open, self._offsets
         runs: Runs = []

@@ -1,16 +1,17 @@
 """The completed set above the floor as a short text for the metadata of a commit.
 
-The next owner of a partition reads the text and does not repeat finished messages. The text is an optimisation. If the
-text is missing or shortened, the next owner repeats finished messages, but loses no message. An encoder may therefore
-drop completed offsets, the highest first. A decoder ignores an invalid text.
+The next owner of a partition reads the text and does not repeat finished messages. The text is only an optimisation. If
+the text is missing or incomplete, the next owner handles some finished messages again, but loses no message. An encoder
+may therefore drop completed offsets, the highest first. A decoder ignores an invalid text.
 
 **The limit** is Kafka's setting ``offset.metadata.max.bytes`` (4,096). A Kafka broker counts UTF-16 code units, not
-bytes, and the client appends a NUL, so 4,095 units are left. A character of the basic multilingual plane is one unit,
-although its UTF-8 may have three bytes (12,285 bytes in all). Each of the 32,768 characters U+3400 … U+B3FF carries 15
-bits, and none of them is a surrogate or a control character. The capacity is 2.5 times the capacity of base64.
+bytes, and the client appends a NUL. The text may therefore have 4,095 units. A character of the basic multilingual
+plane is one unit, although its UTF-8 may have three bytes (12,285 bytes in all). Each of the 32,768 characters U+3400 …
+U+B3FF carries 15 bits, and none of them is a surrogate or a control character. The capacity is 2.5 times the capacity
+of base64.
 
-**The format** is a sequence of bytes. The encoder cuts the bytes into characters of 15 bits, highest bit first, with
-zero bits at the end:
+**The format** is a sequence of bytes. The encoder divides the bits into groups of 15, highest bit first, with zero bits
+at the end. Each group is one character:
 
 | bytes | field | value |
 |---|---|---|
@@ -24,10 +25,8 @@ zero bits at the end:
 
 A list has two LEB128 numbers for each run. The first number is the distance from the end of the run below, minus one.
 For the lowest run, the first number is the distance from the floor. The second number is the length of the run, minus
-one. In a bitmap, offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. A set therefore has
-exactly one text.
-
-Runs may cover offsets without a message (compaction, transaction markers).
+one. In a bitmap, offset base + n is bit n % 8 of byte n // 8, and the last byte is not zero. Each set therefore has
+exactly one text. Runs may include offsets without a message, which compaction and transaction markers leave.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def encode(floor: int, completed: Sequence[tuple[int, int]], limit: int = LIMIT)
         limit: Maximum number of characters, 0 … 4,095.
 
     Returns:
-        The text; "" for an empty set. A set that does not fit loses as few of its highest completions as possible.
+        The text; "" for an empty set. If a set does not fit, the text omits as few as possible of its highest offsets.
 
     Raises:
         ValueError: An offset is outside 0 … 2⁶⁴−1, the runs are invalid, or the limit is out of its range.
@@ -95,12 +94,13 @@ def decode(text: str, floor: int, max_ahead: int) -> list[tuple[int, int]] | Non
     Args:
         text: Metadata of a commit.
         floor: The committed offset.
-        max_ahead: Bound on the distance from the floor to an offset, gaps included. If the bound is the distance from
-            the floor to the end of the log, the function accepts every valid text.
+        max_ahead: Maximum distance from the floor to an offset, gaps included. If the bound is the distance from the
+            floor to the end of the log, the function accepts every valid text.
 
     Returns:
-        Rising runs that do not touch; [] for "". ``None`` = the text is foreign, damaged, of another version or of
-        another floor, reaches beyond ``floor + max_ahead``, or differs from the text that ``encode`` returns.
+        Runs in ascending order, which do not touch; [] for "". ``None`` = the text is foreign, damaged, of another
+        version or of another floor, reaches beyond ``floor + max_ahead``, or differs from the text that ``encode``
+        returns.
     """
     if not text:
         return []
@@ -251,7 +251,10 @@ def _text(data: bytes) -> str:
 
 
 def _data(text: str) -> bytes:
-    """Return the whole bytes in ``text``, maybe with a zero byte after them. Empty if a character is foreign."""
+    """Return the complete bytes of ``text``, possibly with a zero byte after them.
+
+    If a character is not one of the format's characters, return no bytes.
+    """
     if not _FIRST_CHARACTER <= ord(min(text)) <= ord(max(text)) <= _LAST_CHARACTER:
         return b""
     digits = "".join(f"{ord(character) - _FIRST_CHARACTER:015b}" for character in text)

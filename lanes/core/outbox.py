@@ -11,7 +11,10 @@ from lanes.core.types import Message, Partition, Settlement
 
 
 class Outbox:
-    """The dirty partitions of one engine. The engine also appends to ``dirty``, so no call replaces the list."""
+    """The dirty partitions of one engine.
+
+    The engine also appends to the list ``dirty``, so no method assigns a new list.
+    """
 
     __slots__ = ("dirty",)
 

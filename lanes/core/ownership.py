@@ -19,11 +19,11 @@ from lanes.core.types import Message, Part, Parting, Partition, PartitionId
 
 
 class AlreadyAssigned(ValueError):
-    """Error: a partition was assigned twice. Every assignment needs a new object."""
+    """Error for a source that passed one ``Partition`` object twice. Every assignment needs a new object."""
 
 
 class SecondPartition(ValueError):
-    """Error: the source assigned a second partition under the order ``serial``, which handles one partition."""
+    """Error for a source that assigned a second partition under the order ``serial``, which allows one partition."""
 
 
 class Ownership:
@@ -66,7 +66,7 @@ class Ownership:
     def drain(self, partition: Partition, *, close_prefix: bool = False) -> list[Message]:
         """Stop starting messages of a partition, except messages that ``close_prefix`` allows.
 
-        Idempotent; has no effect for a fenced partition.
+        Idempotent. The call has no effect for a fenced partition.
 
         Args:
             partition: The assignment.
@@ -86,15 +86,16 @@ class Ownership:
     def part(self, partition: Partition, part: Part) -> list[Message]:
         """Give up a part of a partition, and keep the other messages.
 
-        The engine abandons queued and stopped messages of the part at once. Running handlers may end: a success counts,
-        and the engine abandons a failed message. Publishing messages count as running. After the part's last handler,
-        the engine emits ``Parted`` without a wait for other parts. Until ``parted``, the floor stays below each
-        unfinished message of the part, so that a commit is also correct for the part. A drain of the partition replaces
-        the hand-over of the part. The call has no effect for a draining or fenced partition.
+        The engine abandons queued and stopped messages of the part at once. Running handlers may end: the engine
+        accepts a success, and abandons a failed message. The engine treats publishing messages as running. After the
+        part's last handler, the engine emits ``Parted`` and does not wait for other parts. Until ``parted``, the floor
+        stays below each unfinished message of the part, so that a commit is also correct for the part. A drain of the
+        partition replaces the hand-over of the part. The call has no effect for a draining or fenced partition.
 
         Args:
             partition: The assignment of a source that commits. The source delivers no further message of the part.
-            part: The part. A part contains all messages of a lane, or none of them. Parts do not overlap.
+            part: The part. A part contains either all messages of a lane or no message of the lane. Parts do not
+                overlap.
 
         Returns:
             The abandoned messages.
@@ -112,7 +113,10 @@ class Ownership:
         return abandoned
 
     def parted(self, partition: Partition, parting: Parting, now: float) -> None:
-        """Record that the next owner has a part, so that the floor may pass its messages. Idempotent."""
+        """Record that the next owner has a part, so that the floor may move past the messages of the part.
+
+        Idempotent.
+        """
         if partition.live and not partition.draining:
             self.committer.pass_over(partition, parting.given_up, now)
             parting.given_up = []
@@ -155,7 +159,7 @@ class Ownership:
     def stop_closing(self, partition: Partition) -> list[Message]:
         """Stop closing the prefix of a draining partition, and return the messages that it abandons.
 
-        Idempotent; has no effect unless the partition drains and is not fenced.
+        Idempotent. The call has no effect unless the partition drains and is not fenced.
         """
         if not (partition.live and partition.unended):
             return []
@@ -231,7 +235,7 @@ class Ownership:
             self._freed_in_pause()
 
     def _freed_in_pause(self) -> None:
-        """Check whether intake can start again although the counts are above the low-water marks."""
+        """Check whether deliveries can start again although the counts are above the low-water marks."""
         raise NotImplementedError
 
     def _look_at_outputs(self) -> None:

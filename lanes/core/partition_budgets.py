@@ -1,27 +1,26 @@
 """The engine with budgets per partition: running calls, and messages in flight.
 
-``make_engine`` makes the plain ``Engine`` for a policy without these budgets, so that its hot path stays the same. Each
-partition has a separate budget, but all partitions of a physical queue (``Policy.queues``) share one budget.
+A budget counts the use of the bounds per partition. ``make_engine`` makes the plain ``Engine`` for a policy without
+these bounds, so that its hot path stays fast. Each partition has a separate budget, but all partitions of a physical
+queue (``Policy.queues``) share one budget.
 
-Calls
------
-``FairQueue`` counts the running calls of each budget, and takes the budgets in turn. With batches, a call counts once
-for each budget that has messages in the call.
+Calls ----- ``FairQueue`` counts the running calls of each budget, and the budgets take turns. With batches, a call
+counts once for each budget that has messages in the call.
 
-Messages in flight ------------------ A source knows one bound for all its partitions, ``Room.messages``, and the
-partitions that deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
+Messages in flight ------------------ A source receives one bound for all its partitions, ``Room.messages``, and the
+partitions that must deliver nothing, ``Room.paused``. The engine therefore requests at most the number of messages that
 *each* unpaused budget may still have. The engine pauses the partitions of a nearly full budget. A budget is *full* when
-its remaining messages are less than a quarter of the bound beyond the calls. The partitions of a full budget deliver
-again at the low mark. A nearly full budget therefore reduces the room of other budgets to a few messages only if the
+its remaining messages are below ``reserve``: a quarter of the difference between the bound and the number of calls. The
+partitions of a full budget deliver again at the low mark. The room of the other budgets is therefore small only if the
 bound is close to the number of calls. ``Room.full_queues`` names the full physical queues, because the broker may
 assign a further partition of a full queue while the source delivers.
 
 Messages of full budgets may stay in flight for long. The low-water mark of the consumer is therefore halfway between
-the bound, and these messages plus ``concurrency``. With the usual mark, a full budget could stop the intake of the
+the bound, and these messages plus ``concurrency``. With the usual mark, a full budget could stop the deliveries of the
 other budgets.
 
 A budget counts the messages in flight of the current assignments of its partitions. Messages whose handlers run at the
-fence count against the bound of the whole consumer only.
+fence use only the bound of the whole consumer.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class PartitionBudgetEngine(Engine):
         reserve: Number of remaining messages below which a budget is full.
         low: Number of messages in flight at which a full budget delivers again.
         assigned: The assignments of each budget.
-        parting: Number of released parts of an assignment before their handover.
+        parting: Number of parts of an assignment that are released and not yet handed over.
     """
 
     def __init__(self, policy: Policy) -> None:

@@ -1,7 +1,8 @@
 """The fixed rules of an engine: its bounds, its order, and the next step after a failed attempt.
 
-Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). Unless the failure
-names a delay, the lane waits 0 to min(``max_backoff``, ``backoff`` · 2ⁿ⁻¹) seconds before attempt n + 1, at random.
+Retries use exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", 2015). If the failure names
+no delay, the lane waits a random time before attempt n + 1. The time is between 0 and min(``max_backoff``, ``backoff``
+· 2ⁿ⁻¹) seconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class RetryPolicy(NamedTuple):
         return self.pause(attempt, failure)
 
     def pause(self, failures: int, failure: Failure) -> float:
-        """Return the seconds after the last of ``failures`` (1, 2, …), without a limit of their number."""
+        """Return the seconds to wait after failure number ``failures`` (1, 2, …), which has no maximum."""
         if failure.delay is not None:
             return failure.delay
         ceiling = min(self.max_backoff, self.backoff * 2.0 ** min(failures - 1, _DOUBLINGS_LIMIT))
@@ -84,7 +85,8 @@ class Policy(NamedTuple):
         commit_count: Number of finished messages at which a commit is due at once. Only for sources that commit.
         knows_settled: Whether the engine recognizes a redelivery of a settled position. False for a source that never
             redelivers a settled position.
-        keeps_attempts: Whether a hold ends only after ``Engine.kept`` has reported that the failure is in the store.
+        keeps_attempts: Whether a hold ends only after a call of ``Engine.kept``, which reports that the store has the
+            failure.
         concurrency_per_partition: Maximum number of running handlers of a budget. 0 = no bound.
         max_in_flight_per_partition: Maximum number of messages in flight of the assignments of a budget. 0 = no bound.
         queues: Names of physical queues of partitioned queues. All partitions of such a source share one budget. Every
@@ -119,6 +121,6 @@ class Policy(NamedTuple):
         return self.given_up(dead_lettered=failure.dead_lettered)
 
     def given_up(self, *, dead_lettered: bool) -> Follows:
-        """Return the next step of a message without a further attempt; ``dead_lettered`` = it has a dead letter."""
+        """Return the next step of a message without a further attempt; ``dead_lettered`` = a dead letter exists."""
         follows = _GIVEN_UP[self.poison]
         return "block" if dead_lettered and follows == "dead_letter_and_block" else follows

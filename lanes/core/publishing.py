@@ -1,10 +1,12 @@
 """The outputs of handlers that the broker has not confirmed, and the batch messages that wait for them.
 
 The handler of a message may leave *outputs*, which the runtime sends after the handler has succeeded. The message is
-``PUBLISHING`` until the broker has confirmed its outputs, and keeps its lane. Its handler's slot is free.
+``PUBLISHING`` until the broker has confirmed its outputs. Until then the next message of its lane does not start, but
+another handler may start.
 
 A batch calls a handler with several messages of a lane. While an earlier message of the lane is publishing, a later
-message of the batch is ``HANDLED``: the engine keeps its outcome, and applies the outcome when the message is the head.
+message of the batch is ``HANDLED``. The engine stores the outcome of the later message, and applies the outcome when
+the message is the head.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ class Produced(Outcome):
     """The outcome of a handler that succeeded and has left outputs, which the runtime must now send.
 
     Attributes:
-        outputs: The outputs, for the runtime. The engine does not read them.
+        outputs: The outputs, which only the runtime reads.
         size: Size of the outputs in memory, in bytes.
     """
 
@@ -56,7 +58,7 @@ class Publishing:
         return sends + 1
 
     def defer(self, message: Message, outcome: Outcome, now: float) -> None:
-        """Keep the outcome of a message of a batch whose predecessor is publishing."""
+        """Store the outcome of a message of a batch whose predecessor is publishing."""
         self.handled[message] = outcome, now
         self.size += _size(outcome)
 

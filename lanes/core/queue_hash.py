@@ -1,14 +1,15 @@
 """The partition of a key in a partitioned queue: jump consistent hash over 64 bits of BLAKE3.
 
 The digest is BLAKE3 in derive-key mode with a separate context string. The digest is therefore independent of the slot,
-the ring partition and the lane of ``ring``, and of the partition that a broker chooses. The keys of one partition reach
-every lane.
+the ring partition and the lane of ``ring``, and of the partition that a broker chooses. The keys of one partition
+therefore spread over all lanes.
 
 Jump consistent hash (Lamping and Veach, "A Fast, Minimal Memory, Consistent Hash Algorithm", 2014) reduces the digest
-to a partition. If a queue grows, only keys whose new partition is an added partition move.
+to a partition. If a queue receives more partitions, a key either keeps its partition or moves to an added partition.
 
-Context string, byte order and arithmetic are part of the format: a change would move keys. docs/reference/routing.md is
-the specification, and ``tests/core/test_queue_hash.py`` compares the code with its vectors.
+The context string, the byte order and the arithmetic are part of the format, because a change would move keys.
+docs/reference/routing.md is the specification, and ``tests/core/test_queue_hash.py`` compares the code with its
+vectors.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def queue_partition(key: PartitionKey, partitions: int) -> int:
         The partition.
 
     Raises:
-        TypeError: The key is no bytes, ``str`` or ``int``.
+        TypeError: The key is neither bytes nor ``str`` nor ``int``.
         ValueError: The key is out of its range, or ``partitions`` is below 1.
     """
     if partitions < 1:

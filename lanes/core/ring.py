@@ -1,15 +1,14 @@
 """The slot, the partition and the lane of a key: three independent hashes.
 
-The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode,
-each with a different context string (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
-partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal, and
-every partition would use a single lane.
+The slot is plain BLAKE3, so that other programs can compute it. Partition and lane are BLAKE3 in derive-key mode, each
+with a different context string (BLAKE3 specification, "Modes"). The hashes are independent, so the keys of one
+partition spread over all lanes. With one hash h for both, partition h mod 4 and lane h mod 4 would be equal. Every
+partition would then use a single lane.
 
-Multiply-shift reduces a hash to a number below a count (Lemire, "Fast Random Integer Generation in an Interval",
-2019). With 64 bits, two outcomes differ in probability by at most 2⁻⁶⁴.
-
-The context strings are part of the format: a change would move every key. ``tests/core/test_ring.py`` compares all
-three hashes with fixed values. Every function raises the errors of ``key_bytes``.
+Multiply-shift reduces a hash to a number below a count (Lemire, "Fast Random Integer Generation in an Interval", 2019).
+With 64 bits, the probabilities of two results differ by at most 2⁻⁶⁴. The context strings are part of the format,
+because a change would move every key. ``tests/core/test_ring.py`` compares all three hashes with fixed values. Every
+function raises the errors of ``key_bytes``.
 """
 
 from __future__ import annotations

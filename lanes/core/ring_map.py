@@ -1,7 +1,7 @@
 """Ranges of the ring, and the map of their owners. A map depends only on its assignments and their order.
 
-A range is a run of slots that includes both ends. Each slot has at most one owner. An assignment moves slots of one
-owner, or slots without an owner. An assignment therefore never takes slots from two consumers at once.
+A range is a run of slots that includes both ends. Each slot has at most one owner. An assignment moves either slots of
+one owner or slots without an owner. No assignment moves slots of two owners.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Range:
         hi: Last slot.
 
     Raises:
-        ConfigError: An end is no slot, or ``hi`` is below ``lo``.
+        ConfigError: ``lo`` or ``hi`` is not a slot, or ``hi`` is below ``lo``.
     """
 
     lo: int
@@ -72,8 +72,8 @@ class RingMap:
     """The owners of all slots. Immutable.
 
     Attributes:
-        owned: The ranges with their owners, rising. A range keeps the ends of its assignment until a later assignment
-            divides the range, even next to another range of its owner.
+        owned: The ranges with their owners, in ascending order. Two adjacent ranges of one owner stay separate. A range
+            changes only when a later assignment divides it.
     """
 
     owned: tuple[Assignment, ...] = ()
@@ -98,11 +98,11 @@ class RingMap:
         return self.owned[index]
 
     def unowned(self) -> list[Range]:
-        """Return the longest ranges without an owner, rising."""
+        """Return the longest ranges without an owner, in ascending order."""
         return list(_gaps(WHOLE, [each.range for each in self.owned]))
 
     def assign(self, assignment: Assignment) -> RingMap:
-        """Return the map after an assignment; the same map if the consumer owns all the slots already.
+        """Return the map after an assignment. If the consumer already owns all the slots, return the same map.
 
         Args:
             assignment: The slots and their new owner.
@@ -134,10 +134,10 @@ class RingMap:
         return RingMap(tuple(sorted([*kept, *left, assignment, *right])))
 
     def split(self, slot: int, consumer: str) -> Assignment:
-        """Return the assignment that gives a consumer the slots of a range from ``slot`` to the end of the range.
+        """Return the assignment that moves the slots from ``slot`` to the end of its range to a consumer.
 
         Args:
-            slot: First slot to give away.
+            slot: First slot to move.
             consumer: Name of the consumer.
 
         Returns:
@@ -162,7 +162,7 @@ def _common(one: Range, other: Range) -> Range:
 
 
 def _gaps(whole: Range, taken: Iterable[Range]) -> Iterator[Range]:
-    """Return the parts of a range that no range of a rising sequence covers."""
+    """Return the parts of a range that are in no range of an ascending sequence."""
     after = whole.lo
     for each in taken:
         if after < each.lo:

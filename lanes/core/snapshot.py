@@ -1,11 +1,11 @@
 """Snapshots of an engine: its state as a value, and an engine made from that value. The explorer uses snapshots.
 
-A snapshot has exactly the state that decides the engine's next steps. A snapshot omits counters, peaks, performed
-effects and ledger entries below the floor. Engines of equal snapshots behave alike.
+A snapshot contains exactly the state that determines the engine's next steps. A snapshot omits counters, peaks,
+performed effects and ledger entries below the floor. Engines with equal snapshots make the same decisions.
 
 A snapshot identifies a message by the number of its assignment and its position. Times are seconds of the engine's
-clock. A snapshot refers to the objects that the engine passes on unchanged: the policy, readers, failures, and ``raw``,
-``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
+clock. A snapshot contains references to the objects that the engine does not change: the policy, readers, failures, and
+``raw``, ``token``, ``data`` and ``broken`` of each message. A snapshot is hashable if these objects are hashable.
 
 This module reads private attributes of the other modules. No other module of ``lanes`` depends on this module.
 ``tests/core/test_snapshot_machine.py`` lists the slots of the other modules' classes, and fails for a new slot.
@@ -120,7 +120,7 @@ class CommitsState(NamedTuple):
 
 
 class AssignmentState(NamedTuple):
-    """One assignment that the process owns, or has given up while its handlers still run.
+    """One assignment that the process owns, or that ended while its handlers still run.
 
     Attributes:
         in_flight: The messages of the assignment's ledger, in order of delivery.

@@ -1,9 +1,8 @@
 """The values of the core: messages, partitions, outcomes and settlements.
 
-This file is longer than most, because all values that the core shares are here.
-
-The classes have slots and little behaviour, because a process has one ``Message`` for each message in flight. The hot
-path compares states as plain ints and outcomes by identity.
+This file is longer than most, because it contains all values that the modules of the core share. The classes have slots
+and few methods, because a process has one ``Message`` for each message in flight. The hot path compares states as ints
+and outcomes by identity.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ class PieceId(PartitionId):
 
 
 class Part(Protocol):
-    """A part of a partition that a source releases; the object decides which messages belong to the part."""
+    """A function that returns whether a message belongs to a part of a partition that the source releases."""
 
     def __call__(self, message: Message) -> bool:
         """Return whether a message of the partition belongs to the part. The call does not block.
@@ -206,7 +205,7 @@ class Reader(Protocol):
             raw: The raw message.
 
         Returns:
-            Pairs in the order of the wire, as far as the client keeps that order.
+            Pairs in the order in which the broker sent them, if the client keeps that order.
         """
 
     def subject(self, raw: object) -> str:
@@ -324,8 +323,8 @@ class PartitionInternals:
         resettle: Redeliveries of settled messages, to settle again.
         recalled: The first attempt of some messages by position, from a store of attempts. The runtime sets the mapping
             before the messages enter the engine. Each value becomes the ``Message.attempt`` of its message.
-        budget: The budget that the calls and messages of the assignment use, under bounds per partition.
-        aside: Number of delivered messages that the runtime holds back, because it loads attempts of the partition.
+        budget: The budget of the assignment, if the policy has bounds per partition.
+        aside: Number of delivered messages that wait while the runtime loads attempts of the partition.
         partings: The parts that the assignment gives up, each until its last handler has ended.
         outputs: The buffer for the outputs of handlers, which the runtime sets. ``None`` = the consumer has no
             publisher.
@@ -351,22 +350,21 @@ class Partition(PartitionInternals):
     """One assignment of a partition to this process.
 
     A source makes a new object for every assignment and passes the object in ``Assigned``. The engine numbers the
-    assignment. The object is also the fence: a result counts only while its ``message.partition`` is ``live``.
-
-    The source raises ``deadline`` at each renewal of the lease, but never after the deadline has passed. After the
-    deadline, both the source and the runtime treat the assignment as lost.
+    assignment. The engine applies a result only while ``message.partition.live`` is True. The source increases
+    ``deadline`` at each renewal of the lease, but never after the deadline has passed. After the deadline, both the
+    source and the runtime treat the assignment as lost.
 
     Args:
         partition_id: Name of the partition.
         reader: Reader of the raw messages of the partition.
-        incarnation: Name that distinguishes a recreated topic or stream from the former one; "" = unknown. Part
-            of the ids of dead letters.
+        incarnation: Name that distinguishes a recreated topic or stream from the former one; "" = unknown. The ids of
+            dead letters depend on this name.
         floor: The first position that the source reads. ``None`` = the source settles each message individually.
         completed: The positions above the floor that the former owner completed, as runs.
         deadline: Time up to which the lease certainly holds, in seconds of ``lanes.clock.monotonic``. ``NEVER`` = no
             lease.
-        fencing_token: Number of this ownership across processes, 0 … 2⁶³−1, rising for each partition. ``None`` = the
-            source has none.
+        fencing_token: Number of this ownership across processes, 0 … 2⁶³−1, which increases with each owner of the
+            partition. ``None`` = the source has no such number.
 
     Attributes:
         id: Name of the partition.
@@ -378,7 +376,7 @@ class Partition(PartitionInternals):
         fencing_token: See ``Args``.
         assignment: Number of the assignment in its consumer, over all partitions: 1, 2, 3 …; 0 before the assignment.
             Rows of a history name an assignment by this number.
-        live: Whether results of the assignment count.
+        live: Whether the engine applies results of the assignment.
     """
 
     __slots__ = (
@@ -438,7 +436,7 @@ class MessageInternals:
         next: Successor of the message in its lane; None = no successor.
         state: A state of ``lanes.core.lane``.
         ordinal: Number of the message's delivery, if the source commits.
-        row: Part of each row of a history about the message; empty without a history.
+        row: Text in each row of a history about the message; empty without a history.
     """
 
     __slots__ = ("lane", "next", "ordinal", "row", "state")
@@ -457,7 +455,7 @@ class Message(MessageInternals):
         partition: The assignment that delivered the message.
         position: Offset or stream sequence.
         key: Bytes of the partition key. ``None`` = no key.
-        size: Bytes that count against ``max_in_flight_bytes``.
+        size: Size in bytes for the bound ``max_in_flight_bytes``.
         raw: The message of the client, for ``Partition.reader``.
         token: Value by which the source settles this delivery. A redelivery replaces the token.
 
@@ -465,7 +463,7 @@ class Message(MessageInternals):
         partition: The assignment that delivered the message.
         position: Offset or stream sequence.
         key: Bytes of the partition key. ``None`` = no key.
-        size: Bytes that count against ``max_in_flight_bytes``.
+        size: Size in bytes for the bound ``max_in_flight_bytes``.
         raw: The message of the client.
         token: Value by which the source settles this delivery.
         broken: Error of a message that the source cannot read, or that a former owner gave up; None = no such error.
@@ -515,7 +513,7 @@ class Message(MessageInternals):
 
     @property
     def headers(self) -> Sequence[tuple[str, bytes]]:
-        """The headers as pairs in the order of the wire, as far as the client keeps that order."""
+        """The headers as pairs, in the order in which the broker sent them, if the client keeps that order."""
         return self.partition.reader.headers(self.raw)
 
     @property
@@ -525,17 +523,19 @@ class Message(MessageInternals):
 
     @property
     def epoch(self) -> int:
-        """A number that rises with each assignment, as in ``partition.epoch``.
+        """A number that increases with each assignment, as in ``partition.epoch``.
 
-        In a cohort the epoch rises across processes, and handlers use the epoch as a fencing token. Elsewhere the epoch
-        rises within this process.
+        In a cohort the epoch increases across processes, and handlers may use the epoch as a fencing token. Otherwise
+        the epoch increases only within this process.
         """
         return self.partition.epoch
 
     def publish(
         self, target: str, value: bytes | None, *, key: PartitionKey | None = None, headers: OutputHeaders = ()
     ) -> Awaitable[None]:
-        """Buffer an output, for async handlers; see ``publish_soon``. The call does not block, and never waits.
+        """Buffer an output, for async handlers; see ``publish_soon``.
+
+        The call does not block, and its ``await`` does not wait.
 
         Args:
             target: Name of a topic or subject.
@@ -544,7 +544,8 @@ class Message(MessageInternals):
             headers: Headers of the output.
 
         Returns:
-            An awaitable that is done. The output is in the buffer also without ``await``.
+            An awaitable that is already done. The output is in the buffer even if the handler does not await the
+            result.
         """
         if (outputs := self.partition.outputs) is None:
             raise self._no_publisher()
@@ -556,8 +557,8 @@ class Message(MessageInternals):
     ) -> None:
         """Buffer an output of this message, which the consumer's publisher sends after the handler has succeeded.
 
-        A failed attempt publishes nothing. The consumer settles the message after the broker has confirmed all its
-        outputs, and starts the next message of the key only then. The call does not block. Any thread of the handler
+        A failed attempt publishes nothing. After the broker has confirmed all outputs of the message, the consumer
+        settles the message and starts the next message of the key. The call does not block. Any thread of the handler
         may call this method.
 
         Args:
@@ -571,7 +572,7 @@ class Message(MessageInternals):
             LanesError: The handler of this message does not run.
             MessageError: The outputs exceed ``Settings.max_outputs`` or ``max_output_bytes``.
             TypeError: An argument has another type.
-            ValueError: ``target`` or the name of a header is no printable text.
+            ValueError: ``target`` or the name of a header is not printable text.
         """
         if (outputs := self.partition.outputs) is None:
             raise self._no_publisher()
@@ -614,12 +615,11 @@ class Failure(Outcome):
 
     Attributes:
         error: The exception.
-        chance: Random number for the jitter, in [0, 1). The caller draws the number, because the core draws no random
-            numbers.
+        chance: Random number for the jitter, in [0, 1). The caller generates this number, because the core generates no
+            random numbers.
         delay: Seconds until the next attempt. ``None`` = the backoff of the policy.
         terminal: Whether the message has no further attempt.
-        dead_lettered: Whether an earlier assignment wrote the dead letter of the message, if the policy writes dead
-            letters.
+        dead_lettered: Whether an earlier owner wrote the dead letter of the message, if the policy writes dead letters.
     """
 
     error: BaseException
@@ -680,8 +680,8 @@ class Room(NamedTuple):
         messages: Maximum number of messages.
         bytes: Maximum sum of the sizes of the messages, in bytes.
         paused: Partitions that deliver no message.
-        full_queues: Physical queues whose partitions deliver no message, including partitions assigned during the
-            delivery. ``paused`` has the earlier assigned partitions of these queues.
+        full_queues: Physical queues whose partitions deliver no message, including partitions that the broker assigns
+            during the delivery. ``paused`` contains the partitions of these queues that the broker assigned earlier.
     """
 
     messages: int

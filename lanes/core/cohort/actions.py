@@ -52,7 +52,7 @@ class FindConsumers:
     """List the durables of the partition. The result is ``Found`` or ``Unknown``.
 
     Attributes:
-        marked: Whether to read the cohort's mark too; see ``lanes.cohort.leases.EpochConsumers.mark``.
+        marked: Whether to read also the cohort's mark; see ``lanes.cohort.leases.EpochConsumers.mark``.
     """
 
     marked: bool = False
@@ -94,7 +94,7 @@ class Found:
     """The durables of the partition, as listed by the server.
 
     Attributes:
-        consumers: The durables, rising by epoch and sub-number.
+        consumers: The durables, sorted by epoch and sub-number.
         server_ms: The server's clock in milliseconds.
         lease: Seconds of the lease in the cohort's mark. 0 = the mark is missing, or was not requested.
     """
@@ -106,7 +106,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """An acquisition with this nonce has created a durable of the same name."""
+    """Another acquisition, with this nonce, has created a durable of the same name."""
 
     nonce: str
 
@@ -133,14 +133,14 @@ Overlapping: Final = _Answer("Overlapping")
 
 @dataclass(frozen=True, slots=True)
 class LeaseOwned:
-    """Event: this member has acquired the partition. Pull from the consumer ``(epoch, sub)``.
+    """This member has acquired the partition. Pull from the consumer ``(epoch, sub)``.
 
     Attributes:
         epoch: Epoch of the consumer.
         sub: Sub-number of the consumer.
         token: Epoch of the acquisition, which handlers receive as fencing token.
         done: The sequences that must not run again.
-        again: Whether this member owned the partition already, so that only the consumer is new.
+        again: Whether this member already owned the partition. If so, only the consumer is new.
     """
 
     epoch: int
@@ -152,7 +152,7 @@ class LeaseOwned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRevoked:
-    """Event: the plan moves the partition to another member, or this member stops.
+    """The plan moves the partition to another member, or this member stops.
 
     The driver drains the partition, and then calls ``drained``.
     """
@@ -160,7 +160,7 @@ class LeaseRevoked:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """Event: the member has lost the ownership, or may have lost it.
+    """The member has lost the ownership, or may have lost it.
 
     Start no handler and send no request for the partition.
     """
@@ -170,7 +170,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReleased:
-    """Event: the member has stored the ledger of a revoked partition, and has released its lease."""
+    """The member has stored the ledger of a revoked partition, and has released its lease."""
 
 
 LeaseEvent = LeaseOwned | LeaseRevoked | LeaseLost | LeaseReleased

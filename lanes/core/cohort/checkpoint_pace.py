@@ -1,7 +1,7 @@
-"""The pace at which a member stores the ledgers of its partitions.
+"""The intervals at which a member stores the ledgers of its partitions.
 
-A crash repeats the finished messages above the floor that are missing in the stored ledgers. Each ledger is a separate
-write, so the pace follows the number of partitions with such messages.
+After a crash, the finished messages above the floor that are not in the stored ledgers run again. Each ledger needs a
+separate write. The interval therefore depends on the number of partitions with such messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ these messages.
 
 
 class CheckpointPace:
-    """Decides how long the finished messages of a partition wait for their write. No method blocks.
+    """Decides how long the finished messages of a partition wait for the write of the ledger. No method blocks.
 
     Args:
         interval: Maximum number of seconds from a finished message to its write, 0 or more.

@@ -1,9 +1,9 @@
 """A held lease: its nonce, its revision, its deadline and its running renewal.
 
 A renewal reads the lease, and then writes by compare-and-set on the revision that the read returned. The read checks
-the nonce, because a revision may repeat in a new bucket after a loss. After the answer to a write, the renewed lease
-counts from the time at which the member sent the write. The machine reads the result of a write without an answer. If
-the store applied the write, the lease counts from the earliest write without an answer.
+the nonce, because a revision may repeat in a new bucket after a loss. After the answer to a write, the time of the
+renewed lease begins when the member sent the write. After a write without an answer, the machine reads the lease. If
+the store applied such a write, the time of the lease begins at the earliest write without an answer.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class HeldLease:
 
     Attributes:
         nonce: Random text that identifies the acquisition.
-        revision: Revision of the lease; a fence is valid only while ``step`` is ``rest``.
-        expires: Clock reading in seconds from which the owner no longer relies on the lease.
+        revision: Revision of the lease; a write may use it as its fence only while ``step`` is ``rest``.
+        expires: Clock reading in seconds at which the owner stops relying on the lease.
         renew_at: Clock reading in seconds of the next renewal.
         step: Next step of a renewal. ``rest`` = no write of this lease is in transit.
     """
@@ -66,7 +66,7 @@ class HeldLease:
         self.step = WRITE
 
     def renewed(self, revision: int, sent: float) -> None:
-        """Record a write that succeeded. Any other write in transit compares with an old revision, and fails."""
+        """Record a write that succeeded. Any other write in transit names an old revision, so the store refuses it."""
         self.revision = revision
         self._unsure = None
         self.expires = max(self.expires, sent + self._ttl - self._margin)

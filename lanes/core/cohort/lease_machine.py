@@ -1,8 +1,8 @@
-"""The lease machine of one member: it acquires, keeps and releases one partition of a cohort.
+"""The lease machine of one member, which acquires, keeps and releases one partition of a cohort.
 
-``docs/model`` describes the protocol, and ``phases`` has the phases and their transitions. The driver calls ``next``,
-performs the returned action and passes its result to ``apply``, one action at a time. The driver may pass inputs
-between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
+``docs/model`` describes the protocol, and ``phases`` contains the phases and their transitions. The driver calls
+``next``, performs the returned action and passes its result to ``apply``, one action at a time. The driver may pass
+inputs between and during actions. After each input the driver calls ``next`` again. After every call the driver acts on
 ``events``, empties the list, and passes ``deadline`` to the code that starts handlers.
 
 This file is longer than most, because the phases of the machine share their fields.
@@ -63,8 +63,8 @@ def _identities(found: Found) -> tuple[tuple[int, int, str], ...]:
 class LeaseMachine:
     """State machine by which one member acquires, keeps and releases the lease of one cohort partition.
 
-    No method blocks. Times are seconds of a monotonic clock that also runs while the machine is suspended. An
-    ``IllegalInput`` means a bug of the driver, and its text has the phase and the input.
+    No method blocks. Times are seconds of a monotonic clock that also runs while the machine is suspended. The error
+    ``IllegalInput`` indicates a bug of the driver, and its text contains the phase and the input.
 
     Args:
         partition: Number of the cohort partition.
@@ -76,9 +76,10 @@ class LeaseMachine:
 
     Attributes:
         phase: The phase, one of the constants in ``phases``.
-        events: The events for the driver, which empties the list.
+        events: The events for the driver, which removes them from the list.
         obstructed: Whether a foreign consumer prevents the acquisition.
-        outlasting: Seconds of the longer lease whose end the machine awaits after a loss of the bucket; 0 = no wait.
+        outlasting: Length in seconds of the longer lease that must expire after a loss of the bucket; 0 = the machine
+            does not wait for such a lease.
 
     Raises:
         ValueError: The retention is unknown, or the margin is out of its range.
@@ -129,7 +130,7 @@ class LeaseMachine:
     def deadline(self) -> float:
         """The time from which no handler may start; minus infinity unless the member owns or drains the partition.
 
-        While the partition is owned, the deadline never falls. A deadline that has passed never rises.
+        During an ownership the deadline never decreases. A deadline that has passed does not change.
         """
         if self._held_lease is None or not self._announced or self.phase in (phases.SAVING, phases.RELEASING):
             return PAST
@@ -150,9 +151,9 @@ class LeaseMachine:
 
     @property
     def idle(self) -> bool:
-        """Whether the machine has no lease, wants no lease and performs no action.
+        """Whether the machine has no lease, acquires no lease and performs no action.
 
-        An idle member may leave after ``stop``.
+        After ``stop``, a member with only idle machines may leave.
         """
         return self.phase == phases.IDLE and self._asked is None
 
@@ -161,8 +162,8 @@ class LeaseMachine:
     def planned(self, mine: bool, now: float) -> None:
         """Record whether the plan gives the partition to this member. Idempotent.
 
-        The machine hands over a revoked partition before it acquires the partition again, even if the plan gives it
-        back. After ``stop`` the machine acquires no partition.
+        The machine releases a revoked partition before it acquires the partition again, even if a new plan assigns the
+        partition to this member. After ``stop`` the machine acquires no partition.
         """
         self.expire(now)
         self._wanted = mine and not self._stopped
@@ -194,7 +195,7 @@ class LeaseMachine:
         """Create another consumer for the same epoch, after a missing delivery or a lost connection.
 
         Delivered messages stay in flight, and queued messages may start until the deadline. After this call, the driver
-        enters no delivery until the next ``LeaseOwned``, whose ``again`` is True. The call has no effect unless the
+        must enter no delivery until the next ``LeaseOwned``, whose ``again`` is True. The call has no effect unless the
         partition is owned.
 
         Args:
@@ -210,7 +211,7 @@ class LeaseMachine:
             self._step("takeover")
 
     def checkpoint(self, done: Done, now: float) -> None:
-        """Write the whole ledger now, so that after a crash only messages that finish later run again.
+        """Write the whole ledger now, so that its finished messages do not run again after a crash.
 
         The machine repeats the write until the write succeeds, a newer checkpoint replaces it, or the ownership ends.
         The call has no effect unless this member owns the partition.
@@ -250,9 +251,10 @@ class LeaseMachine:
             self._fence(reason)
 
     def drained(self, done: Done, now: float, *, ended: bool = True) -> None:
-        """Answer the event ``LeaseRevoked``. After this call no result of the partition counts.
+        """Answer the event ``LeaseRevoked``.
 
-        The call has no effect after ``LeaseLost``. Raises ``IllegalInput`` if the partition was not revoked.
+        After this call the driver must ignore results of the partition. The call has no effect after ``LeaseLost``.
+        Raises ``IllegalInput`` if the partition was not revoked.
 
         Args:
             done: The whole ledger.
@@ -269,7 +271,7 @@ class LeaseMachine:
         self._checkpoint = None
 
     def ended(self, now: float) -> None:
-        """Answer ``LeaseLost``: the consumer has received the loss, so this member may acquire the partition again."""
+        """Answer ``LeaseLost``: the consumer has processed the loss, so this member may acquire the partition again."""
         self._step("ended")
         if self._wanted:
             self._look()
@@ -284,7 +286,7 @@ class LeaseMachine:
 
         Args:
             now: Clock reading in seconds.
-            nonce: Random text for an acquisition, a new text at every call.
+            nonce: Random text for an acquisition, different at every call.
 
         Returns:
             The action.
@@ -314,8 +316,8 @@ class LeaseMachine:
 
         Raises:
             IllegalInput: ``next`` did not return this action.
-            ValueError: ``lanes`` did not write a record of the bucket, or no higher epoch is possible. The machine then
-                gives up a held lease, and the driver may continue.
+            ValueError: A program other than ``lanes`` wrote a record of the bucket, or no higher epoch is possible. The
+                machine gives up its lease, and the driver may continue.
         """
         if action is not self._asked:
             raise IllegalInput(
@@ -519,7 +521,8 @@ class LeaseMachine:
     def _surveyed(self, found: Found, now: float, sent: float) -> None:
         """Wait until every lease of a lost bucket has expired, because the state and the lease are missing.
 
-        Each owner has a consumer that names the length of its lease. The machine waits for the longest lease.
+        The consumer of each owner names the length of the owner's lease. The machine waits for the longest of these
+        lengths.
         """
         longest = max([self._ttl, found.lease, *(consumer.lease for consumer in found.consumers)])
         self.outlasting = longest if longest > self._ttl else 0.0
@@ -707,7 +710,7 @@ class LeaseMachine:
             self._fence(reason)
 
     def _fence(self, reason: str) -> None:
-        """Give up a lost or possibly lost lease. This member never renews that lease again."""
+        """Give up a lease that is lost, or may be lost. This member never renews that lease again."""
         # Another member may own the partition meanwhile and the bucket may be lost, so the next acquisition waits
         # again.
         self._waited = False

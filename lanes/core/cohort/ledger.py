@@ -1,12 +1,13 @@
 """The ledger of a cohort partition: the messages that the next owner must handle.
 
-The ledger stores the sequences that are not done. The ledger therefore stays small even if one stuck key lags far. The
-source keeps this ledger. The engine's ``AckLedger`` stores the messages in flight in this process.
+The ledger stores the sequences that are not done. The ledger therefore stays small, even if the handler of one message
+runs for a long time. The source owns this ledger. The engine's ``AckLedger`` stores the messages in flight in this
+process.
 
 A new owner reads a ``Done`` of the former owner. Deliveries that the former owner did not finish are outstanding, at
-most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done, provided that the source misses
-no delivery. The source therefore enters first deliveries in the order of the stream and without a gap. When a
-delivery is missing, the source starts a takeover of its own partition.
+most ``max_in_flight`` of them. Every other sequence up to the highest delivery is done. This is correct only if no
+delivery is missing. The source therefore enters first deliveries in the order of the stream. When a delivery is
+missing, the source starts a takeover of its own partition.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Done(NamedTuple):
 
     Attributes:
         highest: Highest delivered sequence; 0 = none.
-        outstanding: The sequences up to ``highest`` that are not done, rising.
+        outstanding: The sequences up to ``highest`` that are not done, in ascending order.
     """
 
     highest: int
@@ -58,7 +59,7 @@ class _Open:
         sequence: The sequence.
         before: The next lower outstanding sequence; None = no lower sequence.
         after: The next higher outstanding sequence; None = no higher sequence.
-        gap: Number of settled and unsaved sequences up to the next outstanding sequence.
+        gap: Number of sequences up to the next outstanding sequence that are settled and not saved.
     """
 
     sequence: int
@@ -71,16 +72,16 @@ class DeliveryLedger:
     """The ledger of one ownership. Calls are O(1) amortised, except for ``snapshot`` and ``save``.
 
     A new consumer delivers the outstanding sequences first, in the order of the stream. If the consumer skips a
-    sequence, its message has left the stream, for example by a limit or a purge. The ledger counts the sequence of a
-    removed message as done, because no owner can finish that message.
+    sequence, the server has removed its message from the stream, for example after a purge. The ledger records the
+    sequence of a removed message as done, because no owner can finish that message.
 
     Args:
         done: The ``Done`` of the former owner.
 
     Attributes:
         highest: Highest sequence delivered.
-        since_saved: Number of messages settled above the floor since the last ``save``. A crash repeats at most this
-            number of finished messages, if the floor of the consumer survives the crash.
+        since_saved: Number of messages settled above the floor since the last ``save``. After a crash, at most this
+            number of finished messages run again, if the server keeps the floor of the consumer.
     """
 
     __slots__ = ("_ahead", "_first", "_last", "_open", "highest", "since_saved")
@@ -98,8 +99,8 @@ class DeliveryLedger:
     def delivered(self, sequence: int) -> bool:
         """Enter a delivery, and return whether its sequence is outstanding.
 
-        The caller acknowledges a done sequence again. First deliveries must rise, and no delivery may be missing. An
-        outstanding sequence that a consumer skips counts as done.
+        If the sequence is done, the caller acknowledges it again. The sequences of first deliveries must increase, and
+        no delivery may be missing. The ledger records an outstanding sequence that a consumer skips as done.
         """
         if self._ahead is not None:
             self._pass_over(self._ahead, sequence)
@@ -110,7 +111,7 @@ class DeliveryLedger:
         return sequence in self._open
 
     def settled(self, sequence: int) -> bool:
-        """Finish a sequence, and return whether it was outstanding.
+        """Record a sequence as done, and return whether it was outstanding.
 
         Raises ``ValueError`` for a sequence above ``highest``.
         """
@@ -183,7 +184,7 @@ class DeliveryLedger:
 
 
 def encode_done(done: Done) -> list[int]:
-    """Encode a ledger as small numbers: ``highest``, then the distance of each sequence from the number above."""
+    """Encode a ledger as small numbers: ``highest``, then the distance of each sequence from the next higher number."""
     encoded = [done.highest]
     above = done.highest
     for sequence in reversed(done.outstanding):

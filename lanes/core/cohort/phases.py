@@ -84,7 +84,7 @@ TRANSITIONS.update({(phase, "lost"): FENCED for phase in TAKING | {OWNED, DRAINI
 
 
 class IllegalInput(Exception):
-    """Error of an input that the phase of a lease machine does not allow. The error is a bug of the driver."""
+    """Error for an input that the phase of a lease machine does not allow. The cause is a bug of the driver."""
 
 
 def following(partition: int, phase: str, event: str) -> str:

@@ -7,7 +7,7 @@ A plan has these aims. An earlier aim has priority over each later aim:
 3. The members own partitions in proportion to their weights, as far as the targets allow.
 4. As few partitions as possible change their owner.
 
-Planning is deterministic, so members with the same view compute the same plan.
+The computation is deterministic, so members compute the same plan from the same records.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class CohortPlan(NamedTuple):
     """The owners of the partitions and the roles of the members.
 
     Attributes:
-        owners: Member that owns each partition. ``None`` = no member lives.
+        owners: Member that owns each partition. ``None`` = no member is alive.
         active: Members that own a partition, sorted.
         standbys: Live members that own no partition and do not drain, sorted.
         too_few_members: Whether the number of live members that do not drain is below ``active_members``.
@@ -59,20 +59,21 @@ def plan(
 ) -> CohortPlan:
     """Plan which member owns which partition.
 
-    The order of ``members`` does not matter. With otherwise equal arguments, a plan for the owners of an earlier result
-    returns the same owners. With equal weights and without targets the shares differ by at most one.
+    The order of ``members`` has no effect. If the caller passes the owners of a result with otherwise equal arguments,
+    the function returns the same owners again. With equal weights and without targets, the numbers of partitions of two
+    members differ by at most one.
 
     Args:
-        owners: Present owner of each partition. The partitions of an owner that is not among ``members`` count as free.
+        owners: Current owner of each partition. A partition is free if its owner is not in ``members``.
         members: Weight of each live member, 1 or more. A member with partitions receives its proportion within the
             targets, rounded down or up, and at least one partition.
         active_members: Maximum number of members that receive partitions. The plan first chooses the members that own
             the most partitions. A member with a higher target replaces a chosen member if the chosen members would
             exceed their targets. The plan then chooses the member with the most partitions among members with a
             sufficient target. ``None`` = all members.
-        targets: Largest number of partitions that each member prefers to own, 1 or more. A member without a target
-            owns any number. ``None`` = no targets.
-        draining: Members that receive no partition while a live member does not drain.
+        targets: Largest number of partitions that each member prefers to own, 1 or more. A member without a target may
+            own any number. ``None`` = no targets.
+        draining: Members that receive no partition, unless every live member drains.
         rules: Version of the plan rules, 0 to ``PLAN_RULES``.
 
     Returns:
@@ -152,9 +153,9 @@ def _shares(
     """Return the number of partitions of each member.
 
     Each member receives its quota, rounded down. The members with the largest remainders receive one more partition
-    (Hamilton's method). Among equal remainders, the plan prefers a member that saves a move, and then the member with
-    the lower name. With equal weights and without limits all remainders are equal, and this choice requires the fewest
-    moves.
+    (Hamilton's method). For equal remainders, the plan first prefers a member whose choice avoids the move of a
+    partition. The plan then prefers the name that sorts first. With equal weights and without limits all remainders are
+    equal, and this choice requires the fewest moves.
     """
     quotas = _quotas(partitions, weights, limits)
     shares = {member: int(quota) for member, quota in quotas.items()}
@@ -168,14 +169,14 @@ def _shares(
 
 
 def _quotas(partitions: int, weights: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, Fraction]:
-    """Divide the partitions in proportion to the weights, but within a lower and an upper bound for each member.
+    """Divide the partitions in proportion to the weights, within a lower and an upper bound for each member.
 
     If the limits together reach the number of partitions, each member receives at least one partition and at most its
     limit. Otherwise each member receives at least its limit. A member with less than one partition would be a standby
     in the next plan, and its partition would move.
 
-    A quota is ``level * weight``, cut to the bounds. The sum of the quotas rises with the level, and its slope changes
-    at the levels at which a quota meets a bound.
+    A quota is ``level * weight``, limited by the bounds. The sum of the quotas increases with the level. The slope of
+    this sum changes at each level at which a quota reaches a bound.
     """
     if not weights:
         return {}

@@ -11,8 +11,8 @@
 
 Some fields have another name in JSON, because earlier versions of ``lanes`` read and write that name.
 
-Other programs may write to the bucket. For a value that ``lanes`` does not write, ``decode`` raises a ``ValueError``
-with key and remedy.
+Other programs may write to the bucket. For a value that ``lanes`` cannot have written, ``decode`` raises a
+``ValueError`` with the key and the remedy.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class CohortConfig:
     A field is ``None``, and is not compared, if an earlier version of ``lanes`` wrote the record without the field.
 
     Attributes:
-        cohort: Name of the cohort. A member with the name None joins a cohort of any name.
+        cohort: Name of the cohort. A member whose setting is None joins a cohort of any name.
         partitions: Number of cohort partitions.
-        choice: Origin of the cohort partitions: ``transform`` (of the stream), ``created`` (with the stream) or
-            ``sourced`` (from another stream).
+        choice: Origin of the cohort partitions: ``transform`` (a transform of the stream), ``created`` (with the
+            stream) or ``sourced`` (from another stream).
         detail: Details of ``choice`` as text, such as the destination of the transform.
         tokens: Numbers of the subject tokens that make the key, from 1.
         incarnation: Text that distinguishes a recreated stream from the former stream.
@@ -91,7 +91,7 @@ class PlanRecord:
     """The current plan.
 
     Attributes:
-        generation: Number of the plan, which rises whenever owners or standbys change.
+        generation: Number of the plan, which increases at each change of owners or standbys.
         owners: Member that owns each partition; None = no owner.
         members: Live members, sorted.
         standbys: Live members that own no partition and do not drain, sorted.
@@ -99,8 +99,8 @@ class PlanRecord:
         too_few_members: Whether the number of live members that do not drain is below ``active_members``.
         under_provisioned: Whether a member owns more partitions than its target.
         default_consumer_target: Target of each member without its own target; None = no target.
-        rules: Version of the plan rules that made the plan. An earlier version of ``lanes`` writes no version, and
-            plans by version 0.
+        rules: Version of the plan rules that the plan follows. An earlier version of ``lanes`` writes no version, and
+            follows version 0.
     """
 
     generation: int
@@ -119,8 +119,8 @@ class Heartbeat:
     """A live member.
 
     Attributes:
-        nonce: Random text that identifies the process. Different nonces under one name show that two processes
-            use the same member id.
+        nonce: Random text that identifies the process. If two heartbeats of one name have different nonces, two
+            processes use the same member id.
         weight: Weight of the member, 1 or more.
         active_members: Maximum number of members that own partitions. ``None`` = all members.
         session: Time of the join in milliseconds since 1970, by the member's clock. The ``active_members`` of the
@@ -128,8 +128,8 @@ class Heartbeat:
         lease: Seconds until the heartbeat expires. ``None`` = an earlier version of ``lanes`` wrote the heartbeat.
         consumer_target: Largest number of partitions that the member prefers to own. ``None`` = the default applies.
         default_consumer_target: Target of each member without its own target. ``None`` = no target.
-        rules: Highest version of the plan rules that the member knows. An earlier version of ``lanes`` writes no
-            version, and knows version 0.
+        rules: Highest version of the plan rules that the member supports. An earlier version of ``lanes`` writes no
+            version, and supports version 0.
     """
 
     nonce: str
@@ -161,7 +161,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The last epoch and the done sequences of a partition. The record outlives every lease."""
+    """The last epoch and the done sequences of a partition. The record remains after a lease expires."""
 
     epoch: int
     done: Done
@@ -226,8 +226,8 @@ def encode(record: Record) -> bytes:
 def decode(kind: type[_R], key: str, value: bytes) -> _R:
     """Return the record in a value.
 
-    Raises ``ValueError`` with key and remedy for a value that ``encode`` does not return. The call ignores unknown
-    fields, and raises for another ``version``.
+    Raises ``ValueError`` with the key and the remedy for a value that ``encode`` does not return, or that has another
+    ``version``. The call ignores unknown fields.
     """
     try:
         content = json.loads(value)
@@ -251,7 +251,7 @@ def decode(kind: type[_R], key: str, value: bytes) -> _R:
 
 
 def difference(found: CohortConfig, wanted: CohortConfig) -> str | None:
-    """Return the differences between the settings of a joining member and its cohort, with the remedy, or None."""
+    """Return the differences between the settings of a joining member and the cohort, and the remedy, or None."""
     differing = {
         each.name: "{} is {}, this member has {}".format(each.name, *_apart(there, here))
         for each in fields(CohortConfig)
