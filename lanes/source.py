@@ -1,9 +1,8 @@
 """The contract between ``lanes`` and a backend.
 
 A source delivers messages, settles messages and releases partitions. The engine, not the source, decides order, retries
-and bounds. The engine and the runtime use a backend only through values and Protocols, most of which are in this file.
-
-This file is longer than most, because it contains the whole contract of a backend.
+and bounds. The engine and the runtime use a backend only through values and Protocols. This file is longer than most,
+because it contains most of them.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class SourceTraits:
         ordered: False if several processes receive from one consumer of the broker at once, so no order is possible.
         exclusive: False if several processes own one partition at once, each for separate keys.
         consumer_target: Largest number of partitions that this process prefers to own. ``None`` = no preference.
-        divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. If True, the order must be
+        divides: Whether the source owns pieces of partitions, and may send ``RevokingPart``. If so, the order must be
             ``"key"`` or ``"none"``, and each key must have its own lane.
         queues: Partitioned queues that the source reads. ``Partition.source`` is then the name of a physical queue.
     """
@@ -150,8 +149,8 @@ class Delivered:
 class Progressed:
     """The source has read up to ``position``, and has delivered every message below ``position``.
 
-    Only a source that commits sends this event. A log may end with markers, which are not messages. After the event,
-    the committed position can move past these markers.
+    Only a source that commits sends this event. After the event, the committed position can move past markers at the
+    end of a log.
 
     Attributes:
         partition: The assignment that was read.
@@ -252,7 +251,7 @@ class Source(Protocol):
         The runtime makes this call once, before the first message.
 
         Returns:
-            The properties of the source.
+            Properties of the source.
 
         Raises:
             ConfigError: A setting contradicts the broker; the text names setting, value and remedy.
@@ -289,24 +288,22 @@ class Source(Protocol):
         If the source commits, the runtime cancels the call when a partition of the settlements is lost, or is released
         before the commit is confirmed. After the cancellation the source must not send a commit of the call, because
         that commit could replace a commit of the next owner. An event loop cannot cancel a call whose wait has just
-        ended. A source that waits before a commit must therefore check, after the wait, whether it has reported the
-        partition lost.
+        ended. After a wait, a source must therefore check whether it has reported the partition lost.
 
         Args:
             settlements: At most one settlement for each partition. The runtime passes the next settlement of a
                 partition only after this call has ended. Concurrent calls may pass settlements of different partitions.
 
         Raises:
-            SourceError: With ``retryable=True``, the broker may not have received every settlement. The caller repeats
-                the settlement, or passes a later settlement of the partition. With ``retryable=False``, the consumer
-                stops after a drain.
+            SourceError: With ``retryable=True``, the broker may lack a settlement. The caller repeats it, or passes a
+                later settlement of the partition. With ``retryable=False``, the consumer stops after a drain.
             SettlementError: Only the settlements of the error's partitions have failed.
         """
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Restart the broker's timers of these unsettled messages, so that the broker does not redeliver them.
 
-        The call is idempotent. While the source is disconnected, the call may have no effect.
+        The call is idempotent. The call may have no effect while the source is disconnected.
 
         The runtime calls ``extend`` only if ``SourceTraits.extend_interval`` is set. The source skips messages that the
         broker has already delivered to another process. ``extend`` must not raise an exception for a transient failure,
@@ -334,9 +331,8 @@ class Source(Protocol):
     async def aclose(self) -> None:
         """Close everything that ``open`` opened.
 
-        Idempotent. A connection that the user passed stays open. A cancelled call does not release the owned
-        partitions. The broker then redelivers their unsettled messages after its own timeout. The runtime logs an
-        exception of the call.
+        Idempotent. The user's own connection stays open. A cancelled call releases no partition, so the broker
+        redelivers the unsettled messages after its own timeout. The runtime logs an exception of the call.
         """
 
 
@@ -347,7 +343,7 @@ class Lagging(Protocol):
     def lag(self, partition: Partition) -> int | None:
         """Return the lag of a partition.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         Args:
             partition: An assignment of this source.
@@ -385,11 +381,11 @@ class Backlogged(Protocol):
     """
 
     def backlog(self, partition: Partition) -> Backlog:
-        """Return the backlog of a partition. The call does no I/O, does not block and raises no exception.
+        """Return the backlog of a partition. The call does no I/O, and raises no exception.
 
-        The backlog does not include messages that the broker must not deliver yet, for example because an operator
-        paused the broker's consumer. The runtime calls the method once a second, or more often if
-        ``Settings.unhealthy_after`` is below 4 s. The shortest interval is 0.75 s.
+        Messages that the broker must not deliver yet are not included, for example while an operator pauses the
+        broker's consumer. The runtime calls the method once a second, or more often if ``Settings.unhealthy_after`` is
+        below 4 s. The shortest interval is 0.75 s.
 
         Args:
             partition: An assignment of this source.
@@ -421,7 +417,7 @@ class Connected(Protocol):
     def outage(self) -> Outage | None:
         """Return the current outage.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         The source sends its broker a request at least every 10 s. Neither a single request without an answer nor the
         end of an idle connection is an outage.
@@ -441,7 +437,7 @@ class Rejoining(Protocol):
     def rejoining(self) -> bool:
         """Return whether the source waits for its group's first answer after the start, or after an outage.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         Returns:
             Whether the source waits for its group, at its start or after it lost partitions in an outage. After the
@@ -459,7 +455,7 @@ class Stranding(Protocol):
     def stranded(self) -> Sequence[Stranded]:
         """Return the physical queues with such messages.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         Returns:
             The physical queues at the last check, which is at most 10 s old. Empty = no such physical queue is known.
@@ -473,7 +469,7 @@ class Reporting(Protocol):
     def findings(self) -> Sequence[str]:
         """Return the findings for ``Health.findings``.
 
-        Any thread may call the method. The call does no I/O and does not block.
+        Any thread may call the method. The call does no I/O.
 
         Returns:
             A text for each finding, with the remedy and without secrets.
@@ -505,7 +501,7 @@ class Keeping(Protocol):
     def kept_log(self) -> KeptLog | None:
         """Return the messages that the log keeps for its slowest subscription, this source's or another.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         Returns:
             The result of the last check, at most 15 s old while the broker answers. ``None`` = unknown.
@@ -521,7 +517,7 @@ class Ranged(Protocol):
 
         While a key has no owner, no process handles its messages.
 
-        Any thread may call the method. The call does no I/O, does not block and raises no exception.
+        Any thread may call the method. The call does no I/O and raises no exception.
 
         Returns:
             The result of the last count. A source may stop counting at a bound, so the number may be higher. ``None`` =
@@ -555,8 +551,7 @@ class BrokerContact:
         """Record that no broker has answered a request in time.
 
         Args:
-            sent_at: Time at which the client sent the request. The object ignores requests that the client sent before
-                the last answer.
+            sent_at: Time at which the client sent the request. The object ignores requests from before the last answer.
             error: Text of the failure, without secrets.
         """
         if sent_at < self._answered_at:
@@ -608,7 +603,7 @@ class Retaining(Protocol):
     def retention(self, message: Message) -> Retention | None:
         """Return the time until the broker may delete a message.
 
-        The call does no I/O, does not block and raises no exception.
+        The call does no I/O and raises no exception.
 
         The runtime calls the method once a second for at most one message of each partition. This message has the
         lowest position of all messages that have been unfinished for a second. After the call, the source may query the
@@ -634,7 +629,7 @@ class Declaring(Protocol):
     def declared(self) -> SourceTraits:
         """Return the traits that the arguments of the source decide, and defaults for traits that the broker decides.
 
-        The call does no I/O and does not block.
+        The call does no I/O.
 
         Returns:
             The traits.
@@ -651,8 +646,7 @@ class Checkpointing(Protocol):
     def checkpoint_within(self, seconds: float) -> None:
         """Set the time within which the source stores a finished message. The call does not block.
 
-        The consumer calls the method at most once, before ``open``. While the source writes little, it stores a
-        finished message sooner.
+        The consumer calls the method at most once, before ``open``. While writes are few, the source stores it sooner.
 
         Args:
             seconds: ``Settings.commit_interval``, 0 or more.
@@ -665,14 +659,14 @@ class Confirming(Protocol):
 
     A process is silent while none of its threads runs, for example after SIGSTOP. After a freeze of more than
     ``freeze_limit`` seconds, the runtime starts handlers and writes dead letters only when every partition is confirmed
-    or reported lost. The runtime does not read the clock for each message. At more than 5,000 handler starts per
-    second, up to 15 handlers may start before the runtime detects the freeze.
+    or reported lost. The runtime does not read the clock for each message. Above 5,000 handler starts per second, up to
+    15 handlers may start before the runtime detects the freeze.
     """
 
     def freeze_limit(self) -> float:
         """Return the seconds of silence after which the broker may reassign partitions.
 
-        The runtime calls the method after ``open``, from any thread. The call does no I/O and does not block.
+        The runtime calls the method after ``open``, from any thread. The call does no I/O.
 
         Returns:
             The seconds. The runtime treats a value below 1 as 1. Infinity = the broker reassigns no partition. If the
@@ -751,7 +745,7 @@ class Reading(Protocol):
     def reads(self, destination: Destination) -> bool:
         """Return whether the source reads messages of ``destination``.
 
-        The call does no I/O and does not block.
+        The call does no I/O.
 
         Args:
             destination: Topic or stream, possibly of another broker.

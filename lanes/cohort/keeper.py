@@ -1,4 +1,4 @@
-"""The actor of one cohort partition, which performs the actions of the partition's lease machine in order."""
+"""The keeper of one cohort partition, which performs the actions of the partition's lease machine in order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,10 @@ class Alarm:
         return f"<Alarm: {'woken' if self._event.is_set() else 'waiting'}, {len(self._looks)} looks due>"
 
     def arm(self) -> None:
-        """Prepare the next ``wait``. From now on, a ``wake`` ends the ``wait``, even if the ``wake`` happens first."""
+        """Prepare the next ``wait``.
+
+        After this call, a ``wake`` ends that ``wait``, even if the ``wake`` happens first.
+        """
         self._event = anyio.Event()
 
     def wake(self) -> None:
@@ -92,9 +95,7 @@ class Alarm:
 
 
 class LeaseKeeper:
-    """The actor of one cohort partition.
-
-    All methods but ``serve`` return at once.
+    """The keeper of one cohort partition. All methods except ``serve`` return at once.
 
     Args:
         machine: The lease machine of the partition.
@@ -102,7 +103,7 @@ class LeaseKeeper:
         consumers: The durables of the cohort.
         named: Function that returns the names of cohort and member, for logs.
         happened: Function that the keeper calls with the number of the partition and each event of the machine.
-        changed: Function that the keeper calls after new events, and after the deadline has moved.
+        changed: Function that the keeper calls after new events, and after a change of the deadline.
         clock: Clock of the deadlines.
         nonce: Function that returns a unique value at each call.
         patience: Maximum number of seconds to wait for the answer to a request for consumers. After this time the
@@ -110,7 +111,7 @@ class LeaseKeeper:
         drain_within: Seconds within which the consumer should drain a revoked partition.
         overdue: Function that the keeper calls once with the number of a partition whose drain takes too long. This
             member still owns the partition, and only the consumer can report the finished messages by ``drained``.
-        pace: Pace of the checkpoints, which all keepers of the member share.
+        pace: Intervals of the checkpoints, which all keepers of the member share.
     """
 
     def __init__(
@@ -187,12 +188,12 @@ class LeaseKeeper:
         self._tell()
 
     def checkpoint_soon(self, outstanding: int, ledger: Callable[[], Done | None]) -> None:
-        """Write a checkpoint at the pace of the member, unless a checkpoint is waiting or the ownership ends earlier.
+        """Write a checkpoint when it is due by ``pace``. The call has no effect if a checkpoint already waits.
 
         Args:
             outstanding: Number of outstanding messages of the ledger.
             ledger: Function that the keeper calls when the checkpoint is due. The function returns the whole ledger, or
-                None if every finished message is below the floor or stored by then.
+                None if every finished message is then below the floor or stored.
         """
         if self._ledger is None:
             self._ledger = ledger
@@ -230,7 +231,9 @@ class LeaseKeeper:
     # --- at work
 
     async def serve(self, over: Callable[[], bool]) -> None:
-        """Perform actions until ``over()`` is true and the machine is idle. A cancellation acts like a crash.
+        """Perform actions until ``over()`` is true and the machine is idle.
+
+        A cancellation has the same effect as a crash: the lease expires.
 
         Raises ``SourceError`` when no later call to the store can succeed, or the store has an entry that no member
         wrote.
@@ -302,10 +305,7 @@ class LeaseKeeper:
         return None
 
     def _checkpoint_due(self) -> bool:
-        """Give the machine the ledger whose checkpoint is due.
-
-        The machine writes the ledger after the current action.
-        """
+        """Pass the ledger whose checkpoint is due to the machine, which writes the ledger after the current action."""
         now = self._clock()
         if self._ledger is not None and now >= self._checkpoint_at:
             done = self._ledger()
@@ -353,7 +353,7 @@ class LeaseKeeper:
             self._changed()
 
     def _warn(self) -> None:
-        """Log the overlapping consumer or the awaited lease once for each acquisition, and a slow server once."""
+        """Log an overlapping consumer or a wait for another lease once for each acquisition, and a slow server once."""
         if self._unanswered == SLOW:
             log.warning(
                 "%s: partition %d makes no progress, because %d requests in a row about its durables had no answer "

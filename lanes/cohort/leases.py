@@ -17,8 +17,8 @@ class Entry(NamedTuple):
     """The newest entry of a key.
 
     Attributes:
-        value: The value; None = the key has no value, because of a deletion, its expiry, or a missing write.
-        revision: A number that rises with every write of the store; 0 = the store has no record of the key.
+        value: The value; None = the key has no value: it was deleted, has expired, or was never written.
+        revision: A number that increases with every write to the store; 0 = the store has no record of the key.
     """
 
     value: bytes | None
@@ -26,21 +26,21 @@ class Entry(NamedTuple):
 
 
 class Conflict(Exception):
-    """Error of a write whose condition was false: the key, or the fence, has another revision.
+    """Error for a write whose condition was false: the key, or the fence, has another revision.
 
-    The store wrote nothing.
+    The store did not write the value.
     """
 
 
 class UnknownResult(Exception):
-    """Error of a request that had no answer in time.
+    """Error for a request without an answer in time.
 
     The server may have executed the request, or may execute the request later.
     """
 
 
 class ConsumerExists(Exception):
-    """Error of ``EpochConsumers.create``, which found another consumer and created none.
+    """Error of ``EpochConsumers.create``, which found another consumer and therefore created no consumer.
 
     Args:
         message: The server's description of the other consumer.
@@ -58,8 +58,8 @@ class ConsumerExists(Exception):
 class LeaseStore(Protocol):
     """Key-value store of one cohort, with compare-and-set, time to live and a fence.
 
-    Every read is linearizable. The leader answers, never a replica or a cache. A store sends nothing after a call has
-    ended, so it never buffers a write while the connection is lost. A cancelled write has an unknown result.
+    Every read is linearizable: the leader answers, never a replica or a cache. A store sends no request after the call
+    has ended, so it never buffers a write while the connection is lost. A cancelled write has an unknown result.
 
     Every method raises ``UnknownResult`` if no answer arrives within the store's own timeout. Every method raises
     ``SourceError`` when no later call can succeed, for example without a bucket or a permission.
@@ -157,7 +157,7 @@ class EpochConsumers(Protocol):
             partition: Number of the cohort partition.
 
         Returns:
-            The durables, rising by epoch and sub-number, and the server's clock in milliseconds.
+            The durables, sorted by epoch and sub-number, and the server's clock in milliseconds.
         """
 
     async def marked(self) -> int | None:
@@ -170,14 +170,14 @@ class EpochConsumers(Protocol):
         """
 
     async def mark(self) -> None:
-        """Create a mark that outlives the durables and the bucket. Idempotent.
+        """Create a mark that remains after the loss of the durables and the bucket. Idempotent.
 
         The mark names the lease of this member, unless the mark already names a longer lease. The mark receives no
         messages and overlaps with no durable.
         """
 
     async def names(self) -> Sequence[tuple[int, int, int]]:
-        """List the durables of all partitions by one request. The answer may lack recent changes.
+        """List the durables of all partitions with one request. The answer may not include recent changes.
 
         Returns:
             Partition, epoch and sub-number of each durable.

@@ -1,9 +1,9 @@
 """A member of a cohort: its heartbeat, the plan, and one lease machine for each cohort partition.
 
-``Membership`` performs the decisions of ``lanes.core.cohort`` over a ``LeaseStore`` and ``EpochConsumers``, and decides
-nothing about ownership itself. Each cohort partition has a keeper, which performs one action at a time. The keeper
-cancels an action at the lease's deadline, and so reports a loss in time. After a hint about a changed key, the
-membership reads the key early. Without hints, the membership reads the keys at regular intervals.
+``Membership`` performs the decisions of ``lanes.core.cohort`` by calls of a ``LeaseStore`` and ``EpochConsumers``. The
+class itself does not decide about ownership. Each cohort partition has a keeper, which performs one action at a time.
+The keeper cancels an action at the lease's deadline, so that it reports a loss in time. After a hint about a changed
+key, the membership reads the key early. Without hints, the membership reads the keys at regular intervals.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ class CohortSettings:
             The value of the member that joined last applies.
         drain_within: Seconds within which the consumer should drain a moving partition, more than 0.
         overdue: Rule for a partition whose drain takes longer than ``drain_within``. ``"keep"`` = log a warning, and
-            let the next owner wait. ``"force"`` = cancel the running handlers, and hand the partition over.
+            keep the partition until its handlers end. ``"force"`` = cancel the running handlers, and release the
+            partition.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -122,8 +123,8 @@ class Membership:
         member: Name of this member.
         settings: Settings of this member; None = the defaults.
         start: First sequence of a cohort that is set up for the first time; None = every stored message.
-        changed: Function that the tasks of ``run`` call when ``take`` has events, a deadline has moved, or the
-            generation has changed. The function must not block.
+        changed: Function that the tasks of ``run`` call when ``take`` has events, or when a deadline or the generation
+            has changed. The function must not block.
         clock: Clock of the deadlines.
         wall: Clock of the seconds since 1970, for the time of the join.
         nonce: Function that returns a unique value at each call.
@@ -208,13 +209,13 @@ class Membership:
 
     @property
     def _name(self) -> str:
-        """The name in logs. A member without a configured name of the cohort reads the name during the set-up."""
+        """The name in logs. A member whose configuration has no cohort name reads the name during the set-up."""
         return f"cohort {self._roster.cohort}, member {self.member}"
 
     # --- running
 
     async def run(self) -> None:
-        """Join, own the partitions that the plan gives, and leave after ``stop``.
+        """Join, own the partitions that the plan assigns to this member, and leave after ``stop``.
 
         After a cancellation or a crash, the leases expire.
 
@@ -308,7 +309,7 @@ class Membership:
         return self._roster.rules >= 1
 
     def drained(self, partition: int, done: Done, *, ended: bool = True) -> None:
-        """Release a partition whose results no longer count.
+        """Release a partition whose results the engine no longer accepts.
 
         After ``stop``, the call may precede the event ``LeaseRevoked`` that the call answers.
 
@@ -330,7 +331,7 @@ class Membership:
         self._keepers[partition].checkpoint(done)
 
     def checkpoint_soon(self, partition: int, outstanding: int, ledger: Callable[[], Done | None]) -> None:
-        """Write the ledger of an owned partition at the pace of ``checkpoint_within``.
+        """Write the ledger of an owned partition within the interval of ``checkpoint_within``.
 
         The call has no effect while a write waits.
 
@@ -362,7 +363,7 @@ class Membership:
         self._keepers[partition].takeover(done)
 
     def gone(self, partition: int, reason: str) -> None:
-        """Give up a partition after its durable or the clock has shown that this member no longer owns it.
+        """Give up a partition, because its durable or the clock shows that this member no longer owns it.
 
         Args:
             partition: Number of the cohort partition.
@@ -371,7 +372,7 @@ class Membership:
         self._keepers[partition].gone(reason)
 
     def ended(self, partition: int) -> None:
-        """Allow this member to acquire a lost partition again, because the consumer has received the loss.
+        """Allow this member to acquire a lost partition again, because the consumer has processed the loss.
 
         Args:
             partition: Number of the cohort partition.
@@ -381,7 +382,7 @@ class Membership:
     def hint(self, key: str) -> None:
         """Schedule an early read of a key of the bucket that a member has written or is about to write.
 
-        Hints may be lost.
+        The store may lose hints.
 
         Args:
             key: The key.

@@ -1,8 +1,8 @@
 """The cohort partitions that a member owns, as its source sees them. The module works with any lease store.
 
 ``OwnedPartitions`` connects a ``Membership`` with the calls of a source, and does no I/O. The object turns the events
-of the membership into source events. The object selects four things: the durable to read, the settlements to send, the
-ledgers to store, and the partitions to give up. The source itself receives messages and sends acknowledgements.
+of the membership into source events. The object selects the durable to read, the settlements to send, the ledgers to
+store, and the partitions to give up. The source itself receives messages and sends acknowledgements.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class OwnedPartition(ABC):
 
     @abstractmethod
     def rest(self) -> None:
-        """Stop pulling messages until ``begin`` starts the next durable. The call does not block. Idempotent."""
+        """Stop pulling messages until ``begin`` selects the next durable. The call does not block. Idempotent."""
 
     def unsaved(self) -> Done | None:
         """Return the ledger for a write, if a finished message above the floor is unsaved.
@@ -70,18 +70,19 @@ class OwnedPartition(ABC):
         return self.ledger.save() if self.ledger.since_saved else None
 
     def begin(self) -> None:
-        """Begin to read a durable, which repeats outstanding messages first and counts its deliveries from 1."""
+        """Begin to read a durable.
+
+        The durable first redelivers outstanding messages, and numbers its deliveries from 1.
+        """
         self.rest()
         self.expected = 1
 
     def follows(self, delivery: int) -> bool:
         """Return whether a delivery is the next delivery of its durable.
 
-        After the next delivery, the method expects the delivery that follows.
-
-        For any other delivery, an earlier delivery is missing. The server would repeat the missing delivery after newer
-        messages of its key. The source therefore drops this and all later deliveries, and calls
-        ``OwnedPartitions.take_over``.
+        If so, the method expects the delivery after it. If not, an earlier delivery is missing. The server would
+        redeliver the missing message after newer messages of its key. The source therefore drops this and all later
+        deliveries, and calls ``OwnedPartitions.take_over``.
 
         Args:
             delivery: Number of the delivery, counted by the durable from 1.
@@ -99,7 +100,7 @@ T = TypeVar("T", bound=OwnedPartition)
 
 
 class MakesMembership(Protocol):
-    """A function that makes a ``Membership`` from the argument ``changed`` alone."""
+    """A function that makes a ``Membership`` from only the argument ``changed``."""
 
     def __call__(self, *, changed: Callable[[], None]) -> Membership:
         """Make a membership that does not run yet.
@@ -124,12 +125,12 @@ class OwnedPartitions(Generic[T]):
         incarnation: Incarnation of the partitions; "" = the source has none.
         membership: Function that makes the membership.
         make: Function that makes the object of one ownership.
-        follow: Function that lets the object read the durable that a ``LeaseOwned`` names, after an acquisition or a
-            takeover. If the source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
+        follow: Function that starts reading the durable in a ``LeaseOwned``, after an acquisition or a takeover. If the
+            source cannot continue, ``follow`` raises ``SourceError``, which becomes the ``failure``.
         in_flight: Number of messages that can be in flight, which the source may raise. The member stores a ledger
-            immediately when more unsaved finished messages than this number are above its floor. A crash therefore
-            repeats at most twice this number of messages. The member stores fewer unsaved messages at the pace of
-            ``Membership.checkpoint_soon``. The member stores no such ledgers of a work queue.
+            immediately when more unsaved finished messages than this number are above its floor. After a crash, at most
+            twice this number of messages therefore run again. Below this number, the member stores the ledger by
+            ``Membership.checkpoint_soon``. For a work queue, the member stores no such ledger.
         clock: Clock of the deadlines.
         wake: Function that the object calls when the source should call ``step`` and ``next_events``; must not block.
 
@@ -192,7 +193,7 @@ class OwnedPartitions(Generic[T]):
         return owned if owned is not None and owned.partition is partition else None
 
     def leased(self, partition: Partition) -> T | None:
-        """Return the ownership of an assignment whose lease certainly has not expired.
+        """Return the ownership of an assignment if its lease has certainly not expired.
 
         The source must send nothing to the server for an assignment without such a lease.
 
@@ -210,9 +211,10 @@ class OwnedPartitions(Generic[T]):
         return max((self.read_up_to(owned.ledger.highest) for owned in self.by_number.values()), default=0)
 
     def read_up_to(self, highest: int) -> int:
-        """Return the highest sequence that the consumer has read, from the highest sequence of a ledger.
+        """Return the highest sequence that the consumer has read, given the highest sequence of a ledger.
 
-        Before the first message, the ledger contains the unread sequence directly below the start of the cohort.
+        Before the first message, the highest sequence of the ledger is directly below the start of the cohort, and the
+        consumer has not read it.
 
         Args:
             highest: The highest sequence of the ledger.
@@ -284,12 +286,12 @@ class OwnedPartitions(Generic[T]):
     # --- while a source receives
 
     def step(self) -> None:
-        """Report the assignments and losses that the consumer has received to the membership.
+        """Tell the membership which assignments and losses the consumer has received.
 
         The source calls this method before ``next_events``.
 
         The member may acquire a partition again after the consumer has received its loss. If the member renews a lease
-        after the deadline has passed for the consumer, the membership also counts the partition as lost.
+        after the consumer has reported its deadline as passed, the membership also treats the partition as lost.
         """
         self._end_losses()
         self._lose_late()
@@ -444,7 +446,7 @@ class OwnedPartitions(Generic[T]):
         return True
 
     def _drop_losses(self) -> None:
-        """Drop the losses that the stopped consumer will not read."""
+        """Drop losses, because the stopped consumer does not read them."""
         self._lost += [event.partition.id.number for event in self._events if isinstance(event, Lost)]
         self._events = [event for event in self._events if not isinstance(event, Lost)]
         self._end_losses()

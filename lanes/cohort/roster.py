@@ -1,8 +1,8 @@
 """The records of a cohort that a member writes: the set-up, its own heartbeat, and the plan.
 
 Every method that uses the store may raise ``UnknownResult`` or ``Conflict``. The caller then repeats the call after a
-short wait, and the new call reads the result of the former call. This module does not decide about ownership; the
-leases do.
+short wait, and the new call reads the result of the former call. Only the leases, not this module, decide about
+ownership.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def margin_of(ttl: float) -> float:
 
 
 def patience_of(ttl: float) -> float:
-    """Return the maximum seconds to wait for an answer, which still leave time for the next renewal or heartbeat."""
+    """Return the maximum seconds to wait for an answer, which leaves time for the next renewal or heartbeat."""
     return min(2.0, margin_of(ttl))
 
 
@@ -230,9 +230,10 @@ class Roster:
             await self._consumers.mark()
 
     async def _claim(self, key: str) -> int | None:
-        """Write an empty state, which counts as no state, and return its revision; None = the state is not empty.
+        """Write an empty state, and return its revision; None = the state is not empty.
 
-        If a new bucket replaces this bucket, a later write on the condition of that revision fails.
+        An empty state means that no state exists. If a new bucket replaces this bucket, a later write that requires
+        this revision fails.
         """
         try:
             return await self._store.write(key, b"", revision=0)
@@ -310,7 +311,7 @@ class Roster:
             self._doubt()
 
     def _doubt(self) -> None:
-        """Postpone plans after the loss of the bucket, until every member had time to write a new heartbeat."""
+        """Postpone plans after the loss of the bucket, so that every member has time to write a new heartbeat."""
         self._believe_from = self._clock() + self._ttl / 3 + 2 * LOOK_AGAIN
 
     def _is_mine(self, value: bytes) -> bool:
@@ -339,7 +340,7 @@ class Roster:
     async def look(self) -> None:
         """Read the plan, then the heartbeats, and write a changed plan if the heartbeats require a change.
 
-        The order matters: a member that replaces a plan has read heartbeats that are newer than that plan.
+        Because of this order, a member that replaces a plan has read heartbeats that are newer than that plan.
         """
         entry = await self._store.read(PLAN_KEY)
         heartbeats = {
@@ -430,7 +431,7 @@ class Roster:
         return entries
 
     def _tell_silent(self) -> None:
-        """Log that the newest plan gives the partitions of a member without a heartbeat to other members."""
+        """Log that the newest plan assigns the partitions of a member without a heartbeat to other members."""
         before, self._told = self._told, self.plan
         if before is None or self.plan is None:
             return

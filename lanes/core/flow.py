@@ -83,9 +83,7 @@ class Flow:
         return False
 
     def release(self, count: int, size: int) -> bool:
-        """Remove messages, and return whether deliveries start again, because both counts reached their low-water
-        marks.
-        """
+        """Remove messages, and return whether deliveries start again at the low-water marks."""
         self.in_flight -= count
         self.bytes -= size
         if not self.taking and self.in_flight <= self.low and self.bytes <= self.max_bytes // 2:

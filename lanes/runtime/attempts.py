@@ -1,23 +1,21 @@
-"""The attempts of messages in a store, loaded before a partition starts, and stored while a lane waits.
+"""The attempts of messages in a store.
 
-Operation
----------
-A new partition is *loading* until the store has returned the attempts of its former owners. The runtime defers messages
-that arrive before the answer. These messages count against the bounds, and enter the engine in their order after the
-answer. Other partitions continue. A message with attempts continues with the next attempt. If a former owner gave a
-message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the lane reaches the message,
-the poison policy decides without a call of the handler.
+The runtime loads them before a partition starts, and stores them while a lane waits.
 
-The keeper writes a failure while the failure's lane waits. A lane that waits for a retry waits at least until the write
-has ended. A drain hands the partition over after the write, or when the drain's time has passed. A message therefore
-has one extra attempt for each process that died during an attempt or its write. A hand-over whose writes ended in time
-adds no attempt. The keeper writes the entries of one message in sequence. One call drops up to 500 entries of settled
-messages. No lane waits for such a call. After a long freeze no call begins before the source has confirmed the
-partition, because another process may own the partition.
+Operation --------- A new partition is *loading* until the store has returned the attempts of its former owners. The
+runtime defers messages that arrive before the answer. The bounds include these messages. After the answer, the messages
+enter the engine in their order. Other partitions continue. A message with attempts continues with the next attempt. If
+a former owner gave a message up, and the poison policy does so again, the runtime sets ``Message.broken``. When the
+message is the first of its lane, the engine applies the poison policy without a call of the handler.
 
-The keeper repeats a failed call until the call succeeds or its partition is given up, unless the error is permanent.
-Only lanes with a failure, loading partitions and drains wait for a repeated call. A message that never fails causes no
-call.
+The keeper writes a failure while its lane waits. A lane that waits for a retry waits at least until the write has
+ended. A drain releases the partition after the write, or when the drain's time has passed. If a process dies during an
+attempt or its write, the message has one extra attempt. If the writes of a drain end in time, the message has no extra
+attempt. The keeper writes the entries of one message in sequence. One call drops up to 500 entries of settled messages.
+No lane waits for such a call. After a long freeze no call begins before the source has confirmed the partition, because
+another process may own the partition. Unless the error is permanent, the keeper repeats a failed call until the call
+succeeds or the consumer gives up the partition. Only lanes with a failure, loading partitions and drains wait for a
+repeated call. A message that never fails causes no call.
 """
 
 from __future__ import annotations
@@ -93,12 +91,12 @@ class _Entries:
     """The entries of one partition.
 
     Attributes:
-        given_up: Attempts of messages that no handler may receive again, by position.
+        given_up: Attempts of messages whose handler must not run again, by position.
         by_position: All entries by position.
         urgent: Failures that a task must write. A lane or a drain waits for each write.
         waiting: Entries to drop, and entries whose last write failed.
         writers: Scopes of the tasks that write.
-        written: Set when a task has written entries, and when a task ends.
+        written: Event that is set when a task has written entries, and when a task ends.
     """
 
     def __init__(self) -> None:
@@ -191,10 +189,10 @@ class AttemptKeeper:
         return False
 
     def room(self, room: Room) -> Room:
-        """Reduce the room for the source by the deferred messages.
+        """Reduce the room for the source by the deferred messages, which the bounds of the consumer include.
 
-        Deferred messages count against the bounds of the consumer. The partitions of deferred messages are paused, so a
-        bound per partition in ``room`` belongs to other partitions.
+        The partitions of deferred messages are paused, so a bound per partition in ``room`` applies only to other
+        partitions.
         """
         if not self._loading:
             return room
@@ -255,7 +253,7 @@ class AttemptKeeper:
         partition.recalled = begin
 
     def _stays_given_up(self, state: AttemptState) -> bool:
-        """Return whether the poison policy gives the message up again; False = the message has one more attempt."""
+        """Return whether the poison policy gives the message up again; False = the message gets one more attempt."""
         policy = self._engine.policy
         if state == "blocked":
             return policy.given_up(dead_lettered=True) == "block"
@@ -280,7 +278,7 @@ class AttemptKeeper:
     # --- attempts for the next owner
 
     def failed(self, failed: Failed) -> None:
-        """Store a failure, for the next owner."""
+        """Store a failure for the next owner."""
         message = failed.message
         if failed.follows == "block" and given_up_before(message):
             # `unblock` may follow, and then the handler must be called.
@@ -324,7 +322,7 @@ class AttemptKeeper:
     async def _write(self, partition: Partition, scope: anyio.CancelScope) -> None:
         """Write queued entries.
 
-        Only one task at a time writes an entry, so the last write has the entry's newest state.
+        Only one task at a time writes an entry, so the last write contains the newest state.
         """
         entries = self._entries.get(partition)
         if entries is None:
@@ -404,7 +402,10 @@ class AttemptKeeper:
             loading.scope.cancel()
 
     def part(self, partition: Partition, messages: Iterable[Message]) -> None:
-        """Leave the entries of messages to the next owner of their part. Call this method after ``flush``."""
+        """Stop changing the entries of messages, because their part has a new owner.
+
+        Call this method after ``flush``.
+        """
         entries = self._entries.get(partition)
         if entries is not None:
             for message in messages:

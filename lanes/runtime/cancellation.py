@@ -13,9 +13,10 @@ log = logging.getLogger("lanes")
 
 
 async def to_its_end(call: Callable[[], Awaitable[object]]) -> None:
-    """Await a call that no cancellation of the caller interrupts. A ``Task.cancel`` continues after the call.
+    """Await a call that no cancellation of the caller interrupts.
 
-    On asyncio, ``Task.cancel`` passes the shields of its task, so the call belongs to another task.
+    A ``Task.cancel`` takes effect after the call. On asyncio, a shield does not stop ``Task.cancel``, so the call runs
+    in another task.
 
     Args:
         call: Async function without arguments.
@@ -41,9 +42,10 @@ async def to_its_end(call: Callable[[], Awaitable[object]]) -> None:
 async def stop_on_second_cancel(
     ended: anyio.Event, stop_at_once: Callable[[], None], cancels: int
 ) -> BaseException | None:
-    """Wait for the end of a drain, and stop at once when the second ``Task.cancel`` of asyncio reaches the caller.
+    """Wait for the end of a drain.
 
-    Cancelled scopes have no effect. Any other exception, such as ``KeyboardInterrupt``, also ends the drain at once.
+    When the second ``Task.cancel`` of asyncio reaches the caller, end the drain at once. Cancelled scopes have no
+    effect. Any other exception, such as ``KeyboardInterrupt``, also ends the drain at once.
 
     Args:
         ended: Event that is set at the end of the drain.
@@ -69,10 +71,11 @@ async def stop_on_second_cancel(
 
 
 async def drain_on_cancel(run: Run, within: float) -> None:
-    """Run until the run ends. A cancellation drains the run, and continues after the drain.
+    """Wait until the run ends.
 
-    The run belongs to a task with a shield, so a cancelled scope reaches only the caller, who waits for that task. On
-    asyncio, ``Task.cancel`` passes a shield; the second call therefore ends the wait for the drain.
+    A cancellation drains the run, and takes effect after the drain. The run belongs to a task with a shield. A
+    cancelled scope therefore reaches only the caller, who waits for that task. On asyncio, a shield does not stop
+    ``Task.cancel``, so a second call ends the drain.
 
     Args:
         run: The run.

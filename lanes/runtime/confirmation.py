@@ -26,7 +26,7 @@ class Confirmation:
     Args:
         context: The run.
         source: Source that confirms partitions.
-        workers: Returns the workers of the run.
+        workers: Function that returns the workers of the run.
 
     Attributes:
         watch: The check that detects a freeze.
@@ -56,7 +56,7 @@ class Confirmation:
     def _noticed(self) -> None:
         """Stop new handlers, and request a confirmation of the partitions.
 
-        Runs in the thread that has noticed a freeze.
+        The thread that detected a freeze makes the call.
         """
         self._workers().hold()
         self._told()
@@ -70,7 +70,7 @@ class Confirmation:
         return [each for each in self._context.engine.partitions.values() if each not in confirmed]
 
     async def _confirm(self) -> None:
-        """Let handlers start again when each partition is confirmed or lost."""
+        """Wait until each partition is confirmed or lost, and then allow handlers to start."""
         context, watch = self._context, self.watch
         since = context.clock()
         while True:

@@ -31,7 +31,7 @@ _imports: Final[list[str]] = []
 
 
 class StartedByImport(ConfigError):
-    """Error of a command: the module that it imports for a function has started a consumer."""
+    """Error of a command that imports a module for a function, when this module starts a consumer."""
 
 
 @contextmanager
@@ -70,7 +70,8 @@ def use_source(source: object) -> None:
 
     Raises ``ConfigError`` if another consumer has used the source, because a source opens only once.
 
-    A source without weak references is not marked, and opens as often as its own code allows.
+    The function cannot mark a source that allows no weak references. Such a source itself decides whether it opens
+    again.
     """
     with _using:
         if _used.get(id(source)) is source:

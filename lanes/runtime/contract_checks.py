@@ -1,7 +1,7 @@
 """Checks of the events of a source, and of the entries of a store of attempts.
 
-The checks report a broken rule of ``lanes.source`` as a bug of the adapter. Another program may also have damaged or
-changed an entry of a store.
+The checks report a violated rule of ``lanes.source`` as a bug of the adapter. Another program may also have changed an
+entry of a store.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def check_assigned(name: str, partition: Partition, *, commits: bool) -> None:
         commits: Whether the source commits positions.
 
     Raises:
-        ContractError: The assignment does not fit the source, or records cannot hold its fencing token.
+        ContractError: The assignment contradicts the traits of the source, or its fencing token is too large for the
+            records.
     """
     token = partition.fencing_token
     if token is not None and not 0 <= token < TOKEN_LIMIT:
@@ -57,7 +58,8 @@ def check_delivered(name: str, event: Delivered, *, stopping: bool) -> None:
             source may still deliver messages of that partition.
 
     Raises:
-        ContractError: The run belongs to a partition that was never assigned, or its ``broken`` is no ``MessageError``.
+        ContractError: The run belongs to a partition that was never assigned, or its ``broken`` is not a
+            ``MessageError``.
     """
     if not event.partition.assignment and not stopping:
         raise ContractError(
@@ -85,7 +87,7 @@ def check_loaded(name: str, partition: Partition, known: object) -> Mapping[int,
         ``known``.
 
     Raises:
-        ContractError: The result is no mapping, or an entry is invalid.
+        ContractError: The result is not a mapping, or an entry is invalid.
     """
     where = f"{name}: the store of attempts returned"
     if not isinstance(known, Mapping):

@@ -30,10 +30,9 @@ _UNNAMED: Final = "other"
 class DeadLetterWriter:
     """The writer of the dead letters of one consumer.
 
-    The consumer never repeats the write of a confirmed dead letter in its assignment.
-
-    ``confirmed`` is the number of confirmed dead letters. ``failures`` logs the messages that are given up. ``traits``
-    are the properties of the open source.
+    Within one assignment, the consumer never repeats the write of a confirmed dead letter. ``confirmed`` is the number
+    of confirmed dead letters. ``failures`` logs the messages that the consumer gives up. ``traits`` are the properties
+    of the open source.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class DeadLetterWriter:
     async def write(self, due: DeadLetterDue) -> None:
         """Repeat the write of a dead letter until the broker confirms it.
 
-        The call ends early if the message is abandoned, the lease of its partition expires, or the error of a write is
-        permanent.
+        The call ends early if the engine abandons the message, the lease of its partition expires, or a write fails
+        with a permanent error.
         """
         assert self._target is not None, "the engine gives up on messages only where dead letters are configured"
         message = due.message
@@ -106,7 +105,7 @@ class DeadLetterWriter:
             return
 
     def _confirm(self, due: DeadLetterDue, *, again: bool) -> None:
-        """Continue or block the lane of a message. ``again``: this assignment wrote the dead letter before."""
+        """Continue or block the lane of a message. ``again``: this assignment has already written the dead letter."""
         blocks = due.follows == "dead_letter_and_block"
         if blocks:
             self._written.add(due.message)

@@ -1,4 +1,4 @@
-"""The division of long runs of messages, so that the event loop has a turn between two parts."""
+"""The division of long runs of messages into pieces, so that other tasks can run between two pieces."""
 
 from __future__ import annotations
 

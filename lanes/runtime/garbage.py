@@ -1,8 +1,8 @@
 """The garbage collector of the process while a consumer runs.
 
-Python's collector visits all young objects after the number of objects has grown by some hundreds. The messages in
-flight and their handlers' tasks are such objects. Messages in flight survive many visits, and very few belong to a
-cycle. A consumer with thousands of messages in flight therefore pays for visits that find no garbage.
+Python's collector visits all young objects whenever the number of objects has increased by some hundreds. The messages
+in flight and their handlers' tasks are such objects. Messages in flight survive many visits, and very few are part of a
+cycle. With thousands of messages in flight, these visits therefore take much time and find no garbage.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ def tune_gc() -> None:
     """Collect garbage less often in this process, and exempt all existing objects from collections.
 
     The function is for programs that use ``lanes.run`` or ``Consumer``. ``lanes.main`` and ``lanes.serve`` have the
-    same effect during their calls. Call the function once, after the imports. The call collects all garbage, which
-    takes longer the more objects the process has. Idempotent. Any thread may call this function.
+    same effect during their calls. Call the function once, after the imports. The call collects all garbage, in a time
+    that increases with the number of objects. Idempotent. Any thread may call this function.
 
     The thresholds of the collector become 100,000, 20 and 100 (``gc.set_threshold``), and ``gc.freeze`` exempts all
-    existing objects from later collections. Python still collects cycles, but up to 100,000 objects in cycles, some 10
-    MB of small objects, wait for a collection. A process whose collector is disabled or whose first threshold is higher
-    keeps its thresholds. If the program has called ``gc.freeze``, the function freezes no further objects.
+    existing objects from later collections. Python still collects cycles, but up to 100,000 objects in cycles, about 10
+    MB of small objects, may wait for a collection. If the collector is disabled, or its first threshold is already
+    higher, the thresholds do not change. If the program has called ``gc.freeze``, the function freezes no further
+    objects.
     """
     global _before, _frozen
     with _lock:

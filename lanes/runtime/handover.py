@@ -40,8 +40,8 @@ class _Begun:
         drain: The drain.
         ended: Event that is set when the last handler has ended, or the partition is lost.
         wait: Cancel scope of the wait for running handlers.
-        cost: The cost of the drain in messages, for the log.
-        timeout: The shortest limit that the drain has set for its handlers, in seconds.
+        cost: The messages that the drain affects, for the log.
+        timeout: The shortest limit that a call has set for the running handlers, in seconds.
     """
 
     drain: PartitionDrain
@@ -61,7 +61,7 @@ class Handover:
         settler: Settler of the finished messages.
         attempts: Attempts to store before a release.
         ownership: The log lines about partitions.
-        cut_off: The log lines about handlers that a drain cuts off.
+        cut_off: The log lines about handlers that a drain cancels.
         grace: Maximum number of seconds for cancelled handlers to end.
         close_prefix: See ``Ownership.drain``. A drain that begins during the confirmation after a freeze does not close
             the prefix, because messages of the prefix may not start.
@@ -99,7 +99,7 @@ class Handover:
         self._releasing = 0
 
     def interrupting(self, partition: Partition) -> None:
-        """Begin to count the cost of a drain, because a handler stops the run. Idempotent."""
+        """Begin to count the messages that a drain affects, because a handler stops the run. Idempotent."""
         if partition.live and partition not in self._drains and partition not in self._interrupted:
             self._interrupted[partition] = DrainCost(partition)
 
@@ -175,10 +175,11 @@ class Handover:
     async def drain(self, partition: Partition) -> None:
         """Wait for the handlers of a partition after ``begin``, settle its messages, and release the partition.
 
-        The drain waits for handlers for the timeout. The drain then cancels the handlers, and waits for the grace. The
-        last settlement may take ``SETTLE_WITHIN`` or a longer unused part of the timeout; without a timeout, 30 s. The
-        release may take ``RELEASE_WITHIN`` or a longer remaining time of the lease. ``Settings.longest_drain`` is the
-        maximum for a finite timeout and a partition without a lease.
+        The drain first waits for the handlers until the timeout. The drain then cancels the handlers, and waits until
+        the end of the grace. The last settlement may take ``SETTLE_WITHIN``, or the unused part of the timeout if that
+        is longer. Without a timeout, the last settlement may take 30 s. The release may take ``RELEASE_WITHIN``, or the
+        remaining time of the lease if that is longer. ``Settings.longest_drain`` is the maximum for a finite timeout
+        and a partition without a lease.
 
         The drain ends early, without a release, when the partition is lost. Only the end of the run cancels the drain.
         """
@@ -322,7 +323,7 @@ class Handover:
     async def _release(self, partition: Partition) -> bool:
         """Release a partition to the source. The engine has fenced the partition, or does not know it.
 
-        The source may take ``RELEASE_WITHIN`` seconds or a longer remaining time of the lease.
+        The source may take ``RELEASE_WITHIN`` seconds, or the remaining time of the lease if that is longer.
 
         Args:
             partition: The assignment.
@@ -351,12 +352,15 @@ class Handover:
         return False
 
     def _tell_unreleased(self) -> None:
-        """Log the releases without a confirmation, because the last release has ended."""
+        """Log the releases that the source did not confirm.
+
+        The caller makes this call when the last release has ended.
+        """
         if not self._releasing:
             self._ownership.tell_unreleased()
 
     def _tell_cut_off(self) -> None:
-        """Log the handlers that drains have cut off, unless another drain cuts handlers off now or soon."""
+        """Log the handlers that drains have cancelled, unless another drain cancels handlers now or soon."""
         soon = anyio.current_time() + _TOGETHER
         for drain in [begun.drain for begun in self._drains.values()]:
             if drain.phase == phases.CANCELLING or (drain.phase == phases.ENDING and drain.until <= soon):

@@ -48,8 +48,7 @@ class Lifecycle:
         name: Name of the source in logs and errors.
         state: State of the consumer. ``"running"`` = its source is open.
         thread: The thread that runs the consumer or waits for its start; None = unknown before the first such call.
-        enter: Function that schedules a call on the event loop of the consumer; None = no loop runs the
-            consumer.
+        enter: Function that schedules a call on the event loop of the consumer; None = no event loop runs the consumer.
         run: The run; None until the source is open. The run remains available for the status after its end.
         failure: The error that has ended the run; None = no error.
         opened: Event that is set when the source is open, or the consumer has stopped.
@@ -113,7 +112,7 @@ class Lifecycle:
         self.state = "stopped"
 
     def end(self) -> None:
-        """Record that all resources are closed, and let all waiting tasks continue."""
+        """Record that all resources are closed, and wake all waiting tasks."""
         self.enter = None
         self.opened.set()
         self.ended.set()
@@ -122,7 +121,7 @@ class Lifecycle:
             self.run.has_plan.set()
 
     def failed_in_drain(self, error: BaseException | None) -> None:
-        """Keep and log the error that has stopped a cancelled run, because ``run`` raises the cancellation instead."""
+        """Store and log the error that has stopped a cancelled run, because ``run`` raises the cancellation instead."""
         # The end of ``asyncio.run`` cancels the handlers too, which is no error of theirs.
         if error is not None and not isinstance(error.__cause__, anyio.get_cancelled_exc_class()):
             self.failure = error
@@ -185,7 +184,10 @@ class Lifecycle:
     # --- the waits for the start
 
     async def until_opened(self) -> None:
-        """Wait until the source is open; see ``lanes.Consumer.opened``. Warns if no task runs the consumer."""
+        """Wait until the source is open; see ``lanes.Consumer.opened``.
+
+        The method logs a warning if no task runs the consumer.
+        """
         self.check_thread("opened", "await it in that event loop")
         self.thread = threading.current_thread()
         if self.state == "new":
@@ -240,7 +242,7 @@ class Lifecycle:
 
     @property
     def ready(self) -> bool:
-        """See ``lanes.Consumer.ready``. An outage of the broker leaves a consumer ready."""
+        """See ``lanes.Consumer.ready``. A ready consumer stays ready during an outage of the broker."""
         run = self.active_run
         return run is not None and run.planned and not self._waits_since_start(run)
 
@@ -287,7 +289,7 @@ class Lifecycle:
         return Health(reasons=() if failure is None else (f"stopped by {type(failure).__qualname__}",))
 
     def outage_seconds(self) -> float | None:
-        """Return the length of the present outage, for a status; 0.0 = a broker answers; None = unknown."""
+        """Return the length of the current outage, for a status; 0.0 = a broker answers; None = unknown."""
         if self._connected is None or self.state != "running":
             return None
         outage = self._outage()

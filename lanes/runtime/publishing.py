@@ -27,8 +27,9 @@ _BATCH: Final = 1_000
 class OutputSender:
     """The sender of one consumer. A message is finished after the publisher has reported all of its outputs.
 
-    Outputs of one message to one target with one key leave one after the other, because a failed send must not let a
-    later output overtake. All other outputs leave together. A repeated send has only the unconfirmed outputs.
+    The sender sends outputs of one message to one target with one key in sequence. Otherwise a later output could
+    overtake an output whose send failed. The sender sends all other outputs together. A repeated send contains only the
+    unconfirmed outputs.
 
     The publisher may report outputs in any thread. A task of the loop applies all reports that have arrived, so that
     many reports wake the loop once.

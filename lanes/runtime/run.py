@@ -1,10 +1,10 @@
-"""One run of a consumer: it receives messages, settles finished messages, keeps deadlines, and drains.
+"""One run of a consumer, which receives messages, settles finished messages, observes deadlines, and drains.
 
-This file is longer than most, because it passes every event of the source and every effect of the engine to its
+This file is longer than most, because it passes every event of the source and every effect of the engine to the right
 component.
 
-A run performs the decisions of the engine, and decides nothing about order, retries or bounds itself. The tasks of a
-run, on asyncio or trio, have ended when ``Run.run`` returns.
+A run performs the decisions of the engine. The engine alone decides order, retries and bounds. On asyncio and on trio,
+all tasks of a run have ended when ``Run.run`` returns.
 
 This module processes the events of the source and the effects of the engine, and calls the components of the run.
 """
@@ -96,7 +96,8 @@ class Run:
         settings: Settings of the consumer.
         clock: Monotonic clock in seconds.
         tap: The observers of the run.
-        outlived: Called at the end of the run, with the messages whose handlers continue after their cancellation.
+        outlived: Function that the run calls at its end, with the messages whose handlers continue after their
+            cancellation.
 
     Attributes:
         engine: The engine.
@@ -110,9 +111,9 @@ class Run:
         fatal: The error that stops the run; None = no error.
         redelivered: Number of redelivered positions by cause.
         loop_watch: The check for calls that block the event loop.
-        intake: The check of the intake; None = the source does not report a backlog.
+        intake: The check for missing deliveries; None = the source does not report a backlog.
         retention: The check of the broker's retention; None = the source does not report retentions.
-        freezes: The check for freezes; None = the broker takes no partitions away from a silent process.
+        freezes: The check for freezes; None = the broker does not reassign the partitions of a silent process.
         workers: The workers that call the handler.
         attempts: The keeper of the attempts in the store.
         settler: The settler of finished messages.
@@ -226,7 +227,7 @@ class Run:
         self.output_sender = None if publisher is None else OutputSender(self, publisher)
 
     def _workers_for(self, handler: Handler, decode: Decode | None) -> Workers:
-        """Make the workers for a handler that ``check_handler`` has accepted. Starts nothing."""
+        """Make the workers for a handler that ``check_handler`` has accepted, without starting them."""
         settings = self._settings
         inline, timeout, grace = settings.sync_handlers == "inline", settings.timeout, settings.grace
         processes = self._processes_for(handler, decode)
@@ -303,7 +304,7 @@ class Run:
 
     @property
     def ending(self) -> str:
-        """How the run has ended, for the history: ``"drained"``, ``"stopped"`` or ``"failed"``."""
+        """The way in which the run ended, for the history: ``"drained"``, ``"stopped"`` or ``"failed"``."""
         if self.fatal is not None:
             return "failed"
         # A cancellation may end a drain. After a drain the run owns no partition.
@@ -344,7 +345,7 @@ class Run:
     def after(self, *, taking: int = 0) -> None:
         """Perform the engine's effects and wake each component that has work.
 
-        ``taking``: number of ready lanes that the caller takes itself.
+        ``taking``: number of ready lanes that the caller itself takes.
         """
         # This method is called after every message, so it reads the engine's own lists. The engine never replaces these
         # lists.
@@ -367,7 +368,10 @@ class Run:
             self._timer_wake.set()
 
     def overdue(self, partition: Partition) -> bool:
-        """Lose a partition if its lease has expired, and return whether the lease has expired. Idempotent."""
+        """If the lease of a partition has expired, report the partition as lost.
+
+        Return whether the lease has expired. Idempotent.
+        """
         if self.clock() < partition.deadline:
             return False
         self.lose(partition, "its lease has run out")
@@ -381,7 +385,7 @@ class Run:
         self._handover.interrupting(partition)
 
     def stop_because(self, error: BaseException, *, message: Message | None = None, function: str = "") -> None:
-        """Drain and stop the run; the consumer raises the first ``error`` that was passed. The call does not block.
+        """Drain and stop the run. The consumer raises the ``error`` of the first such call. The call does not block.
 
         Args:
             error: The error.
@@ -413,7 +417,10 @@ class Run:
         self._tasks.start_soon(self._guarded, task, *arguments)
 
     def look_for_due(self) -> None:
-        """Compute the next deadline again, because a hold may end sooner. The call does not block."""
+        """Compute the next deadline again, because a hold may end earlier than the current deadline.
+
+        The call does not block.
+        """
         self._timer_wake.set()
 
     async def _guarded(self, task: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -468,7 +475,7 @@ class Run:
         return room
 
     def _enter_slice(self, events: deque[SourceEvent]) -> None:
-        """Remove and process events until the end of a time slice, so that thousands of messages delay no timer."""
+        """Remove and process events until the end of a time slice, so that many messages do not delay a timer."""
         begin = self.clock()
         # Partitions that are lost together share a log line.
         self._entering = True
@@ -587,7 +594,7 @@ class Run:
         self._start_drain(partition, timeout)
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Give up a lost partition. After this call, no result of the partition counts. Idempotent."""
+        """Give up a lost partition. After this call, the engine ignores results of the partition. Idempotent."""
         if not self.engine.owns(partition):
             return
         held = self.loop_watch.held_before(self.clock())
@@ -611,7 +618,7 @@ class Run:
             self.stop()
 
     async def _timer(self) -> None:
-        """Serve the deadlines until the end of the run, and then check handlers that ignore their cancellation."""
+        """Act at each deadline until the end of the run, and then check handlers that ignore their cancellation."""
         try:
             await self._serve_deadlines()
         except anyio.get_cancelled_exc_class():

@@ -1,4 +1,4 @@
-"""The settler, which reports finished messages to the broker, and keeps unfinished messages alive."""
+"""The settler, which reports finished messages to the broker, and restarts its timers of unfinished messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SETTLE_RETRY: Final = (0.05, 1.0)
 
 
 class Settler:
-    """The settlements of one consumer. At most one settlement of a partition is under way.
+    """The settlements of one consumer. At most one settlement of a partition is in transit.
 
     For a source that settles each message individually, the settler makes the next call only after the previous call
     has ended. For a source that commits, finished messages enter the ledger at once, and the settler sends due commits
@@ -79,7 +79,10 @@ class Settler:
         self.idle = False
 
     def wake(self) -> None:
-        """Schedule the settlement of a finished message. The call is cheap while the settler is not idle."""
+        """Schedule the settlement of a finished message.
+
+        While the settler is not idle, the call takes almost no time.
+        """
         if self.idle:
             self.idle = False
             self._bell.ring()
@@ -111,8 +114,8 @@ class Settler:
     async def settle_finished(self, partition: Partition) -> bool:
         """Settle the messages of a partition that have finished before the call.
 
-        The call does not wait for messages that finish meanwhile, so the call also ends for a busy partition. The call
-        repeats failed settlements until the partition drains or is lost, or the source fails permanently.
+        The call does not wait for messages that finish later, so it also ends for a busy partition. The call repeats
+        failed settlements until the partition drains or is lost, or the source fails permanently.
 
         Args:
             partition: An assignment of a source that commits.
@@ -173,7 +176,7 @@ class Settler:
             self._left.set()
 
     def give_up(self, partition: Partition) -> None:
-        """Cancel a running commit of a partition, because the commit could undo a commit of the next owner.
+        """Cancel a running commit of a partition, because the commit could replace a commit of the next owner.
 
         The settler repeats the commits of other partitions in the same call. The call does not block. Idempotent.
         """
@@ -199,7 +202,7 @@ class Settler:
         return [settlement.partition for settlement in settlements]
 
     def _still_ours(self, settlements: list[Settlement]) -> list[Settlement]:
-        """Return the settlements whose partition was not given up since their collection."""
+        """Return the settlements whose partition the consumer has not given up since their collection."""
         gone = []
         for settlement in settlements:
             commits = settlement.partition.commits

@@ -1,10 +1,11 @@
 """Workers for a batch handler. One call handles the heads of several lanes, each followed by its successors.
 
-A worker takes a batch when the batch can be full, or ``linger`` seconds after the worker has found a ready message.
+A worker takes a batch when enough messages for a full batch are ready, or ``linger`` seconds after the worker found a
+ready message.
 
 The history shows the messages of a lane in sequence. The first message of a lane has its ``started`` row before the
-call. After the call, the workers write the rows of the lane's other messages, each after the end of its predecessor. A
-message whose outcome is ignored, because a predecessor failed, has no rows of this call.
+call. After the call, the workers write the rows of the other messages of the lane. The rows of each message follow the
+last row of its predecessor. A message whose outcome is ignored, because a predecessor failed, has no rows of this call.
 
 A plain handler runs in threads, unless ``inline`` is set. A thread makes one call at a time, and a task of the event
 loop waits for the end of each call. A running call keeps its lanes and its thread until the call ends, even after the
@@ -181,7 +182,7 @@ class BatchWorkers:
             await self._yield_to_loop()
 
     async def _yield_to_loop(self) -> None:
-        """Give the loop a turn, or a pause after a call that has blocked the loop for long."""
+        """Give the loop one turn. After a call that blocked the loop for long, wait for a pause instead."""
         before = self._round
         await anyio.sleep(self._rest)
         if self._round == before:
@@ -356,7 +357,7 @@ class BatchWorkers:
     def _note(
         self, batch: list[Message], outcomes: list[Outcome], result: str, error: BaseException | None, now: float
     ) -> None:
-        """Write the history rows of a call that has ended, for each outcome that counts."""
+        """Write the history rows of a call that has ended, for each outcome that the engine does not ignore."""
         history = self._tap.history
         if history is None:
             return
@@ -404,7 +405,7 @@ def _heads(batch: list[Message]) -> set[Message]:
 class _Call:
     """One call in a thread.
 
-    The event ``done`` reports the end of the call, or that the workers have abandoned the call.
+    The event ``done`` is set when the call has ended, or when the workers have abandoned the call.
     """
 
     batch: list[Message]
@@ -418,8 +419,8 @@ class _BatchThreads:
     """The threads of one consumer, one for each concurrent call, started on demand.
 
     Args:
-        handle: Function that calls the handler with a batch and returns one outcome for each message. The
-            function runs in the threads.
+        handle: Function that threads call with a batch. The function calls the handler, and returns one outcome for
+            each message.
         context: The run.
         timeout: Seconds after which the log reports a running call once. ``None`` = never.
         grace: Seconds for running calls to end when the task group is cancelled.

@@ -1,8 +1,8 @@
 """The process of a plain handler, which imports the handler and then handles one call at a time until its parent ends.
 
-The process ignores SIGINT and SIGTERM, because a supervisor may signal the whole group, and the consumer drains first.
-The process ends after the last call when the consumer closes the connection. The kernel kills the process when the
-process of the consumer has ended, even while a handler never returns.
+The process ignores SIGINT and SIGTERM. A supervisor may send these signals to the whole process group, but the handler
+process is still needed while the consumer drains. The process ends after the last call when the consumer closes the
+connection. The kernel kills the process when the process of the consumer has ended, even if a handler never returns.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 def end_with_parent(life: int) -> None:
     """Make the kernel kill this process when every other process has closed the other end of a pipe.
 
-    Where the kernel cannot do so, a thread of this process waits for the end of the pipe. While a handler holds the
-    interpreter's lock, that thread cannot end the process.
+    On a system whose kernel cannot do so, a thread of this process waits for the end of the pipe. While a handler holds
+    the interpreter's lock, that thread cannot end the process.
     """
     kernel = getattr(fcntl, "F_SETSIG", None)
     if kernel is None:

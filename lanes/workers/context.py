@@ -1,4 +1,4 @@
-"""Two Protocols: a run as its components use the run, and the workers as a run uses the workers."""
+"""Two Protocols: the part of a run that its components use, and the part of the workers that a run uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RunContext(Protocol):
         clock: Monotonic clock in seconds. Threads may call the clock.
         tap: The observers of the run.
         loop_watch: The check for calls that block the event loop.
-        freezes: The check for freezes; None = the broker takes no partitions away from a silent process.
+        freezes: The check for freezes; None = the broker does not reassign the partitions of a silent process.
         name: Name of the source in log lines.
         outputs: The buffer of the outputs of handlers; None = the consumer has no publisher.
     """
@@ -58,7 +58,7 @@ class RunContext(Protocol):
         """
 
     def stop_because(self, error: BaseException, *, message: Message | None = None) -> None:
-        """Drain and stop the run; the consumer then raises the first ``error`` that was passed.
+        """Drain and stop the run. The consumer then raises the ``error`` of the first such call.
 
         ``message``: message whose handler raised the error, for the log.
         """
@@ -67,10 +67,13 @@ class RunContext(Protocol):
         """Process a deferred event of the source."""
 
     def overdue(self, partition: Partition) -> bool:
-        """Lose a partition if its lease has expired, and return whether the lease has expired. Idempotent."""
+        """If the lease of a partition has expired, report the partition as lost.
+
+        Return whether the lease has expired. Idempotent.
+        """
 
     def lose(self, partition: Partition, reason: str) -> None:
-        """Give up a lost partition. After this call, no result of the partition counts. Idempotent."""
+        """Give up a lost partition. After this call, the engine ignores results of the partition. Idempotent."""
 
     def floors_moved(self) -> None:
         """Check the partitions at ``max_ahead`` again, because a message has finished or a commit was confirmed."""
@@ -89,7 +92,7 @@ class Workers(Protocol):
         """Start the workers, which work until the task group is cancelled."""
 
     def wake(self, *, taking: int = 0) -> None:
-        """Wake workers for the ready lanes. ``taking``: number of ready lanes that the caller takes itself."""
+        """Wake workers for the ready lanes. ``taking``: number of ready lanes that the caller itself takes."""
 
     def hold(self) -> None:
         """Start no handler while the check for freezes forbids new handlers. Any thread may call this method."""

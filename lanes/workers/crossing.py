@@ -39,7 +39,7 @@ _CHUNK: Final = 1 << 20
 
 
 class MainImport:
-    """Return whether this is a handler's process that is importing the main module of the consumer's program."""
+    """Return whether this process is a handler process that is importing the main module of the consumer's program."""
 
     running = False
 
@@ -61,11 +61,11 @@ class HandlerTraceback(Exception):
 
 
 class Closed(Exception):
-    """Error: the other process has closed the connection or ended."""
+    """Error for a connection whose other process has closed it or has ended."""
 
 
 def send(connection: socket.socket, frame: bytes, until: float | None = None) -> None:
-    """Send a frame. Blocks.
+    """Send a frame. The call blocks.
 
     Args:
         connection: The connection.
@@ -86,7 +86,7 @@ def send(connection: socket.socket, frame: bytes, until: float | None = None) ->
 
 
 def receive(connection: socket.socket, until: float | None = None) -> bytes:
-    """Receive a frame. Blocks.
+    """Receive a frame. The call blocks.
 
     Args:
         connection: The connection.

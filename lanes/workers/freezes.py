@@ -1,15 +1,16 @@
 """The check for freezes, which are spans in which no thread of this process ran.
 
-Some brokers take partitions away from a silent process. The thread of a client sends heartbeats while a handler blocks
-the event loop, but not while the process is frozen. SIGSTOP, ``docker pause`` and a suspended machine freeze a process.
-After a freeze the process still has its messages, and would start their handlers although another process may own the
-partitions. After a long freeze the workers therefore start no handler until the source has confirmed the partitions.
+Some brokers assign the partitions of a silent process to other processes. The thread of a client sends heartbeats while
+a handler blocks the event loop, but not while the process is frozen. SIGSTOP, ``docker pause`` and a suspended machine
+freeze a process. After a freeze the process still has its messages, and would start their handlers although another
+process may own the partitions. After a long freeze the workers therefore start no handler until the source has
+confirmed the partitions.
 
 The check compares the time of each ``look`` with the time of the last ``look``. The thread that watches the event loop
-calls ``look`` every ``PULSE`` seconds, so a longer time between two calls is a freeze. A slow handler and a long drain
-are no freezes. The thread may wake later than the workers, so the workers also call ``look`` before they start a
-handler. A woken worker passes the wake-up time, which it has read already, to ``look``. ``StartLooks`` bounds the rate
-of the other calls.
+calls ``look`` every ``PULSE`` seconds, so a longer time between two calls is a freeze. A slow handler or a long drain
+is not a freeze. The thread may wake later than the workers, so the workers also call ``look`` before they start a
+handler. A woken worker passes its wake-up time to ``look``, and so does not read the clock again. ``StartLooks`` bounds
+the rate of the other calls.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ class FreezeWatch:
 
     Args:
         clock: Clock of the run.
-        limit: Returns the seconds of a freeze after which the broker may have taken the partitions away. Any thread
-            may call the function.
-        noticed: Called after each freeze above the limit, by the thread that has detected the freeze.
+        limit: Function that returns the seconds of a freeze after which the broker may have reassigned the partitions.
+            Any thread may call the function.
+        noticed: Function that the thread which detected a freeze calls after each freeze above the limit.
 
     Attributes:
         held: Whether no handler may start.
@@ -82,7 +83,7 @@ class FreezeWatch:
         return self.held
 
     def open(self, number: int, now: float) -> bool:
-        """Let handlers start, if freeze ``number`` is still the last detected freeze.
+        """Allow handlers to start, if freeze ``number`` is still the last detected freeze.
 
         Return whether handlers may start.
 
@@ -107,9 +108,8 @@ class FreezeWatch:
 class StartLooks:
     """Decides which starts of handlers check for a freeze, to avoid a read of the clock for each message.
 
-    A woken worker checks with the time of its wake-up. Other starts also check for a freeze, because the process may
-    have been frozen since the last check. Up to 5,000 starts a second, each start checks for a freeze; above this rate,
-    one start in 16 checks.
+    A woken worker checks with the time of its wake-up. Up to 5,000 starts per second, each other start also checks for
+    a freeze, because the process may have been frozen since the last check. Above this rate, one start in 16 checks.
 
     Args:
         watch: The watch.

@@ -1,18 +1,18 @@
-"""The check for calls that block the event loop of a run. A thread asks the loop for a turn up to ten times a second.
+"""The check for calls that block the event loop of a run.
 
-The thread does not ask a loop that waits for events, because the request would only wake the loop. After a second of
-such waits the thread looks at the loop four times a second. Only the frames of asyncio's own loop and of trio show that
-a loop waits.
+A separate thread asks the loop for a turn up to ten times a second. The thread does not ask a loop that waits for
+events, because the request would only wake the loop. If the loop has waited for a second, the thread checks it four
+times a second. The thread recognizes a waiting loop by its stack frames, but only for asyncio's own loop and for trio.
 
-A handler holds the loop while it blocks, for example in ``time.sleep`` or in a client without asyncio. During a hold,
-the loop runs no other handler, no settlement and no renewal of a lease. The thread detects a missing turn, finds the
-handler in the stack of the loop's thread, and names the handler in the log.
+A handler on the loop *holds* the loop while it blocks, for example in ``time.sleep`` or in a client without asyncio.
+During a hold, the loop runs no other handler, no settlement and no renewal of a lease. If a turn is missing, the thread
+finds the handler in the stack of the loop's thread, and names the handler in the log.
 
 A C function that keeps the interpreter's lock also stops the thread. When the function returns, the thread runs again,
 finds the function's caller in the stack, and names the caller in the log. A freeze of the process also stops the
 thread. During a freeze the loop's thread uses no processor time, so the check reports no function. Many short calls can
-also deny the interpreter's lock to the thread, because CPython does not give the lock to the longest waiter. During
-such calls the workers report turns of the loop, so the check reports no function.
+also keep the interpreter's lock from the thread, because CPython does not pass the lock to the thread that has waited
+longest. During such calls the workers report turns of the loop, so the check reports no function.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class _Holder:
-    """The function that holds the loop. ``message``: None = the function is not the handler."""
+    """The function that holds the loop. ``message``: the handler's message; None = the function is not the handler."""
 
     name: str
     line: str
@@ -178,7 +178,8 @@ class LoopWatch:
         """Start the thread.
 
         Args:
-            message_in: Returns the message whose handler a frame calls, or None. The thread calls the function.
+            message_in: Function that returns the message whose handler a frame calls, or None. The thread calls the
+                function.
 
         Returns:
             Whether the thread runs.
@@ -215,13 +216,13 @@ class LoopWatch:
             self._thread.join(_JOINED_WITHIN)
 
     def turned(self, now: float) -> None:
-        """Record that the loop has a turn now, or had a turn since the last call."""
+        """Record that the loop has a turn now, or has had a turn since the last call."""
         if now - self._turned > self._longest:
             self._longest = now - self._turned
         self._turned = now
 
     def rest(self, now: float) -> float:
-        """Return the seconds for which the workers must pause for the loop now; 0 = one turn of the loop is enough."""
+        """Return the seconds for which the workers must now pause for other tasks; 0 = one turn is enough."""
         self.turned(now)
         since = self._since
         return min(_REST_LIMIT, (now - since) * _REST_SHARE) if since else 0.0
@@ -300,7 +301,7 @@ class LoopWatch:
         return found
 
     def _loop_waits(self) -> bool:
-        """Whether the loop waits for events now, and therefore has its turns."""
+        """Return whether the loop waits for events now, and therefore is not held."""
         frame = sys._current_frames().get(self._loop_thread)
         loop = None if frame is None else _WAITING.get(frame.f_globals.get("__name__", ""))
         if frame is None or loop is None:
@@ -342,7 +343,7 @@ class LoopWatch:
             self._untold_seconds += seconds
 
     def _report_locked(self) -> None:
-        """Report once a hold in which no thread could run."""
+        """Report a hold in which no thread could run, once."""
         holder, seconds = self._locked_by, self._locked
         if holder is None:
             return

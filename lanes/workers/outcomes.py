@@ -1,4 +1,4 @@
-"""The outcomes of handlers for engine, history and telemetry, made from the results and exceptions of the handlers."""
+"""The conversion of results and exceptions of handlers into outcomes for the engine, the history and the telemetry."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def counts(error: BaseException) -> bool:
 def failure(error: Exception) -> Failure:
     """Return the outcome of a handler that raised an exception for which ``counts`` is True.
 
-    One ``Term`` or ``MessageError`` in an exception group, such as of an ``asyncio.TaskGroup``, gives the message up. A
-    group without these exceptions has the longest delay of its ``Nak`` exceptions.
+    If an exception group contains ``Term`` or ``MessageError``, the consumer gives the message up. An example is the
+    group of an ``asyncio.TaskGroup``. Otherwise the longest delay of the ``Nak`` exceptions in the group applies.
     """
     if isinstance(error, GivenUpBefore):
         return Failure(error, terminal=True, dead_lettered=error.blocked)
@@ -220,7 +220,7 @@ def _line_of(error: BaseException) -> str:
 
 
 def cancellation_of(error: BaseException) -> BaseException | None:
-    """Return the part of an exception that a cancelled task must raise again. ``None`` = no part."""
+    """Return the cancellation in an exception, which a cancelled task must raise again. ``None`` = no cancellation."""
     cancelled = anyio.get_cancelled_exc_class()
     if isinstance(error, BaseExceptionGroup):
         # trio raises the cancellations of a nursery in a group, together with its other exceptions.
@@ -267,7 +267,7 @@ class OutcomeReporter:
         self.succeeded = _acknowledged if context.outputs is None else context.outputs.taken
 
     def give_back(self, messages: Sequence[Message]) -> None:
-        """Return taken messages whose lease has expired, and call no handler.
+        """Give back taken messages whose lease has expired, without a call of their handlers.
 
         The run then loses each partition whose lease is still expired.
         """
@@ -279,7 +279,10 @@ class OutcomeReporter:
             self._context.overdue(message.partition)
 
     def give_up(self, message: Message, handling: Handling | None) -> None:
-        """Return a message whose ownership became uncertain after its ``started`` row. The call starts no handler."""
+        """Give back a message without a call of its handler, because its ownership became uncertain.
+
+        The history already contains its ``started`` row.
+        """
         self._context.overdue(message.partition)
         self.finish(message, RETURN, "cancelled", None, handling)
 

@@ -1,4 +1,4 @@
-"""The outputs of the handlers that run: the buffer that handlers fill, until their attempts have ended."""
+"""The outputs of running handlers. A buffer stores the outputs until the attempt of the handler has ended."""
 
 from __future__ import annotations
 
@@ -183,7 +183,8 @@ class OutputBuffer:
     def taken_of(self, batch: Sequence[Message], outcomes: Sequence[Outcome]) -> list[Outcome]:
         """Remove the outputs of a batch, and return the outcomes of its messages.
 
-        A message behind a message with outputs of its lane waits for these outputs, so it has outputs too, maybe none.
+        A message after a message with outputs of the same lane waits for these outputs. Its outcome is therefore also
+        ``Produced``, even without outputs.
         """
         found: list[Outcome] = []
         publishing: set[tuple[Partition, LaneId]] = set()

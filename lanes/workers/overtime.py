@@ -1,8 +1,9 @@
-"""Async handlers that continue after their cancellation by ``timeout``: the rate of cancellations, and a log line.
+"""Async handlers that continue after a cancellation by ``timeout``: repeated cancellations, and a log line.
 
-asyncio and trio cancel such a handler again at every await while its scope is cancelled. A handler that swallows its
+asyncio and trio cancel such a handler again at every await while its scope is cancelled. A handler that catches its
 cancellation in a loop would then use a whole processor. Each handler therefore runs in a second scope within the
-cancelled scope. After ``BURST`` the shield of this scope lets one cancellation through every ``AGAIN`` seconds.
+cancelled scope. After ``BURST`` cancellations, the shield of this scope admits one cancellation every ``AGAIN``
+seconds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def cancel_once(gate: anyio.CancelScope) -> None:
     """Deliver one cancellation into a scope whose parent is cancelled, and shield the scope from further cancellations.
 
     Args:
-        gate: The scope in which the handler runs. A running handler does not notice the call before its next await.
+        gate: The scope in which the handler runs. The call takes effect at the next await of the handler.
     """
     gate.shield = False
     gate.shield = True

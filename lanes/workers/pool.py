@@ -3,9 +3,9 @@
 The first of several results wakes the loop, which then reads all results. The pool therefore needs no task, event or
 lock for a call.
 
-A thread cannot be cancelled. Only ``get`` takes a call out of the queue, so a call belongs to one thread, or to the
-loop that takes the call back. A call that has begun keeps its thread until the call ends. The end of the run abandons
-each call that still runs after the grace.
+A thread cannot be cancelled. Only ``get`` removes a call from the queue, so only one thread has a call, or the loop
+that takes the call back. A call that has begun uses its thread until the call ends. At the end of the run, the pool
+abandons each call that still runs after the grace.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Pool(Generic[Call, Result]):
     Only ``call`` and ``clock`` run in the threads; every method belongs to the event loop.
 
     Args:
-        call: Function that performs a call, with the call and its start in seconds as arguments. The function
-            never raises. The pool appends its result to ``results``.
-        message_of: Function that returns the message by which the log names a call.
+        call: Function that performs a call, with the call and its start in seconds as arguments. The function never
+            raises an exception. The pool appends the result of the function to ``results``.
+        message_of: Function that returns the message that the log names for a call.
         concurrency: Maximum number of threads.
         clock: Monotonic clock in seconds.
         on_end: Function that the pool calls at the end of the run, after it has set ``ending``; None = no function.
@@ -167,13 +167,13 @@ class Pool(Generic[Call, Result]):
     async def run(self, turn: Callable[[], None], grace: float, counts: Callable[[Call], bool]) -> None:
         """Call ``turn`` after calls have ended, and after ``wake``, until cancelled.
 
-        After the cancellation no call begins. The method waits a grace for running calls whose results count. After the
-        grace, the method abandons the remaining calls.
+        After the cancellation no call begins. The method then waits ``grace`` seconds for running calls whose results
+        the engine still accepts. After this time, the method abandons the remaining calls.
 
         Args:
             turn: Function that reads the results.
             grace: Seconds for running calls to end.
-            counts: Function that returns whether the result of a call still counts.
+            counts: Function that returns whether the engine still accepts the result of a call.
         """
         try:
             while True:

@@ -1,4 +1,4 @@
-"""The long-lived processes of a plain handler, and the calls into them from the threads of the workers.
+"""The long-lived processes of a plain handler, and the calls that threads of the workers make into these processes.
 
 A call belongs to one process from its start to its end, and a process has at most one call. The end of a process
 therefore fails only this call, and a kill of the process ends the call immediately.
@@ -68,7 +68,7 @@ _REAPED_WITHIN: Final = 5.0
 
 
 class Killed(BaseException):
-    """The result of a call without a process, or whose process was killed by ``cancel`` or ``end``."""
+    """The result of a call that received no process, or whose process was killed by ``cancel`` or ``end``."""
 
 
 class _Process:
@@ -102,7 +102,7 @@ class _Process:
         os.close(self.life)
 
     def how(self) -> str:
-        """Return how the process has ended, in words."""
+        """Return a text that says how the process ended."""
         status = self.process.returncode if self.ended.wait(_REAPED_WITHIN) else None
         if status is None:
             return "closed its connection"
@@ -319,7 +319,8 @@ class ProcessPool:
     def take(self, messages: Sequence[Message]) -> ProcessCall:
         """Wait for a process, and begin a call in it. Blocks.
 
-        Raises ``Killed`` if the call is cancelled during the wait, or the error that keeps the processes from starting.
+        Raises ``Killed`` if the call is cancelled during the wait. If no process can start, raises the error of the
+        start.
         """
         call = ProcessCall(self, messages)
         with self._changed:
@@ -356,7 +357,7 @@ class ProcessPool:
     # --- in the thread of one process
 
     def _keep(self, number: int) -> None:
-        """Start a process and each successor, until the pool ends or a process cannot start."""
+        """Start a process, and another process after each end, until the pool ends or a process cannot start."""
         unready = 0
         try:
             while not self._is_ending():
@@ -470,7 +471,7 @@ async def run_threads(
         processes: The processes into which the threads call; None = no processes.
         turn: Function that reads the results.
         grace: Seconds for running calls to end.
-        result_counts: Function that returns whether the result of a call still counts.
+        result_counts: Function that returns whether the engine still accepts the result of a call.
     """
     if processes is None:
         await pool.run(turn, grace, result_counts)

@@ -1,16 +1,16 @@
 """Workers for an async handler: long-lived tasks that take a message, run the handler and report its outcome.
 
-A worker makes plain calls into the engine, and needs no new task, event or scope for a message. Each idle worker waits
-on a doorbell, which wakes the worker only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one
+A worker calls the engine without await, and needs no new task, event or scope for a message. Each idle worker waits on
+a doorbell, which wakes the worker only for a ready lane. ``WakeLimit`` decides the number of workers to wake in one
 turn of the loop. The task of a worker starts at the first wake-up of the worker.
 
 A *time slice* bounds handlers that never suspend. After the slice every worker yields to the event loop before its next
-message, so heartbeats and settlements continue. A handler that suspends also yields to the event loop. If a handler
-held the loop for 0.1 s or longer, all workers pause briefly, so that the answers of the broker can arrive.
+message, so heartbeats and settlements continue. A handler that suspends also yields to the event loop. If a handler has
+held the loop for 0.1 s or longer, all workers pause briefly, so that the loop can process answers of the broker.
 
 With a ``History``, every worker yields at least once before each handler. The first worker to resume writes the
-``started`` rows of all workers by one ``write``. The worker therefore calls a handler only after the history has
-written or dropped its row.
+``started`` rows of all workers by one ``write``. A worker therefore calls a handler only after the history has written
+or dropped the ``started`` row.
 """
 
 from __future__ import annotations
@@ -257,7 +257,7 @@ class TaskWorkers:
                 again = await self._work_until_cancelled(worker)
 
     async def _work_until_cancelled(self, worker: _Worker) -> bool:
-        """Handle messages. Return whether this worker may still await."""
+        """Handle messages. Return whether this worker may still use ``await``."""
         engine, handler, context, history = self._engine, self._handler, self._context, self._history
         telemetry, timed, reporter = self._telemetry, self._timeout is not None, self._reporter
         grouped, looks, wake_limit, turn = self._grouped, self._looks, self._wake_limit, self._turn
@@ -372,7 +372,7 @@ class TaskWorkers:
         return True
 
     async def _yield_to_loop(self) -> None:
-        """Give the loop a turn, or a pause after a handler that has held the loop for long."""
+        """Give the loop one turn. After a handler that held the loop for long, wait for a pause instead."""
         before, freezes = self._round, self._freezes
         if freezes is not None and freezes.held:
             await freezes.wait()

@@ -1,10 +1,9 @@
 """Workers for a plain handler. Threads call the handler, and the event loop reads the results in batches.
 
-A task of the loop takes all ready messages that may run, and queues them in the pool. Threads call the handler. The
-task reports all results and takes the next messages. Only the loop calls the engine.
-
-A handler that has begun keeps its lane and its thread until it ends. The cancellation of a partition's handlers takes
-queued messages of the partition back.
+A task of the loop takes all ready messages that may run, and queues them in the pool. The task later reports all
+results and takes the next messages. Only the loop calls the engine. A handler that has begun occupies its lane and its
+thread until the handler ends. If the run cancels the handlers of a partition, the workers take back its queued
+messages.
 
 With a history, one ``write`` stores the ``started`` rows of all messages that a task queues together, before the task
 queues the messages.

@@ -1,11 +1,11 @@
-"""Decides how many idle workers to wake at once; pure.
+"""Decides how many idle workers to wake at once. The module is pure: it does no I/O and reads no clock.
 
 A handler that suspends keeps its worker busy, so each ready lane needs a separate worker. Handlers that never suspend
-run in sequence in the first woken worker, and every other woken worker finds no work. The limit therefore follows the
-share of handlers that suspend. The share is an average with more weight for later handlers.
+run in sequence in the first woken worker, and every other woken worker finds no work. The limit therefore depends on
+the share of handlers that suspend. The share is an average with more weight for later handlers.
 
 All woken workers start their handlers in one turn of the event loop, which runs no other task during that turn. The
-limit therefore also follows the number of starts that fit into ``WAKE_SLICE``.
+limit therefore also depends on the number of starts that take at most ``WAKE_SLICE``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class WakeLimit:
 
     Args:
         concurrency: Maximum number of running handlers.
-        grouped: Whether handlers that start together share one write, and therefore start at once from the beginning.
+        grouped: Whether handlers that start together share one write of the history. If so, the limit initially allows
+            all of them to start together.
 
     Attributes:
         share: Share of the last handlers that have suspended, 0 to 1.
