@@ -1,4 +1,4 @@
-"""The records of a run: the history, which survives a crash, and the journal for SQL and Spark.
+"""The records of a run: the history, which remains complete after a crash, and the journal for SQL and Spark.
 
 Reading order: ``recorder`` (the rows of a history), ``writer`` (numbers and files), ``rules`` (settings in the first
 row), ``journal`` (the same rows as Parquet files), ``buffer``, ``columns``, ``parquet``.

@@ -66,9 +66,10 @@ class RowBuffer:
         return f"<RowBuffer: {len(self.rows)} rows, {self._added - self._taken} bytes, {self.dropped} dropped>"
 
     def added(self, size: int, *, whole: bool = False) -> bool:
-        """Count the ``size`` of appended rows, in bytes. If the buffer is full, give up the last row and return False.
+        """Count the ``size`` of appended rows, in bytes.
 
-        With ``whole`` the buffer keeps every row, even when it is full.
+        If the buffer is full, drop the last row and return False. With ``whole`` the buffer keeps every row, even when
+        it is full.
         """
         self._added += size
         rows = self.rows
@@ -120,7 +121,7 @@ class RowBuffer:
         return len(self.rows) > self.limit or self._added - self._taken > self._bytes
 
     def _mark(self, last: str, count: int) -> None:
-        """Give up ``count`` rows up to ``last``. One ``dropped`` row counts all consecutive missing rows."""
+        """Drop ``count`` rows up to ``last``. One ``dropped`` row counts all consecutive missing rows."""
         rows = self.rows
         self.dropped += count
         if rows and rows[-1] is self._marker:

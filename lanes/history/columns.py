@@ -1,8 +1,8 @@
 """Conversion of history rows to Arrow tables, and of tables back to the same JSON lines, byte for byte.
 
-Each field that SQL queries need has its own column. The column ``detail`` has the text of each row with another field,
-or with a value that does not fit its column. The JSON lines omit the column ``run``, and the column ``slot``, which
-follows from the key's hash.
+Each field that SQL queries need has its own column. If a row has another field, or a value that does not fit its
+column, the column ``detail`` contains the text of the row. The JSON lines contain neither the column ``run`` nor the
+column ``slot``, which is computed from the key's hash.
 
 Arrow parses the lines in C++ without the interpreter's lock, so the event loop continues during the parse.
 """
@@ -137,7 +137,7 @@ class RowTables:
     def _parts(self, lines: Sequence[str]) -> Iterator[tuple[Sequence[str], Any]]:
         """Yield consecutive lines with their parsed table.
 
-        A line that the parser cannot read follows alone, with None.
+        Yield a line that the parser cannot read separately, with None.
         """
         if not lines:
             return
@@ -191,7 +191,7 @@ class RowTables:
         return self._compute.add(low, self._compute.multiply(high, self._byte[0]))
 
     def _with_detail(self, table: Any, kept: dict[int, str]) -> Any:
-        """Store lines in the column ``detail``, by row. If the line is no JSON object, the row has no event."""
+        """Store lines in the column ``detail``, by row. If the line is not a JSON object, the row has no event."""
         texts = table.column("detail").to_pylist()
         events = table.column("event").to_pylist()
         for at, line in kept.items():

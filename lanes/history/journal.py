@@ -39,12 +39,12 @@ BUFFER_LIMIT_BYTES: Final = 32 * 1024 * 1024
 class Journal:
     """The journal of one run, for one consumer: Parquet files in ``directory``. The class needs the extra ``journal``.
 
-    The names of the files contain the random id ``run``, so no two runs on any machines share a file name. An
-    unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves a hidden
-    file.
+    The names of the files contain the random id ``run``, so two runs never use the same file name, even on different
+    machines. An unfinished file has a hidden name that ends in ``.tmp``. Only a killed process or a failing disk leaves
+    a hidden file.
 
-    After the start of the consumer, a disk fault raises no error. Handlers continue without the disk. The journal drops
-    rows that it cannot write. A ``dropped`` row in their place has the number of dropped rows.
+    After the start of the consumer, a disk fault raises no error, and handlers continue. The journal drops rows that it
+    cannot write. A ``dropped`` row replaces them, and contains their number.
 
     Args:
         directory: Folder of the files; the journal creates a missing folder.
@@ -142,7 +142,7 @@ class Journal:
         self._writer.start(begin.removesuffix(HEAD_END) + "1" + HEAD_END[1:])
 
     def _finish(self) -> None:
-        """Let the thread write the remaining rows and end. The call does not block. Idempotent."""
+        """Make the thread write the remaining rows and then end. The call does not block. Idempotent."""
         if self._writer is not None:
             self._writer.finish()
 
@@ -189,7 +189,7 @@ def recorder(history: History | None, journal: Journal | None) -> Recorder | Non
 
 
 class _NoFile(SegmentFile):
-    """The in-memory stand-in for a history's file, when a run has only a journal."""
+    """A substitute for a history's file, in memory, for a run with only a journal."""
 
     def __init__(self, path: Path, journal: Journal) -> None:
         self.path = path
@@ -226,7 +226,7 @@ class _JournalRecorder(Recorder):
     def flush(self) -> None:
         """Report the appended rows to the buffer, which drops the rows that do not fit.
 
-        The call never raises or waits.
+        The call never raises an exception or waits.
         """
         if self._file is None:
             self._rows.clear()
@@ -248,7 +248,7 @@ class _JournalRecorder(Recorder):
 
 
 class _CopiedFile(SegmentFile):
-    """The file of a history, which copies every row into a journal, even rows that the file drops."""
+    """The file of a history, which copies every row into a journal, including rows that the file itself drops."""
 
     def __init__(self, file: SegmentFile, journal: Journal, member: str, head: str) -> None:
         self.path = file.path

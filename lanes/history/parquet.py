@@ -4,8 +4,8 @@ The thread writes a file under a hidden name, closes the file, forces it to the 
 thread closes a file when its size or the age of its first row reaches a limit, or at the end of the run. The rows of a
 file under a hidden name are lost when the process dies.
 
-A full, read-only or missing disk does not stop the consumer. The writer gives up the rows of a failed file. The next
-file has a ``dropped`` row with the number of these rows.
+A full, read-only or missing disk does not stop the consumer. The writer drops the rows of a failed file. The next file
+contains a ``dropped`` row with the number of these rows.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ParquetFile:
     """One file with a hidden name, which the thread renames when the file is complete.
 
     Raises ``OSError`` if the file cannot be created or written. With ``overwrite`` the new file replaces the hidden
-    file of an interrupted attempt; otherwise an existing hidden file is an error too.
+    file of an interrupted attempt. Without ``overwrite``, an existing hidden file also raises ``OSError``.
     """
 
     def __init__(self, path: Path, schema: Any, *, overwrite: bool = False) -> None:
@@ -79,7 +79,7 @@ class ParquetFile:
         self._hidden.rename(self.path)
 
     def abandon(self) -> None:
-        """Close the file under its hidden name, and try to remove the file. Raises nothing."""
+        """Close the file under its hidden name, and try to remove the file. The call raises no exception."""
         self._pending.clear()
         for step in (self._writer.close, self._sink.close, self._hidden.unlink):
             try:
@@ -163,7 +163,7 @@ class JournalWriter:
         self._thread.start()
 
     def finish(self) -> None:
-        """Let the thread write the remaining rows and end. The call does not block. Idempotent."""
+        """Make the thread write the remaining rows and then end. The call does not block. Idempotent."""
         self._finishing = True
         self._buffer.wake.set()
 
@@ -213,7 +213,7 @@ class JournalWriter:
             self._publish()
 
     def _open(self) -> None:
-        """Open a file. The first file begins with the row ``begin``, and with ``dropped`` for missing rows."""
+        """Open a file. The first file begins with the row ``begin``. If rows are missing, a row ``dropped`` follows."""
         self._number += 1
         path = self._directory / f"{self._name}-{self._number:06d}.parquet"
         file = ParquetFile(path, self._schema)
@@ -267,5 +267,5 @@ class JournalWriter:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the text of an error. The text of an error of the operating system has no path."""
+    """Return the text of an error. For an error of the operating system, the text contains no path."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

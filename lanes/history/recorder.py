@@ -1,4 +1,4 @@
-"""The history of a run: one row for every event of a message, which survives ``kill -9``.
+"""The history of a run: one row for every event of a message. The rows remain after ``kill -9``.
 
 Each run of a consumer writes one *segment*, a file of JSON lines. The segment begins with a ``begin`` row. The segment
 ends with an ``end`` row, unless the process crashed. ``memsource`` reads segments and checks the promises.
@@ -6,20 +6,19 @@ ends with an ``end`` row, unless the process crashed. ``memsource`` reads segmen
 Every row has ``n`` (1, 2, 3 … in this segment), ``event``, ``member`` and two times. The field ``mono`` has seconds of
 the engine's clock. The field ``wall`` has seconds since 1970, sampled once a millisecond. A row of a message adds
 ``partition``, ``assignment`` (1, 2, 3 … of this segment), ``position``, ``key`` (16 hex digits of blake3, null without
-a key) and ``attempt``. The row ``assigned`` has the ``epoch`` of an assignment, which handlers, spans, dead letters,
-events and status also show. The history never contains payloads or keys.
+a key) and ``attempt``. The row ``assigned`` contains the ``epoch`` of an assignment, as do spans, dead letters, events
+and the status. The history never contains payloads or keys.
 
-The recorder buffers rows. ``flush`` hands all buffered rows to the kernel by one ``write(2)`` without an fsync. The
-rows survive the death of the process, but not the death of the machine. The runtime flushes before it calls the
+The recorder buffers rows. ``flush`` passes all buffered rows to the kernel by one ``write(2)`` without an fsync. The
+rows remain after a crash of the process, but not after a crash of the machine. The runtime flushes before it calls the
 handlers of a time slice and before it sends a settlement. While the disk accepts rows, a file therefore contains a
-prefix of the run. A segment without an ``end`` row means a crash.
+prefix of the run. A segment without an ``end`` row indicates a crash. A full disk does not stop a consumer. The
+recorder drops and counts rows that it cannot write. The numbers of these rows are missing. When writes succeed again,
+the recorder writes a ``dropped`` row with the number of missing rows. Until then ``incomplete``, the last field of the
+``begin`` row, is 1. The recorder overwrites the field in the file, which needs no space on most file systems. A reader
+therefore sees that rows are missing, even if the process ends before it can write the ``dropped`` row.
 
-A full disk must not stop a consumer. The recorder drops and counts rows that it cannot write. The numbers of these rows
-are missing. When writes succeed again, a ``dropped`` row has the number of missing rows. Until then ``incomplete``, the
-last field of the ``begin`` row, is 1. The recorder overwrites the field in the file, which needs no space on most file
-systems. A reader therefore sees that rows are missing, even when the process dies before it can write.
-
-One event loop owns a history, which is not thread-safe. After ``fork`` the child process must not use the history,
+A history is not thread-safe: only one event loop may use it. After ``fork`` the child process must not use the history,
 because both processes would write rows with the same numbers.
 """
 
@@ -47,8 +46,8 @@ ERROR_NAME_LIMIT: Final = 200
 class History:
     """The history of one run: a file in ``directory``. Pass the object to one consumer.
 
-    The consumer creates the file when its source opens. After that, a fault of the disk raises no error: the history
-    drops and counts rows that it cannot write.
+    The consumer creates the file when its source opens. After that, a disk fault raises no error: the history drops and
+    counts rows that it cannot write.
 
     Args:
         directory: Folder of the file; the history creates a missing folder.
@@ -98,11 +97,10 @@ def history_of(recorder: Recorder) -> History:
 class Recorder(RowWriter):
     """The part of ``History`` that the runtime calls to make the rows of one segment.
 
-    After ``open`` no method raises for a fault of the disk, or waits for more than one ``write(2)``. ``now`` is always
-    a time of the engine's clock in seconds, 0 or more. The recorder gives up rows before ``open`` and after ``close``.
-
-    ``written`` is the highest number of a written or given-up row. A handler may start when ``written`` has reached the
-    number that ``started`` returned. ``dropped`` counts the dropped rows.
+    After ``open`` no method raises an error for a disk fault, or waits for more than one ``write(2)``. ``now`` is
+    always a time of the engine's clock in seconds, 0 or more. The recorder drops rows before ``open`` and after
+    ``close``. ``written`` is the highest number of a written or dropped row. A handler may start when ``written`` has
+    reached the number that ``started`` returned. ``dropped`` counts the dropped rows.
     """
 
     __slots__ = ()
@@ -177,7 +175,7 @@ class Recorder(RowWriter):
     def ended(self, message: Message, result: str, now: float, error: BaseException | None = None) -> None:
         """Record the end of a handler: ok, outputs, error or cancelled. The row has only the type name of ``error``.
 
-        With ``outputs`` the message is not finished before ``published``.
+        After the result ``outputs``, the message is not finished until ``published``.
         """
         if error is not None:
             more = f',"result":"{result}","error":{_error_name(error)}'
@@ -211,7 +209,7 @@ class Recorder(RowWriter):
         self._row("unblocked", f',"key":{self._hashes.get(key) or self._hash(key)},"count":{count}', now)
 
     def publishing(self, message: Message, count: int, now: float) -> None:
-        """Record that the consumer is about to send the outputs of a handler, or those that are unconfirmed."""
+        """Record that the consumer is about to send the outputs of a handler, or its unconfirmed outputs."""
         self._message("publishing", message, self._stamp(now), f',"count":{count}')
 
     def published(self, message: Message, now: float) -> None:
@@ -301,7 +299,7 @@ class Recorder(RowWriter):
         self._row("revoking", more if timeout is None else f'{more},"timeout":{timeout:.6f}', now)
 
     def hastened(self, partition: Partition, now: float, timeout: float) -> None:
-        """Record that a drain under way may take at most ``timeout`` more seconds."""
+        """Record that a running drain may take at most ``timeout`` more seconds."""
         self._row("hastened", f'{self._owned(partition)},"timeout":{timeout:.6f}', now)
 
     def drained(self, partition: Partition, now: float) -> None:
@@ -346,11 +344,11 @@ class Recorder(RowWriter):
         self._row("ahead_left", self._owned(partition), now)
 
     def paused(self, in_flight: int, size: int, now: float) -> None:
-        """Record that intake stopped at ``in_flight`` messages, with ``size`` bytes in total."""
+        """Record that deliveries stopped at ``in_flight`` messages, with ``size`` bytes in total."""
         self._row("paused", f',"in_flight":{in_flight},"bytes":{size}', now)
 
     def resumed(self, in_flight: int, size: int, now: float) -> None:
-        """Record that intake resumed at ``in_flight`` messages, with ``size`` bytes in total."""
+        """Record that deliveries resumed at ``in_flight`` messages, with ``size`` bytes in total."""
         self._row("resumed", f',"in_flight":{in_flight},"bytes":{size}', now)
 
 
@@ -366,9 +364,9 @@ def runs_of(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _deadline(partition: Partition) -> str:
-    """Render a deadline in microseconds, rounded up beyond the time of any earlier row.
+    """Return a deadline in microseconds as text, rounded up above the time of any earlier row.
 
-    Rows round times to the nearest microsecond, so a time just before the deadline may round up past the deadline.
+    Rows round times to the nearest microsecond, so the rounded time of an earlier row may exceed the deadline itself.
     """
     deadline = partition.deadline
     if deadline == NEVER:

@@ -12,12 +12,12 @@ from lanes.source import SourceTraits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Effective settings and traits; None = the history lacks the value.
+    """Effective settings and traits; None = the history does not contain the value.
 
     The fields have the names and units of ``Settings``, ``Retry`` and ``SourceTraits``. In ``lanes``, ``batch``,
     ``timeout``, ``extend_interval`` and the bounds per partition, 0 stands for None. A history without the bounds per
     partition is from an earlier version of ``lanes``. ``queues_share_bounds`` is True if all partitions of a physical
-    queue share the bounds per partition. Every version that writes the field shares them.
+    queue share the bounds per partition. This is true in every version that writes the field.
     """
 
     order: str | None = None

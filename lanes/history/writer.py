@@ -1,7 +1,9 @@
-"""The file of a history: numbered rows with a member and a time, buffered, and handed to the kernel together.
+"""The file of a history, whose rows have a number, a member and a time.
+
+The writer buffers rows, and passes them to the kernel together.
 
 ``RowWriter`` numbers and buffers the rows. ``SegmentFile`` writes the rows to a disk that may be full.
-``lanes.history.recorder`` explains the rows, and the failures that they survive.
+``lanes.history.recorder`` describes the rows, and the failures after which they remain.
 """
 
 from __future__ import annotations
@@ -84,8 +86,8 @@ class SegmentFile:
     """An append-only file of ASCII lines that begins with ``head``.
 
     A line is *torn* when only a part of it is in the file. The next write begins with the remaining part, so a failed
-    write damages no other line. At first the head counts as torn, and the file never gives up the head. The last digit
-    of the head is 1 while a line is torn, or while no ``dropped`` row counts the given-up rows.
+    write damages no other line. Before the first write the head is torn, and the file never drops the head. The last
+    digit of the head is 1 while a line is torn, or while a ``dropped`` row for dropped rows is missing.
 
     Raises ``OSError`` when the file exists or cannot be created. No other method raises an error or waits for more
     than one ``write(2)``.
@@ -140,7 +142,7 @@ class SegmentFile:
         return GivenUp(len(lines) - max(first_lost, before_rows), bool(marker) and first_lost < before_rows)
 
     def close(self) -> None:
-        """Close the file. A torn line stays torn. Idempotent."""
+        """Close the file. A torn line stays incomplete. Idempotent."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
@@ -269,7 +271,7 @@ class RowWriter:
     ) -> None:
         """Create the file and write the ``begin`` row, with the ``rules`` that checkers need.
 
-        The rows ``assigned`` name the ``queues`` of their partitions.
+        The rows ``assigned`` contain the names of the ``queues`` of their partitions.
 
         Raises ``ConfigError`` when the file cannot be created, or at a second call.
         """
@@ -352,7 +354,7 @@ class RowWriter:
         return max(1, min(_PIECE, BUFFER_ROWS - len(self._rows)))
 
     def _extend(self, made: list[str]) -> None:
-        """Append rows, as many as ``_piece`` has returned."""
+        """Append rows, at most as many as ``_piece`` has returned."""
         rows = self._rows
         rows.extend(made)
         self._size += sum(map(len, made))
@@ -373,7 +375,7 @@ class RowWriter:
         return f"{self._before}{THREE_DIGITS[int((now - self._step_from) * 1e6 + 0.5)]}{self._after}"
 
     def _tick(self, now: float) -> None:
-        """Render the time of the rows of one millisecond, without the last three digits.
+        """Return the time of the rows of one millisecond as text, without the last three digits.
 
         A time that rounds up to the next millisecond belongs to the next millisecond, so the digits are 000 … 999.
         """
@@ -413,7 +415,7 @@ class RowWriter:
         return digits
 
     def flush(self) -> None:
-        """Hand every buffered row to the kernel by one ``write(2)``. Never raises.
+        """Pass every buffered row to the kernel by one ``write(2)``. The call never raises an exception.
 
         The writer drops rows that it cannot write. The next write begins with the missing part of a torn line and a
         ``dropped`` row.

@@ -1,8 +1,7 @@
-"""The log lines about handlers that a drain's limit has cut off, and whose messages run again.
+"""The log lines about handlers that a drain cancelled at its limit, and whose messages run again.
 
-The lines have separate counts of the handlers that end within the grace after their cancellation, and of handlers that
-still run. Partitions that drain together share one line of each kind. ``named`` lists positions for these and other
-lines.
+The lines count separately the handlers that end within the grace after their cancellation, and the handlers that still
+run. Partitions that drain together share one line of each kind. ``named`` lists positions for these and other lines.
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def named(messages: Sequence[Message]) -> str:
 
 
 class CutOffLog:
-    """The log lines of one consumer about handlers that a drain has cut off. Nothing blocks.
+    """The log lines of one consumer about handlers that a drain has cancelled. No method blocks.
 
     Args:
         name: Name of the source.
         handler: Name of the handler.
         drain_timeout: The setting, in seconds.
-        reaction: Words for the end of a handler after the limit, by cancellation or by failure.
+        reaction: Words that say how a handler ended after the limit: by cancellation or by failure.
     """
 
     def __init__(self, name: str, handler: str, drain_timeout: float, reaction: Reaction) -> None:
@@ -69,7 +68,7 @@ class CutOffLog:
         self._unended: dict[float, list[Message]] = {}
 
     def note(self, late: Iterable[Message], unended: Iterable[Message], timeout: float) -> None:
-        """Record the cut-off handlers of a drain for ``tell``, after their grace.
+        """Record the cancelled handlers of a drain for ``tell``, after their grace.
 
         Args:
             late: The messages whose handlers ran at the limit of the drain.

@@ -1,10 +1,13 @@
-"""The log lines about failed attempts and given-up messages, limited in number for each type of exception.
+"""The log lines about failed attempts and given-up messages.
 
-The first failure of a message is a warning. Later failures of the message are debug lines, because the last failure of
-a message is an error line. Ten seconds after a warning, one line counts the further messages that failed with the same
+A limit for each type of exception prevents a flood of lines.
+
+The first failure of a message is a warning. Later failures of the message are debug lines. The last failure of a
+message is an error line. Ten seconds after a warning, one line counts the further messages that failed with the same
 exception type. Every failed attempt after which the message runs again is also a debug line with its traceback. An
-error line with the traceback reports the first message that the consumer gives up. The log counts further messages in
-the same way, and shows each as a debug line with its traceback.
+error line with the traceback reports the first message that the consumer gives up. Ten seconds later, one line counts
+the further messages that the consumer gave up with the same exception type. Each of them also causes a debug line with
+its traceback.
 """
 
 from __future__ import annotations
@@ -147,15 +150,15 @@ def shown(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> BaseException | None:
-    """Return the exception whose traceback the log line needs; None = the handler decided by ``Nak`` or ``Term``."""
+    """Return the exception whose traceback the log line needs; None = the handler raised ``Nak`` or ``Term``."""
     return None if isinstance(error, Nak | Term) else error
 
 
 def _decode_failed(error: BaseException) -> bool:
     """Return whether ``lanes`` created this error because ``decode=`` raised the exception in its cause.
 
-    A decoder may also raise ``MessageError`` itself. The text of that error may contain user data, and its frames are
-    the user's.
+    A decoder may also raise ``MessageError`` itself. The text of that error may contain user data, and its frames
+    belong to code of the user.
     """
     frames = error.__traceback__
     return isinstance(error, MessageError) and error.unread and frames is not None and users_part(frames) is None
@@ -168,7 +171,7 @@ def _shown_unread(error: BaseException) -> str:
 def user_traceback(error: BaseException) -> ExcInfo | None:
     """Return an exception for a line of the log, without the calls in ``lanes`` that led to the user's function.
 
-    The result is None if the handler decided by ``Nak`` or ``Term``.
+    The result is None if the handler raised ``Nak`` or ``Term``.
     """
     if traceback_of(error) is None:
         return None

@@ -2,7 +2,7 @@
 
 ``examine`` makes the ``Health`` that a user asks for. ``Unsettled`` records when the settlements of a partition began
 to fail. ``Stalls`` records when ``max_ahead`` stopped a partition. All times are seconds of the engine's clock. No
-function blocks.
+function or method blocks.
 """
 
 from __future__ import annotations
@@ -53,15 +53,16 @@ class Health:
     Attributes:
         reasons: Reasons why the consumer is unhealthy, one line each; empty = the consumer is healthy. A reason names a
             key by its hash, and contains no part of a payload.
-        no_broker: Whether no broker answers at present, also for less than 30 s. A lost broker may cause the other
-            reasons. A restart of the process does not end the outage. False for a source that does not notice an
+        no_broker: Whether no broker currently answers, even if the outage is shorter than 30 s. An outage may cause the
+            other reasons. A restart of the process does not end the outage. False for a source that cannot detect an
             outage.
         rejoining: Whether the consumer waits for the group's first answer after it joined, or after an outage in which
             it lost its partitions. A waiting consumer is healthy, and handles no message. A restart of the process does
-            not shorten the wait. An answer of the group may assign no partition. False for a source that does not
-            notice the wait.
+            not shorten the wait. An answer of the group may assign no partition. False for a source that cannot detect
+            the wait.
         findings: Findings of the source that need an operator, one line each, such as messages that no consumer of the
-            group reads. The consumer counts as healthy, because a restart of the process removes no finding.
+            group reads. A finding does not make the consumer unhealthy, because a restart of the process does not
+            remove it.
     """
 
     reasons: Sequence[str]
@@ -100,8 +101,8 @@ def examine(
         stuck: Messages whose handlers have run in threads for ``Settings.timeout`` or longer.
         unknown: Partitions that wait for the store of attempts, with the time of each request, in seconds.
         unsettled: Partitions whose settlements fail, with the failure of each.
-        intake: The check of the intake; None = the source does not report a backlog.
-        outage: The present outage; None = a broker answers, or the source cannot detect an outage.
+        intake: The check for missing deliveries; None = the source does not report a backlog.
+        outage: The current outage; None = a broker answers, or the source cannot detect an outage.
         rejoining: Whether the source waits for its group, at the start or after an outage.
         findings: Findings of the source that a restart does not remove.
 
@@ -229,7 +230,8 @@ class _Awaited(NamedTuple):
 class Stalls:
     """The partitions of one ``committer`` that ``max_ahead`` stops. The log reports a stall longer than a second once.
 
-    With quick handlers, slow commits stop a partition many times a second. The log therefore omits a shorter stall.
+    If handlers are fast and commits are slow, ``max_ahead`` stops a partition many times a second. The log therefore
+    omits shorter stalls.
     """
 
     def __init__(self, committer: Committer) -> None:
@@ -248,9 +250,8 @@ class Stalls:
     def moved(self, now: float) -> bool:
         """Record that a message finished, or that the broker confirmed a position.
 
-        The call is cheap when no partition stalls.
-
-        Return whether ``next_at`` changed, because a stall now waits for a different event.
+        The call takes almost no time when no partition stalls. Return whether ``next_at`` changed, because a stall now
+        waits for another event.
         """
         if not self._waits:
             return False
@@ -279,7 +280,7 @@ class Stalls:
         return stalls
 
     def next_at(self) -> float:
-        """Return the time of the next report; ``NEVER`` = no planned report."""
+        """Return the time of the next report; ``NEVER`` = no report is planned."""
         return min((at for _, at in self._waits.values()), default=NEVER)
 
     def _awaited(self, partition: Partition) -> _Awaited:

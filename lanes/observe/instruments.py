@@ -1,10 +1,8 @@
 """The metric instruments of this process, and the values of its gauges.
 
-Each meter provider has one set of instruments, which serves every consumer of the process. The SDK keeps only the
-callbacks of the first instrument of a name, so these callbacks iterate over the open consumers.
-
-Labels tell consumers and partitions apart. Keys, payloads and positions are never labels. A gauge
-may have a position as its value.
+Each meter provider has one set of instruments, which all consumers of the process use. The SDK calls only the callbacks
+of the first instrument of a name, so these callbacks iterate over the open consumers. Labels distinguish consumers and
+partitions. Keys, payloads and positions are never labels, but a gauge may have a position as its value.
 """
 
 from __future__ import annotations
@@ -204,7 +202,10 @@ class Reading:
         self._snapshot: tuple[Status, float, set[str]] | None = None
 
     def observations(self, gauge: Gauge) -> list[Observation]:
-        """Return the observations of a gauge; empty without a status or after ``close``. Never raises."""
+        """Return the observations of a gauge; empty without a status or after ``close``.
+
+        The call never raises an exception.
+        """
         try:
             status = self._read(gauge.name)
             if status is None:

@@ -1,8 +1,9 @@
-"""The check of the intake, which finds partitions that have room and messages at the broker but no deliveries.
+"""The check for missing deliveries.
 
-A broker may accept requests and never answer them. No handler runs, no call fails, and no message ages, so only this
-check detects the fault. The runtime checks the partitions at regular intervals. All times are seconds of the engine's
-clock. Nothing blocks.
+It finds partitions that have room and messages at the broker, but no deliveries. A broker may accept requests and never
+answer them. In this case no handler runs, no call fails, and no message is unfinished, so only this check detects the
+fault. The runtime checks the partitions at regular intervals. All times are seconds of the engine's clock. No method
+blocks.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Silence(NamedTuple):
 
 
 class IntakeWatch:
-    """The check of the intake of one consumer, for a source that is ``Backlogged``.
+    """The check for missing deliveries of one consumer, for a source that is ``Backlogged``.
 
     Args:
         name: Name of the source, for the log.
@@ -76,16 +77,19 @@ class IntakeWatch:
         self._silent: dict[Partition, Silence] = {}
 
     def delivered(self, partition: Partition) -> None:
-        """Record that the source has delivered messages of the partition, or has read past a gap. Cheap."""
+        """Record that the source has delivered messages of the partition, or has read past a gap.
+
+        The call takes almost no time.
+        """
         self._delivered.add(partition)
 
     def look(self, partitions: Iterable[Partition], room: Room, now: float) -> None:
         """Check the partitions, and log each partition that is silent for too long or delivers again.
 
         Args:
-            partitions: Partitions that the consumer owns; none once the consumer stops.
+            partitions: Partitions that the consumer owns; empty after the consumer has begun to stop.
             room: Room that the waiting call of ``Source.receive`` received.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
         """
         before, delivered = self._silent, self._delivered
         if now - self._looked > self.period * _LATE:

@@ -31,7 +31,7 @@ class KeylessWatch:
     def delivered(self, event: Delivered) -> bool:
         """Count received messages, and log the warning when it is due.
 
-        A message with an unreadable key counts as a message with a key.
+        The check treats a message with an unreadable key as a message with a key.
 
         Args:
             event: The run.

@@ -4,8 +4,9 @@ Names follow the messaging conventions of OpenTelemetry; all other names begin w
 span, which is a child of the context in the message's headers. A batch has one span with a link to the context of
 each message.
 
-Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject may contain
-a key. A span of one message contains the hash of its key, like a row of the history. A metric contains no hash.
+Names, labels and attributes contain no keys, payloads, headers, subjects or texts of exceptions. A subject, for
+example, may contain a key. A span of one message contains the hash of the key, like a row of the history. A metric
+contains no hash.
 
 An error of the SDK, an exporter or a propagator never reaches the handler. The log shows the first error.
 """
@@ -80,8 +81,8 @@ _Headers = Sequence[tuple[str, bytes]]
 class Telemetry:
     """The spans and metrics of one consumer, made by ``create``.
 
-    No method blocks or raises, and any thread may call every method. The methods add to the counters. At each
-    collection of metrics, the gauges read the consumer's status.
+    No method blocks or raises an exception, and any thread may call every method. The methods increase the counters. At
+    each collection of metrics, the gauges read the consumer's status.
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class Telemetry:
     ) -> Telemetry | None:
         """Create the telemetry of a consumer; None = the process has no SDK.
 
-        Consumers with the same name share their series. The telemetry ignores an SDK that the program configures after
-        this call.
+        Consumers with the same name share their time series. The telemetry ignores an SDK that the program configures
+        after this call.
 
         Args:
             name: Name of the consumer.
@@ -150,7 +151,7 @@ class Telemetry:
     def close(self) -> None:
         """Remove the consumer, and the reference to it, from the gauges.
 
-        Counters work after this call too. Idempotent.
+        The counters also work after this call. Idempotent.
         """
         self._instruments.close(self._reading)
 
@@ -177,7 +178,7 @@ class Telemetry:
         self._add(self._instruments.outputs, count, self.labels(partition))
 
     def publish_failed(self, message: Message) -> None:
-        """Count a message some of whose outputs the broker has not confirmed."""
+        """Count a message with outputs that the broker has not confirmed."""
         self._add(self._instruments.output_failures, 1, self.labels(message.partition))
 
     def zombie(self, message: Message) -> None:
@@ -263,7 +264,7 @@ class Telemetry:
 
 
 class Handling:
-    """One call of the handler. Enter the object around the call, then report the result by ``end``.
+    """One call of the handler. Make the call in a ``with`` block of this object, and then report the result by ``end``.
 
         with telemetry.handling(message) as handling:
             await handler(message)
@@ -322,7 +323,7 @@ class Handling:
         """End the span with the result, and with the type of the handler's ``error``.
 
         The result of a batch is the first result other than ``ack``, or ``ack`` if every message has this result.
-        Idempotent. Does nothing without a preceding entry of the block.
+        Idempotent. The call has no effect if the program has not entered the block.
         """
         if self._ended or self._began is None:
             return

@@ -26,7 +26,7 @@ UNRELEASED: Final = "the source did not confirm its release"
 
 
 class DrainCost:
-    """The cost of one drain in messages. The runtime makes the object before the drain begins.
+    """The numbers of messages that one drain affects. The runtime makes the object before the drain begins.
 
     Args:
         partition: The assignment.
@@ -44,7 +44,7 @@ class DrainCost:
         self._ran = {message for message in self._open if _has_run(message)}
 
     def abandoned(self, messages: Iterable[Message]) -> None:
-        """Count messages that the drain abandons before their handlers start again."""
+        """Count messages that the drain abandons before their handlers start, or start again."""
         for message in messages:
             if message in self._ran:
                 self._again += 1
@@ -67,7 +67,7 @@ def _has_run(message: Message) -> bool:
 
 
 class OwnershipLog:
-    """The log lines of one consumer about its partitions. Times are seconds of the engine's clock. Nothing blocks.
+    """The log lines of one consumer about its partitions. Times are seconds of the engine's clock. No method blocks.
 
     Args:
         name: Name of the source.
@@ -119,7 +119,7 @@ class OwnershipLog:
         log.info("%s: the group has plan %d%s", self._name, number, note)
 
     def provisioned(self, number: int, *, under: bool) -> None:
-        """Log that a process of the group exceeds its target, or that all processes meet their targets."""
+        """Log that a process of the group owns more partitions than its target, or that no process does so any more."""
         if under:
             log.warning(
                 "%s: under plan %d of the group, a process owns more partitions than its consumer_target; start more "
@@ -141,7 +141,7 @@ class OwnershipLog:
         Args:
             partition: The assignment.
             timeout: Maximum number of seconds for running handlers to end.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
             first: Whether no other partition drains.
         """
         if first:

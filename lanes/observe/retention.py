@@ -1,8 +1,8 @@
 """The check for unfinished messages that the broker will soon delete.
 
-A message that waits for a retry, blocks its lane or has a slow handler stops the committed position of its partition. A
-broker that deletes by age or size also deletes such a message. If the process ends after the deletion, the message is
-lost. The runtime checks once a second. All times are seconds of the engine's clock. Nothing blocks.
+The committed position of a partition stops at a message that waits for a retry, blocks its lane or has a slow handler.
+A broker that deletes by age or size also deletes such a message. If the process ends after the deletion, the message is
+lost. The runtime makes the check once a second. All times are seconds of the engine's clock. No method blocks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMED_LIMIT: Final = 5
 
 @dataclass(slots=True)
 class _Danger:
-    """An unfinished message that the broker may delete soon, as of the last check at ``seen``."""
+    """An unfinished message that the broker may delete soon, as found by the last check at the time ``seen``."""
 
     message: Message
     retention: Retention
@@ -84,7 +84,7 @@ class RetentionWatch:
 
         Args:
             partitions: Partitions that the consumer owns.
-            now: Time now.
+            now: Current time, in seconds of the engine's clock.
         """
         dangers: dict[Partition, _Danger] = {}
         for partition in partitions:

@@ -46,7 +46,7 @@ class Capacity:
     """The effective bounds of one partition, or of all assigned partitions together.
 
     Attributes:
-        concurrency: Maximum number of running handlers; with batches, of running calls.
+        concurrency: Maximum number of running handlers; with batches, maximum number of running calls.
         max_in_flight: Maximum number of messages in flight.
     """
 
@@ -82,17 +82,17 @@ class PartitionStatus:
     Attributes:
         in_flight: Number of delivered and unsettled messages of this assignment.
         running: Number of messages of this assignment whose handlers run.
-        capacity: Bounds of the partition: the bounds per partition, or those of the consumer.
+        capacity: Bounds of the partition: the bounds per partition, or the bounds of the consumer.
         full: Whether ``max_in_flight_per_partition`` stops the partition.
         epoch: Epoch that the handlers of the partition receive as fencing token.
         floor: Position below which every delivered message is finished.
-        holes: Number of unfinished messages at or above the floor; of unsettled messages, if the source settles each
-            message.
+        holes: Number of unfinished messages at or above the floor. If the source settles each message, number of
+            unsettled messages.
         confirmed: Position that the broker has confirmed; None = the source settles each message.
         ahead: Number of messages admitted above ``confirmed``; None = the source settles each message.
         ahead_reached: Whether ``max_ahead`` stops the partition.
         draining: Whether the partition drains.
-        lag: Number of unsettled messages at the broker, or of positions if the source commits positions; None =
+        lag: Number of unsettled messages at the broker; if the source commits positions, number of positions; None =
             unknown.
         oldest: Unfinished message with the earliest delivery; None = every message is finished.
         expiring: Unfinished message that the broker may delete soon; None = no such message is known.
@@ -162,10 +162,10 @@ class Status:
     Attributes:
         in_flight: Number of delivered and unsettled messages.
         max_in_flight: Bound of ``in_flight``.
-        peak_in_flight: Highest value of ``in_flight``.
+        peak_in_flight: Highest value of ``in_flight`` since the start.
         in_flight_bytes: Bytes of the messages in flight.
         max_in_flight_bytes: Bound of ``in_flight_bytes``.
-        peak_in_flight_bytes: Highest value of ``in_flight_bytes``.
+        peak_in_flight_bytes: Highest value of ``in_flight_bytes`` since the start.
         running: Number of running handlers.
         concurrency: Bound of ``running``.
         capacity: Bounds of the assigned partitions together: the sum of their capacities, at most ``concurrency`` and
@@ -174,11 +174,12 @@ class Status:
         held: Number of lanes that wait for a retry.
         blocked: Number of lanes that wait for ``unblock`` or ``park``.
         parking: Number of lanes whose dead letter is not confirmed.
-        publishing: Number of messages with unconfirmed outputs, and of the messages of batches that wait for them.
-        publish_held: Number of those messages whose last send failed, and that wait for the next send.
+        publishing: Number of messages with unconfirmed outputs, and of messages of the same batch that wait for these
+            outputs.
+        publish_held: Number of messages in ``publishing`` whose last send failed, and that wait for the next send.
         publishing_bytes: Bytes of the unconfirmed outputs in memory. At ``max_in_flight_bytes`` no handler starts.
-        taking: Whether intake runs: False from the high water mark until the low water mark, or until an idle handler
-            has room.
+        taking: Whether the source may deliver: False from the high water until the low water, or until a handler is
+            idle and the bounds leave room.
         paused: Whether the user has paused the consumer.
         settled: Number of settled messages since the start.
         retries: Number of failed attempts since the start after which the lane waited for a retry.
@@ -197,12 +198,12 @@ class Status:
         floors: Position below which every delivered message is finished, by partition.
         partitions: Status of each partition, by its source and number.
         oldest: The oldest unfinished message of all partitions; None = every message is finished.
-        outage: Seconds since the last answer of a broker while requests have no answer; 0.0 = a broker answers; None =
+        outage: Seconds since the last answer of a broker, if requests have no answer; 0.0 = a broker answers; None =
             unknown. The value is unknown if the source reports no outages or is not open.
         queues: Status of each partitioned queue that the source reads, by its logical name.
         kept: Messages that the log keeps for its slowest subscription; None = unknown, or the broker does not keep
             messages for subscriptions.
-        unowned: Number of messages whose keys no process owns, by the last count, which may stop at a bound; None =
+        unowned: Number of messages whose keys no process owns, at the last count. The count may stop at a bound. None =
             unknown, or the source has no ranges.
     """
 

@@ -1,4 +1,4 @@
-"""The tap on the engine's inputs and outputs, which feeds the history, OpenTelemetry and the user's events.
+"""The tap, which reports the events of a run to the history, OpenTelemetry and the user's function.
 
 The runtime reports each event once, to a ``Tap``. The workers report each call of a handler directly to ``history`` and
 ``telemetry``, and make no such call if both are None.
@@ -18,9 +18,10 @@ from lanes.observe.otel import Telemetry
 
 
 class Tap:
-    """The tap of one consumer. ``history`` or ``telemetry`` None = not configured. No method blocks or raises.
+    """The tap of one consumer.
 
-    ``on_event`` receives the events for the user and must not raise.
+    ``history`` or ``telemetry`` is None if the user has not configured it. No method blocks or raises an exception.
+    ``on_event`` receives the events for the user, and must not raise an exception.
     """
 
     __slots__ = ("_clock", "_on_event", "history", "telemetry")
@@ -214,23 +215,23 @@ class Tap:
                 self._on_event(GroupEvent(name="standby", generation=generation))
 
     def provisioned(self, generation: int, *, under: bool) -> None:
-        """Record that a process of the group exceeds its target, or that all processes meet their targets."""
+        """Record that a process of the group owns more partitions than its target, or that no process does any more."""
         if self._on_event is not None:
             name: Literal["under_provisioned", "provisioned"] = "under_provisioned" if under else "provisioned"
             self._on_event(GroupEvent(name=name, generation=generation))
 
     def crossed(self, *, saturated: bool, in_flight: int, size: int) -> None:
-        """Record that intake stopped or resumed."""
+        """Record that deliveries stopped or resumed."""
         if self.history is not None:
             note = self.history.paused if saturated else self.history.resumed
             note(in_flight, size, self._clock())
 
     def ahead(self, partition: Partition, *, reached: bool, oldest: Message | None) -> None:
-        """Record that ``max_ahead`` stops or frees a partition.
+        """Record that ``max_ahead`` stops a partition, or that the partition continues.
 
         Args:
             partition: The partition.
-            reached: True = the partition stops; False = the partition is free again.
+            reached: True = the partition stops; False = the partition continues.
             oldest: Oldest unfinished message of the partition; None = no message is unfinished.
         """
         if self.history is None:

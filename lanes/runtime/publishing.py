@@ -103,7 +103,10 @@ class OutputSender:
             await turn()
 
     def _take(self) -> dict[Output, Outputs]:
-        """Remove and return the outputs to send now. The outputs of a partition that was given up never leave."""
+        """Remove and return the outputs to send now.
+
+        The sender never sends outputs of a partition that the consumer has given up.
+        """
         owned: dict[Output, Outputs] = {}
         due, self._due = self._due, []
         for outputs in due:

@@ -248,7 +248,7 @@ def _acknowledged(_: Message) -> Outcome:
 class OutcomeReporter:
     """The reporter of ended handlers for all kinds of workers.
 
-    A report reaches history, engine and telemetry, in this order.
+    The reporter passes an outcome to the history, the engine and the telemetry, in this order.
 
     Args:
         context: The run.

@@ -32,8 +32,8 @@ class Outputs:
         message: See ``Args``.
         made: Number of outputs.
         size: Sum of the sizes of the outputs, in bytes.
-        next: The outputs that leave in the next turn of the loop.
-        sending: Number of outputs that the publisher has now.
+        next: The outputs to send in the next turn of the loop.
+        sending: Number of outputs that the publisher is sending.
         confirmed: Number of confirmed outputs that the metrics do not count yet.
         error: The error of a failed send; None = no send has failed. A permanent error replaces another error.
     """
