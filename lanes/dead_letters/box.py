@@ -1,4 +1,4 @@
-"""Dead letters for the operator: the box of a topic or subject, dispositions, and a replay by the user's handler."""
+"""The operator's access to dead letters: the box of a topic or subject, dispositions, and a replay by a handler."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StoredDeadLetter:
     Attributes:
         dead_letter: The dead letter.
         place: Topic, partition and offset, or stream and sequence, of the stored dead letter, as text.
-        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. A
-            shortened dead letter with a value of this size lost only its headers.
+        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. If the
+            value still has this size, only the headers were removed.
     """
 
     dead_letter: DeadLetter
@@ -43,10 +43,10 @@ FoundDeadLetters = Mapping[str, StoredDeadLetter | Disposition]
 
 
 class DeadLetterBox(Protocol):
-    """The dead letters of one topic or subject. Disposing of an id disposes of every copy of its dead letter.
+    """The dead letters of one topic or subject. A disposition of an id applies to every copy of the dead letter.
 
     Attributes:
-        remembers: Whether the latest ``find`` distinguished disposed dead letters from unknown ids.
+        remembers: Whether the latest ``find`` could distinguish dead letters with a disposition from unknown ids.
         other_messages: Number of messages read by this box that are not dead letters.
     """
 
@@ -103,7 +103,8 @@ class DeadLetterBox(Protocol):
     async def publish(self, stored: StoredDeadLetter, /) -> str:
         """Publish the original message at the end of its topic or stream, with the header ``Lanes-Dead-Letter``.
 
-        The call does not dispose of the dead letter. The message omits headers that make the broker act.
+        The call does not dispose of the dead letter. The message omits headers that the broker interprets as
+        instructions.
 
         Args:
             stored: A result of ``find`` of this box.
@@ -112,8 +113,8 @@ class DeadLetterBox(Protocol):
             Topic, partition and offset, or stream and sequence, of the confirmed message, as text.
 
         Raises:
-            SourceError: The origin is missing, invalid or at another broker, a header is unsendable, or the broker did
-                not confirm the message.
+            SourceError: The origin is missing, invalid or at another broker, the client cannot send a header, or the
+                broker did not confirm the message.
         """
 
     async def aclose(self) -> None:
@@ -131,7 +132,7 @@ class Explaining(Protocol):
         """Name other locations of dead letters, for a topic or subject without dead letters.
 
         Returns:
-            A text that follows the words "no dead letters"; "" = nothing to add.
+            A text for the end of a line that begins with "no dead letters"; "" = no other location.
 
         Raises:
             SourceError: A read from the broker failed.
@@ -141,7 +142,7 @@ class Explaining(Protocol):
 def check_origin(dead_letter: DeadLetter, systems: Sequence[str], what: str = "", found: str | None = None) -> None:
     """Raise ``SourceError`` for a dead letter whose origin is not at the broker of its box.
 
-    A dead letter passes the check of each fact that it lacks.
+    The function does not check a fact that the dead letter does not contain.
 
     Args:
         dead_letter: The dead letter.
@@ -212,7 +213,7 @@ async def replay(dead_letter: DeadLetter, handler: Callable[[Message], object], 
     """Call a handler once with the original message of a dead letter, and raise the handler's exception.
 
     A plain function runs in a thread, and a cancelled call waits for the end of the thread. Raises ``ConfigError`` for
-    an object that is no handler of single messages.
+    an object that is not a handler of single messages.
     """
     check_handler(handler, decode, Settings())
     message = message_of(dead_letter)

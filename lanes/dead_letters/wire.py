@@ -1,7 +1,7 @@
 """The wire format of dead letters: the ``Lanes-…`` headers that every backend writes and reads.
 
-This module defines the headers of a dead letter, the cut of a large dead letter, and the headers of a republished
-message. The ``Wire`` of a backend adds the limits of its broker.
+This module defines the headers of a dead letter, the shortening of a large dead letter, and the headers of a
+republished message. The ``Wire`` of a backend adds the limits of its broker.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ReadDeadLetter(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter.
-        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. A
-            shortened dead letter with a value of this size lost only its headers.
+        whole_size: Bytes of the original value of a shortened dead letter; None = the dead letter is complete. If the
+            value still has this size, only the headers were removed.
     """
 
     dead_letter: DeadLetter
@@ -77,14 +77,14 @@ class ReadDeadLetter(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Wire:
-    """The rules by which one backend writes and reads dead letters. Pure.
+    """The rules by which one backend writes and reads dead letters. No method does I/O.
 
     Attributes:
         writer: Name of the backend's ``DeadLetters``, for error texts.
         remedy: Advice on reading only dead letters, for error texts.
         id_field: Header with the id.
         sendable: Whether the client can send a header of this name.
-        acted_on: Prefixes, in lower case, of header names that make the broker act.
+        acted_on: Prefixes, in lower case, of headers that the broker interprets as instructions.
     """
 
     writer: str
@@ -140,8 +140,8 @@ class Wire:
     def republished(self, dead_letter: DeadLetter) -> RepublishedHeaders:
         """Return the headers of the republished message: the original headers, and the id of the dead letter.
 
-        The result omits headers that make the broker act. Raises ``SourceError`` for a name that the client cannot
-        send, because the call must not drop a header silently.
+        The result omits headers that the broker interprets as instructions. Raises ``SourceError`` for a name that the
+        client cannot send, because the call must not drop a header without an error.
         """
         headers: RepublishedHeaders = []
         nulls = set(dead_letter.null_headers)
@@ -157,7 +157,7 @@ class Wire:
         return [*headers, (REPLAYED, dead_letter.id.encode())]
 
     def refusal(self, message: Message, what: str) -> MessageError:
-        """Create the error for a message that is no dead letter; ``what`` = the fault, such as ``has no header …``."""
+        """Make the error for a message that is not a dead letter; ``what`` = the fault, as in ``has no header …``."""
         return MessageError(
             f"no dead letter: {message.partition.id} position {message.position} {what}; read only messages that "
             f"{self.writer} has written, {self.remedy}"
@@ -175,12 +175,11 @@ class Wire:
 def cut_to_fit(
     dead_letter: DeadLetter, limit: int | None, size: Callable[[DeadLetter, int | None], int]
 ) -> tuple[DeadLetter, int | None]:
-    """Cut a dead letter to ``limit`` bytes if possible.
+    """Shorten a dead letter to ``limit`` bytes if possible.
 
-    Also return the size of the original value; None = the value is complete.
-
-    The cut removes all original headers first, and then the end of the value. ``size`` returns the bytes of a dead
-    letter with the headers that ``Wire.fields`` adds to a cut dead letter.
+    Also return the size of the original value; None = the value is complete. The function first removes all original
+    headers, and then the end of the value. ``size`` returns the bytes of a dead letter with the headers that
+    ``Wire.fields`` adds to a shortened dead letter.
     """
     if limit is None or size(dead_letter, None) <= limit:
         return dead_letter, None
@@ -316,7 +315,7 @@ def _quoted_name(text: str) -> str | None:
 
 
 def _indices(text: str, headers: Sequence[tuple[str, bytes]]) -> tuple[int, ...] | None:
-    """Read the rising indices of headers without a value."""
+    """Read the indices of headers without a value, in ascending order."""
     if not text.isascii() or not _NUMBERS.fullmatch(text):
         return None
     found = tuple(map(int, text.split(",")))

@@ -1,7 +1,7 @@
 """The contract of a publisher, which sends the outputs of handlers.
 
-The consumer buffers the outputs of a message until its handler has succeeded. The consumer then passes them to its
-publisher, and settles the message after the broker has confirmed every output.
+The consumer buffers the outputs of a message until its handler has succeeded. The consumer then passes the outputs to
+its publisher. The consumer settles the message after the broker has confirmed every output.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Output:
         value: Payload. ``None`` = a record without a value, such as a tombstone.
         key: Partition key. ``None`` = no key.
         headers: Headers of the handler.
-        trace: Trace context, as further headers. The context differs between attempts, and is no part of ``output_id``.
+        trace: Trace context, as further headers. The context differs between attempts, so ``output_id`` does not
+            include it.
         number: Number of the output in its attempt, from 1.
         source: Partition of the message whose handler made the output.
         incarnation: See ``Partition``.
@@ -77,16 +78,16 @@ class Publisher(Protocol):
     async def publish(self, outputs: Sequence[Output], report: Report) -> None:
         """Send outputs, and wait until the broker has confirmed or refused each of them.
 
-        Calls may overlap. The consumer passes an output only after the earlier output of the same message, target and
-        key was confirmed, and after all outputs of earlier messages of its lane. An output that is sent again has the
-        same origin, number and content. A cancelled call may have sent any of the outputs.
+        Calls may overlap. The consumer passes an output only after the broker has confirmed the earlier output of the
+        same message, target and key. All outputs of earlier messages of the lane are also confirmed. An output that is
+        sent again has the same origin, number and content. A cancelled call may have sent any of the outputs.
 
         Args:
             outputs: The outputs, one or more. The publisher may send them in any order.
-            report: Called once for each output, before the end of this call. Any thread and any callback may call
-                this function, which does not block. The consumer sends the output again after a ``SourceError`` with
-                ``retryable=True``, and after any exception that is no error of ``lanes``. Any other error is permanent,
-                and the poison policy decides.
+            report: Called once for each output, before the end of this call. Any thread and any callback may call this
+                function, which does not block. The consumer sends the output again after a ``SourceError`` with
+                ``retryable=True``, and after any exception that is not an error of ``lanes``. Any other error is
+                permanent, and the consumer applies the poison policy.
 
         Raises:
             Exception: Each output without a report has failed with this error.
@@ -97,13 +98,13 @@ class Publisher(Protocol):
 
 
 def output_id(publisher: str, output: Output) -> str:
-    """Return 32 hex digits that identify one output of one message, also when its handler has run again.
+    """Return 32 hex digits that identify one output of one message, even if the handler has run again.
 
-    Handlers should make the same outputs at each attempt. The content is part of the identity, so a broker that
-    deduplicates by the id keeps a different output of a later attempt.
+    Handlers should make the same outputs at each attempt. The content is part of the identity. A broker that
+    deduplicates by the id therefore stores an output whose content differs from an earlier attempt.
 
     Args:
-        publisher: Name of the publisher, so that two services that write to one target do not collide.
+        publisher: Name of the publisher, so that outputs of two services to one target have different ids.
         output: The output.
 
     Returns:

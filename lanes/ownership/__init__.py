@@ -1,7 +1,7 @@
-"""Ownership of partitions on a store that assigns no owners: locks, states, and the acquisition of both.
+"""Ownership of partitions for a store that assigns no owners: locks, states, and the acquisition of both.
 
-A ``Locks`` decides which process may handle a partition. A ``StateStore`` stores the position of the partition, and
-refuses writes of a former owner. Reading order: ``state``, ``locks``, ``acquisition``, ``held_lock``, ``local``,
+A ``Locks`` object decides which process may handle a partition. A ``StateStore`` stores the position of the partition,
+and refuses writes of a former owner. Reading order: ``state``, ``locks``, ``acquisition``, ``held_lock``, ``local``,
 ``lease_locks``.
 """
 

@@ -28,7 +28,7 @@ class Claims(Protocol):
     """The part of a ``StateStore`` that an acquisition needs."""
 
     async def claim(self, key: StateKey, start: int) -> State:
-        """Raise the epoch of a state, and return the state; see ``StateStore.claim``.
+        """Increase the epoch of a state, and return the state; see ``StateStore.claim``.
 
         Args:
             key: Name of the state.
@@ -49,11 +49,13 @@ async def acquire(
     changed: Callable[[], None],
     clock: Clock = monotonic,
 ) -> Acquired | None:
-    """Acquire a partition whose lock is free. The call never waits for another holder.
+    """Acquire a partition whose lock is free.
 
-    The call acquires the lock first. The call cancels the claim when the lock is lost or its deadline passes, for
-    example while the claim waits for a connection. The call therefore raises the epoch of a living owner only if the
-    store performs an earlier sent claim. The former owner claims again after the store has refused its write.
+    The call never waits for another holder. The call first acquires the lock, and then claims the state. If the lock is
+    lost or its deadline passes, the call cancels the claim, for example while the claim waits for a connection. The
+    store may still perform a claim that the process has already sent. Only in this case does the call increase the
+    epoch of another process that now owns the partition. This owner claims the state again after the store has refused
+    its write.
 
     If the claim fails, or the lock is lost during the claim, the call releases the lock. A cancelled call releases its
     lock.
@@ -92,7 +94,7 @@ async def acquire(
 
 
 class _Claim:
-    """A claim that ends at the latest with its lock."""
+    """A claim that ends, at the latest, when its lock is lost or expires."""
 
     def __init__(self, changed: Callable[[], None], clock: Clock) -> None:
         self._changed = changed

@@ -20,7 +20,7 @@ class HeldLock:
         name: Name of the lock.
         changed: See ``Locks.try_acquire``.
         free: Async function that releases the lock at its service. Each ``release`` calls the function, so the function
-            is idempotent. The function frees only this acquisition, and raises nothing for a lost connection.
+            is idempotent. The function releases only this acquisition, and raises no exception for a lost connection.
         deadline: The first deadline; infinity = the lock needs no renewal.
         clock: Clock of the deadline.
     """
@@ -71,8 +71,8 @@ class HeldLock:
     def renewed(self, deadline: float) -> bool:
         """Record a confirmed renewal.
 
-        If the service confirms a renewal after the deadline, the lock is lost, because its consumer may have given the
-        partition up. The call has no effect for an inactive lock.
+        If the service confirms a renewal after the deadline, the lock is lost, because the consumer may already have
+        given up the partition. The call has no effect for an inactive lock.
 
         Args:
             deadline: The new deadline, counted from the time at which the process sent the renewal.
@@ -121,7 +121,7 @@ def check_lock_name(name: object) -> None:
         name: The name.
 
     Raises:
-        ConfigError: The name is no text of 1 to 1,000 characters, or has a zero byte or a lone surrogate.
+        ConfigError: The name is not a text of 1 to 1,000 characters, or contains a zero byte or a lone surrogate.
     """
     if not isinstance(name, str) or not 0 < len(name) <= _LIMIT or "\0" in name or not _encodes(name):
         raise ConfigError(

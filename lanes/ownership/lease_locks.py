@@ -36,7 +36,10 @@ _PREFIX: Final = "k."
 
 
 def key_of(name: str) -> str:
-    """Return the key of a lock in the store. The key is a hash, because every store accepts its characters."""
+    """Return the key of a lock in the store.
+
+    The key is a hash, because every store accepts the characters of a hash.
+    """
     return _PREFIX + blake3(name.encode(), derive_key_context="lanes-runtime v1: key of a lock").hexdigest(32)
 
 
@@ -110,10 +113,10 @@ class LeaseLocks:
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that the locks call after the deadline has risen, or after the loss of the lock.
+            changed: Function that the locks call after an increase of the deadline, or after the loss of the lock.
 
         Returns:
-            The lock; None = this or another process holds it.
+            The lock; None = this or another process already has the lock.
 
         Raises:
             ConfigError: The name is invalid.

@@ -23,9 +23,9 @@ class LocalLocks:
     """Locks between the consumers of one process; see ``lanes.ownership.Locks``.
 
     All objects of a process share their locks, also on event loops of several threads. A lock lasts until its release
-    or ``aclose``, and cannot be lost. Two processes cannot read each other's locks. The state store then refuses the
-    writes of one process, so messages run again, and handlers of one key overlap. Use ``LocalLocks`` only where no
-    second process can start.
+    or ``aclose``, and cannot be lost. Two processes cannot read each other's locks. With two processes, the state store
+    refuses the writes of one process. Messages then run again, and handlers of one key may overlap. Use ``LocalLocks``
+    only where no second process can start.
 
     The locks run on asyncio and trio.
 
@@ -33,7 +33,7 @@ class LocalLocks:
         domain: Text that separates locks of the same name, such as the name of a database.
 
     Raises:
-        ConfigError: The domain is no text.
+        ConfigError: The domain is not a text.
     """
 
     def __init__(self, domain: str = "") -> None:
@@ -60,7 +60,7 @@ class LocalLocks:
             changed: The locks never call this function, because a local lock cannot be lost.
 
         Returns:
-            The lock; None = a consumer of this process holds it.
+            The lock; None = a consumer of this process already has the lock.
 
         Raises:
             ConfigError: The name is invalid.

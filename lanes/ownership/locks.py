@@ -1,7 +1,7 @@
 """The contract of locks: at most one process handles a partition at a time.
 
 A lock is exclusive until its *deadline*, the time until which this process certainly holds the lock. The holder renews
-its locks, which raises the deadlines. After a freeze or a lost connection, a process reads a deadline in the past and
+its locks, which raises the deadlines. After a freeze or a lost connection, the deadline has passed, and the process
 starts no handler. The store refuses a late write because of the epoch of the state, not because of the lock: see
 ``lanes.ownership.state``.
 """
@@ -13,7 +13,10 @@ from typing import Protocol
 
 
 class Held(Protocol):
-    """One acquisition of a lock. The consumer reads the properties on the event loop; they neither block nor raise."""
+    """One acquisition of a lock.
+
+    The consumer reads the properties on the event loop; the properties neither block nor raise an exception.
+    """
 
     @property
     def name(self) -> str:
@@ -23,8 +26,8 @@ class Held(Protocol):
     def deadline(self) -> float:
         """Time until which no other process can acquire the lock, in seconds of ``lanes.clock.monotonic``.
 
-        A renewal raises the deadline, counted from the time at which the process sent the renewal. The deadline never
-        falls. A deadline that has passed is final. Infinity = the lock lasts until the process ends.
+        A renewal increases the deadline, counted from the time at which the process sent the renewal. The deadline
+        never decreases. A deadline that has passed does not change. Infinity = the lock lasts until the process ends.
         """
 
     @property
@@ -39,9 +42,9 @@ class Held(Protocol):
     async def release(self) -> None:
         """Release the lock. After the call, another process can acquire the lock. Idempotent.
 
-        The call never frees a later acquisition, of this or another process. If the service does not answer, the lock
-        expires, and the call raises nothing. After a cancellation, this process no longer has the lock. The service
-        frees the lock immediately or at its expiry.
+        The call never releases a later acquisition of this or another process. If the service does not answer, the lock
+        expires, and the call raises no exception. After a cancellation, this process no longer has the lock. The
+        service frees the lock immediately or at its expiry.
         """
 
 
@@ -62,7 +65,7 @@ class Locks(Protocol):
         """
 
     async def run(self) -> None:
-        """Renew the held locks and detect lost locks, until the task is cancelled. Called once.
+        """Renew the held locks and detect lost locks, until the task is cancelled. The consumer makes this call once.
 
         In an outage the call reports the locks as lost and waits for the service, because an exception would end the
         consumer.
@@ -80,12 +83,12 @@ class Locks(Protocol):
 
         Args:
             name: Name of the lock, 1 to 1,000 characters without zero bytes.
-            changed: Function that the locks call on the event loop after ``deadline`` has risen or ``lost`` has a
+            changed: Function that the locks call on the event loop after ``deadline`` has increased or ``lost`` has a
                 value. The function must not block or raise. The locks do not call the function after ``release`` has
                 begun.
 
         Returns:
-            The lock; None = this or another process holds it.
+            The lock; None = this or another process already has the lock.
 
         Raises:
             ConfigError: The name or the set-up is invalid.
@@ -93,4 +96,7 @@ class Locks(Protocol):
         """
 
     async def aclose(self) -> None:
-        """Release every held lock and close what ``open`` opened. Idempotent. Raises nothing for a lost connection."""
+        """Release every held lock and close what ``open`` opened.
+
+        Idempotent. The call raises no exception for a lost connection.
+        """

@@ -1,10 +1,9 @@
 """The contract of a store of partition states.
 
-A state has the position of a subscription in a partition, and the epoch.
-
-The *epoch* of a state is the number of its last acquisition. Each new owner of a partition raises the epoch before it
-reads the position. The store then refuses every write of a former owner. An undetected loss of a lock therefore at most
-repeats messages, and never moves a position.
+A state contains the position of a subscription in a partition, and the epoch. The *epoch* of a state is the number of
+its last acquisition. Each new owner of a partition increases the epoch before it reads the position. The store then
+refuses every write of a former owner. If the loss of a lock stays undetected, messages may therefore run again, but the
+former owner changes no position.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class State(NamedTuple):
     Attributes:
         epoch: Number of the last acquisition, 1 … 2⁶³−1.
         floor: The next position to read, 0 … 2⁶³−1. Every lower position is finished.
-        completed: The finished positions above the floor, as rising half-open runs.
+        completed: The finished positions above the floor, as half-open runs in ascending order.
     """
 
     epoch: int
@@ -98,14 +97,14 @@ class StateStore(Protocol):
         """
 
     async def claim(self, key: StateKey, start: int) -> State:
-        """Raise the epoch of a state in one atomic step, and return the state.
+        """Increase the epoch of a state in one atomic step, and return the state.
 
         The write is durable when the call returns.
 
         After the call, the store refuses every change of a former owner. Call this method only while this process holds
-        the lock of the partition. A repeated call raises the epoch again. Epochs of a key never repeat, even after an
-        operator has deleted the state. If a former owner has an open transaction, which may never end, the claim raises
-        ``StateLocked`` without a long wait.
+        the lock of the partition. A repeated call increases the epoch again. Epochs of a key never repeat, even after
+        an operator has deleted the state. If a former owner has an open transaction, which may never end, the claim
+        raises ``StateLocked`` without a long wait.
 
         Args:
             key: Name of the state.
@@ -122,8 +121,8 @@ class StateStore(Protocol):
         """Write states if their epochs are unchanged. The write is durable when the call returns. Idempotent.
 
         The store compares the epoch of each change with the stored epoch, and never replaces the stored epoch. The
-        positions of a state never fall. The store ignores a change below the stored floor without an error, because a
-        later call may have arrived earlier.
+        positions of a state never decrease. The store ignores a change below the stored floor, without an error,
+        because the store may receive two calls in the opposite order.
 
         Args:
             changes: The new states, at most one for each key. The changes are independent of each other.
@@ -136,7 +135,7 @@ class StateStore(Protocol):
 
 @runtime_checkable
 class StoresInTransaction(Protocol):
-    """An optional part of a state store that can write in a transaction of the caller, together with effects."""
+    """An optional interface of a state store that can write in a transaction of the caller, together with effects."""
 
     def store_in(self, connection: Any, change: StateChange) -> Awaitable[None] | None:
         """Write a state as ``StateStore.store`` does, in the open transaction of the caller.
@@ -153,8 +152,8 @@ class StoresInTransaction(Protocol):
             Nothing; awaitable for an asynchronous connection.
 
         Raises:
-            Fenced: The state is missing or has another epoch. Let the exception leave the transaction block, so that
-                the database rolls the effects back.
-            ConfigError: The connection is in no transaction, or a table or permission is missing.
+            Fenced: The state is missing or has another epoch. Do not catch the exception in the transaction block, so
+                that the database rolls back the effects.
+            ConfigError: The connection has no open transaction, or a table or permission is missing.
             SourceError: The store did not answer or refused the write.
         """

@@ -55,8 +55,8 @@ class PartitionedQueue:
     Partition 0 has the name of the logical queue, and partition 1, 2 … the names ``NAME__p1``, ``NAME__p2`` …. With one
     partition, the queue is a plain queue. A producer that does not know the partitions writes to partition 0.
 
-    Producers and consumers must use the same number of partitions. Another number moves keys to other partitions, and
-    messages of such a key may then overtake each other.
+    Producers and consumers must use the same number of partitions. With another number, some keys have other
+    partitions, and messages of such a key may overtake each other.
 
     Args:
         name: Name of the logical queue, not empty.
@@ -68,8 +68,8 @@ class PartitionedQueue:
         names: Names of the physical queues, in the order of their partitions.
 
     Raises:
-        ConfigError: The name is no ``str``, is empty or has a control character, or the number of partitions is out of
-            its range.
+        ConfigError: The name is not a ``str``, is empty or contains a control character, or the number of partitions is
+            out of its range.
     """
 
     name: str
@@ -106,8 +106,8 @@ class PartitionedQueue:
             The queue.
 
         Raises:
-            ConfigError: A name is no ``str``, is empty, has a control character or occurs twice, or the number of names
-                is out of its range.
+            ConfigError: A name is not a ``str``, is empty, contains a control character or occurs twice, or the number
+                of names is out of its range.
         """
         _check_name("logical", logical)
         if isinstance(physical_names, str) or not isinstance(physical_names, Iterable):
@@ -155,7 +155,7 @@ class PartitionedQueue:
         return Route(self.names[partition], partition, data)
 
     def route_by_index(self, i: int) -> Route:
-        """Return the route of a message without a key. Index 0 has the route to partition 0, index 1 to partition 1.
+        """Return the route of a message without a key. Index 0 selects partition 0, and index 1 selects partition 1.
 
         Args:
             i: Number of the message, 0 or more, such as a counter of the producer. The partition is this number modulo
@@ -165,7 +165,7 @@ class PartitionedQueue:
             The route, with the key ``None``.
 
         Raises:
-            TypeError: The index is no ``int``.
+            TypeError: The index is not an ``int``.
             ValueError: The index is negative.
         """
         if not isinstance(i, int) or isinstance(i, bool):

@@ -1,7 +1,7 @@
 """The physical queues of the partitioned queues that a source reads.
 
-Labels with the name of a logical queue use this register. The register does not parse names, so a queue that a user
-names ``orders__p1`` belongs to no logical queue.
+Labels with the name of a logical queue use this mapping. The mapping does not parse names, so a queue that a user names
+``orders__p1`` belongs to no logical queue.
 """
 
 from __future__ import annotations

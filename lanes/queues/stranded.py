@@ -1,4 +1,4 @@
-"""Stranded messages, whose physical queue has no reader in a group because producers use another width.
+"""Stranded messages, whose physical queue has no reader in a group, because producers use another number of partitions.
 
 The functions are pure. A backend reads the facts from its broker, and logs the lines.
 """
@@ -57,12 +57,13 @@ class Stranded(NamedTuple):
 def names_beyond(queue: PartitionedQueue, known: Iterable[str] = ()) -> tuple[str, ...]:
     """Return the names of physical queues that may have stranded messages of a queue.
 
-    The result has the computed names up to twice the width, and the names of a former, larger width. The result omits
-    the names of the queue itself.
+    The result contains the computed names up to twice the number of partitions, and the names of an earlier, larger
+    number. The result omits the names of the queue itself.
 
     Args:
-        queue: The queue as its consumers know it.
-        known: Names of physical queues that the group has read at any time. Only computed names of the queue count.
+        queue: The queue with the number of partitions that its consumers use.
+        known: Names of physical queues that the group has read at any time. The function ignores all other names than
+            computed names of the queue.
 
     Returns:
         The names, in the order of their partitions.
@@ -77,7 +78,7 @@ def stranded_in(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], group:
     """Return the stranded messages of a queue.
 
     Args:
-        queue: The queue as its consumers know it.
+        queue: The queue with the number of partitions that its consumers use.
         facts: Facts by the name of the physical queue.
         group: The group.
 
@@ -97,7 +98,7 @@ def stranded_text(stranded: Sequence[Stranded], group: str) -> str:
 
     Args:
         stranded: The physical queues of one logical queue, at least one.
-        group: Kind and name of the group, such as ``group 'billing'``.
+        group: Words and name of the group, such as ``group 'billing'``.
 
     Returns:
         The line.
@@ -117,11 +118,12 @@ class StrandedLog:
         self._told: dict[str, float] = {}
 
     def due(self, found: Iterable[Stranded], now: float) -> list[Stranded]:
-        """Return the entries of ``found`` to log now, and count them as logged.
+        """Return the entries of ``found`` to log now, and record that the caller logs them.
 
         Args:
-            found: All physical queues with stranded messages. The call forgets a queue that is missing in ``found``.
-            now: Time now, in seconds.
+            found: All physical queues with stranded messages. The call removes the record of a queue that is not in
+                ``found``.
+            now: Current time, in seconds.
 
         Returns:
             The entries, in the order of ``found``.
@@ -172,11 +174,11 @@ class StrandedWatch:
 
     @property
     def suspected(self) -> frozenset[str]:
-        """Names in ``found``, and names that the last check found for the first time."""
+        """The names in ``found``, and the names that the last check found for the first time."""
         return frozenset(self._doubted.union(each.name for each in self.found))
 
     def next_names(self, names: Callable[[], Iterable[str]]) -> list[str]:
-        """Return the names for the next check: all names, or a portion of many names.
+        """Return the names for the next check: all names, or ``portion`` of them if there are more.
 
         Args:
             names: Function that returns the names of a new round. The call omits names of ``queues``.
@@ -199,7 +201,7 @@ class StrandedWatch:
         Args:
             asked: Names of the check.
             facts: Facts by the name of the physical queue. A name without facts has no message.
-            now: Time now, in seconds.
+            now: Current time, in seconds.
 
         Returns:
             The result.

@@ -45,7 +45,7 @@ class Step(NamedTuple):
 
     Attributes:
         action: The action of the operator.
-        progress: Whether the broker shows that the step is done.
+        progress: State of the step, as far as the facts of the broker show it.
         found: The finding at the broker.
     """
 
@@ -62,7 +62,8 @@ class Runbook(NamedTuple):
         create: Physical queues to create, each with its number of broker partitions. Empty while the existing physical
             queues contradict each other.
         remove: Removable physical queues: no member reads them, and every group has finished their messages.
-        faults: Faults that strand messages, or refuse the change; empty = the change may continue.
+        faults: Faults because of which messages would be stranded, or the change must not continue; empty = the change
+            may continue.
     """
 
     steps: tuple[Step, ...]
@@ -81,7 +82,7 @@ def grow_steps(
     """Return the runbook of a larger number of partitions: create, start workers, then start producers.
 
     Args:
-        before: The queue with its present number.
+        before: The queue with its current number.
         after: The queue with its new number.
         facts: Facts by the name of the physical queue.
         groups: Groups that must read the queue.
@@ -150,7 +151,7 @@ def shrink_steps(
     """Return the runbook of a smaller number of partitions: producers, wait, workers, then remove.
 
     Args:
-        before: The queue with its present number.
+        before: The queue with its current number.
         after: The queue with its new number.
         facts: Facts by the name of the physical queue.
         groups: Groups of the workers. Every other group in ``facts`` must have finished the removed queues too.
@@ -227,7 +228,7 @@ def wider_readers(queue: PartitionedQueue, facts: Mapping[str, QueueFacts], grou
         groups: Groups of the workers.
 
     Returns:
-        The faults, empty if the number may be right.
+        The faults; empty = no fact contradicts the number.
     """
     read = {
         group: [name for name, fact in facts.items() if fact.readers.get(group, 0) and name not in queue.names]

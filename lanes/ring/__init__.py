@@ -1,4 +1,4 @@
-"""The ring: 65,536 slots, to which a hash maps keys, and ranges of slots. Nothing blocks.
+"""The ring: 65,536 slots, to which a hash maps keys, and ranges of slots. No call blocks.
 
 ``slot(key)`` is the first two bytes of the BLAKE3 hash of the key, little-endian, so that other programs can compute
 it. A key is bytes, a ``str`` (its UTF-8) or an unsigned 128-bit ``int`` (16 bytes, little-endian). For example, the key

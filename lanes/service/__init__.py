@@ -1,6 +1,6 @@
 """``lanes run``: a consumer as a service of several worker processes under one supervisor.
 
-Reading order: ``target`` (the named consumer), ``env_file`` (its environment), ``logs`` (text or JSON), ``worker`` (a
-process and its link to the supervisor), ``changes`` (of files), ``port`` (over HTTP), ``supervisor`` (starts, restarts
-and drains the workers).
+Reading order: ``target`` (the named consumer), ``env_file`` (an environment file), ``logs`` (text or JSON), ``worker``
+(a process and its connection to the supervisor), ``changes`` (changed files), ``port`` (the HTTP server),
+``supervisor`` (starts, restarts and drains the workers).
 """

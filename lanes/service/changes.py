@@ -20,7 +20,7 @@ async def changes(folder: str) -> AsyncIterator[list[str]]:
     """Yield the names of Python files below a folder that changed together.
 
     Args:
-        folder: The folder. Folders such as ``.git``, ``.venv`` and ``__pycache__`` do not count.
+        folder: The folder. The function ignores folders such as ``.git``, ``.venv`` and ``__pycache__``.
 
     Yields:
         At least one path, relative to the folder.

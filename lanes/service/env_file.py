@@ -11,8 +11,8 @@ def variables_of(path: Path) -> dict[str, str]:
     """Read ``NAME=VALUE`` lines. No error shows a value, because a value may be a secret.
 
     Args:
-        path: The file. Empty lines and lines that begin with ``#`` do not count. A line may begin with ``export``, and
-            quotes around a value do not count.
+        path: The file. The function ignores empty lines and lines that begin with ``#``. A line may begin with
+            ``export``, and quotes around a value are not part of the value.
 
     Returns:
         The variables.

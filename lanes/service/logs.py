@@ -68,7 +68,7 @@ class _JsonHandler(logging.StreamHandler[Any]):
 
 
 def open_log(form: LogFormat, process: str) -> None:
-    """Write the log of this process to stderr, from level INFO on.
+    """Write the log of this process to stderr, at level INFO and above.
 
     With ``json``, warnings of Python, and errors that end the process or a thread, become lines of the log too.
 

@@ -1,4 +1,4 @@
-"""The HTTP port of a service: probes, the status of the workers, and their metrics with a label."""
+"""The HTTP server of a service: probes, the status of the workers, and their metrics with a label."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NO_ANSWER: Final = "the process has not answered"
 
 
 class AnyWorker(Protocol):
-    """A worker, as the port sees it; see ``lanes.service.supervisor.Worker``."""
+    """The part of a worker that the HTTP server uses; see ``lanes.service.supervisor.Worker``."""
 
     number: int
     restarts: int
@@ -51,7 +51,7 @@ class AnyWorker(Protocol):
 
 
 class AnySupervisor(Protocol):
-    """A supervisor, as the port sees it."""
+    """The part of a supervisor that the HTTP server uses."""
 
     stopping: bool
 
@@ -63,7 +63,7 @@ class AnySupervisor(Protocol):
 class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the signals to the supervisor."""
+        """Install no signal handlers, because the supervisor handles the signals."""
         yield
 
 
@@ -83,7 +83,7 @@ async def open_port(supervisor: AnySupervisor, address: str) -> AsyncIterator[No
 
 
 class ServicePort:
-    """The answers of the port.
+    """The answers of the HTTP server.
 
     Args:
         supervisor: The supervisor of the workers.
@@ -107,14 +107,14 @@ class ServicePort:
         )
 
     async def live(self, _: Request) -> Response:
-        """Answer 503 if the event loop of a worker stands still, else 200."""
+        """Answer 503 if the event loop of a worker does not answer, else 200."""
         reasons = [
             f"worker {each['worker']}: {each['reason']}" for each in await self._answers() if each["live"] is False
         ]
         return _json({"live": not reasons, "reason": "; ".join(reasons) or None}, not reasons)
 
     async def ready(self, _: Request) -> Response:
-        """Answer 200 while all workers are ready, else 503. A worker whose source has ended does not count."""
+        """Answer 200 while all workers are ready, else 503. The answer ignores a worker whose source has ended."""
         reasons = [f"worker {each['worker']}: {each['reason']}" for each in await self._answers() if not each["ready"]]
         if self._supervisor.stopping:
             reasons = ["the service drains"]
@@ -180,7 +180,7 @@ def merged(texts: Mapping[str, str], restarts: Mapping[str, int]) -> bytes:
         restarts: Number of restarts, by the number of the worker.
 
     Returns:
-        The metrics with the label ``worker``. A family of several workers has one description.
+        The metrics with the label ``worker``. A metric family of several workers has one description.
     """
     families: dict[str, Metric] = {}
     for worker, text in texts.items():

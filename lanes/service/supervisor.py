@@ -1,4 +1,4 @@
-"""The supervisor of ``lanes run``: starts the workers, restarts those that die, and drains them together."""
+"""The supervisor of ``lanes run``, which starts and drains the workers, and restarts a worker after a failure."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ class Service:
         workers: Number of worker processes.
         backend: Name of the event loop's library in the workers.
         log: Format of the log.
-        environment: Variables that the workers get in addition to the environment of the supervisor.
-        http: Address of the port with the probes; None = no port.
+        environment: Variables that the workers receive in addition to the environment of the supervisor.
+        http: Address of the HTTP server with the probes; None = no HTTP server.
         reload: Folder whose changed Python files restart the workers; None = no restart.
     """
 
@@ -80,15 +80,16 @@ class Service:
 
 
 class Worker:
-    """A place for one worker process after another.
+    """One worker, whose process the supervisor may replace.
 
     Args:
         number: Number of the worker, from 1.
 
     Attributes:
         number: Number of the worker, from 1.
-        state: ``starting`` = the process has not connected yet. ``waiting`` = for a restart. ``finished`` = its source
-            has ended. ``refused`` = the target names no consumer. ``stopped`` = the supervisor has stopped it.
+        state: ``starting`` = the process has not connected yet. ``waiting`` = the worker waits for a restart.
+            ``finished`` = its source has ended. ``refused`` = the target names no consumer. ``stopped`` = the
+            supervisor has stopped it.
         restarts: Number of restarts after a failure.
         last_status: Exit status of the last process; None = the first process runs.
         longest_drain: Seconds that the consumer of the process may take for a drain.
@@ -303,7 +304,7 @@ class Supervisor:
     # --- one worker
 
     def _stops(self) -> bool:
-        """Return whether the service drains, which may change during every ``await``."""
+        """Return whether the service drains. The answer may change during every ``await``."""
         return self.stopping
 
     async def _keep(self, worker: Worker) -> None:
@@ -415,7 +416,7 @@ class Supervisor:
             worker.idle.set()
 
     async def _serve_worker(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve the connection of a process that knows the token of a worker."""
+        """Serve the connection of a process that sends the token of a worker."""
         worker = None
         try:
             async with asyncio.timeout(5.0):
@@ -455,12 +456,12 @@ class Supervisor:
             self._refusal = fields["refused"]
 
     def _harmless(self, status: int | None) -> bool:
-        """Return whether a status after a request to stop means a drain, or an end before the start."""
+        """Return whether an exit status after a request to stop means a drain, or an end before the start."""
         return status in (None, EXIT_DRAINED, EXIT_USAGE, -signal.SIGTERM)
 
 
 def _ended(status: int | None) -> str:
-    """Return how a process has ended, as words."""
+    """Return a text that says how a process ended."""
     if status is not None and status < 0:
         with suppress(ValueError):
             return f"was ended by {signal.Signals(-status).name}"

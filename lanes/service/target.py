@@ -16,7 +16,7 @@ _REMEDY: Final = "write module:name of a lanes.Consumer, or of a function withou
 
 
 class TargetError(Exception):
-    """A target that names no consumer, with one line for the user as its text."""
+    """Error for a target that names no consumer. The text is one line for the user."""
 
 
 def parse_target(text: str) -> tuple[str, str]:
@@ -47,7 +47,8 @@ async def consumer_of(text: str) -> Consumer:
         The consumer.
 
     Raises:
-        TargetError: The module or the name does not exist, the file has a syntax error, or the object is no consumer.
+        TargetError: The module or the name does not exist, the file has a syntax error, or the object is not a
+            consumer.
     """
     module, name = parse_target(text)
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -1,7 +1,8 @@
 """A worker process of ``lanes run``: ``python -m lanes.service.worker``, with its job as a line on stdin.
 
-The worker connects to the supervisor over loopback, and obeys its requests, one JSON object a line. The end of the
-connection means that the supervisor is gone; the worker then drains, so no process stays behind.
+The worker connects to the supervisor over loopback, and performs its requests. Each request is a line with one JSON
+object. If the connection ends, the supervisor has ended. The worker then drains, so that no process continues without a
+supervisor.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Job:
         target: The consumer, such as ``app:consumer``.
         number: Number of the worker, from 1.
         port: Port of the supervisor on loopback.
-        token: Secret by which the supervisor knows the worker.
+        token: Secret by which the supervisor recognizes the worker.
         backend: Name of the event loop's library.
         log: Format of the log.
         web: Whether the supervisor serves the status and the metrics of the worker.
@@ -106,7 +107,7 @@ class Link:
         self.tell(accepted=True, longest_drain=self._longest_drain)
 
     def show(self, consumer: Consumer) -> None:
-        """Answer the questions of the supervisor about this consumer from now on."""
+        """From now on, answer the supervisor's requests about this consumer."""
         # Here, because a worker without a port does not need the extra.
         from lanes.web.metrics import Metrics
 
@@ -115,7 +116,7 @@ class Link:
         self._board = Board(consumer)
 
     def tell(self, **fields: Any) -> None:
-        """Send an object to the supervisor. Blocks until the system has taken it."""
+        """Send an object to the supervisor. The call blocks until the operating system has accepted the object."""
         try:
             with self._lock:
                 self._socket.sendall(json.dumps(fields).encode() + b"\n")
@@ -171,7 +172,7 @@ class Link:
 
 
 def _stop() -> None:
-    """Let this process receive SIGTERM, also where no process can send one."""
+    """Make this process receive SIGTERM, even on a system on which no process can send this signal."""
     signal.raise_signal(signal.SIGTERM)
 
 

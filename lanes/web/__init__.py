@@ -1,8 +1,9 @@
-"""The HTTP port of a consumer: probes, status, metrics and a live page.
+"""The HTTP server of a consumer: probes, status, metrics and a live page.
 
 Reading order: ``settings``, ``board`` (the snapshot that the event loop makes), ``values`` (its JSON), ``metrics``,
-``lines`` (of the log), ``commands`` (of an operator), ``routes`` (the answers), ``port`` (the thread that serves them),
-``opening`` (the check of the extra for ``metrics``, ``routes`` and ``port``). The page is in three files beside them.
+``lines`` (lines of the log), ``commands`` (commands of an operator), ``routes`` (the answers), ``port`` (the thread
+that serves them), ``opening`` (the check of the extra for ``metrics``, ``routes`` and ``port``). Three other files in
+this folder contain the page.
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ def app(
     operate: bool = False,
     token: str | None = None,
 ) -> Starlette:
-    """Return the routes of the port as an ASGI application, to mount in an application such as FastAPI.
+    """Return the routes of the HTTP server as an ASGI application, to mount in an application such as FastAPI.
 
-    The call does not block. A request never waits for the event loop of the consumer for more than a moment, also if
-    another loop serves the application. ``/metrics`` needs a ``MeterProvider`` of your program with a reader for
-    Prometheus.
+    The call does not block. A request never waits long for the event loop of the consumer, even if another loop serves
+    the application. ``/metrics`` needs a ``MeterProvider`` of your program with a reader for Prometheus.
 
     Args:
         consumer: The consumer that your application runs.

@@ -41,11 +41,11 @@ _WAITS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """A lane whose head waits.
+    """A lane whose head, its first unfinished message, waits.
 
     Attributes:
-        waits: ``"retry"`` = for the next attempt. ``"blocked"`` = for an operator. ``"parking"`` = for the confirmation
-            of the dead letter. ``"outputs"`` = for the next send of its outputs.
+        waits: Event that the head waits for: ``"retry"`` = the next attempt. ``"blocked"`` = a command of an operator.
+            ``"parking"`` = the confirmation of the dead letter. ``"outputs"`` = the next send of its outputs.
         partition: Source and number of the partition.
         position: Position of the head.
         attempt: Number of the attempts so far.
@@ -89,8 +89,8 @@ class View:
 class Board:
     """The latest view of one consumer. Any thread may call every method, and no method blocks.
 
-    The event loop of the consumer makes the view, so a loop that stands still makes no view, and ``silent`` grows.
-    While no loop runs the consumer, the caller of ``ask`` makes the view.
+    The event loop of the consumer makes the view. While the loop does not answer, the view does not change, and
+    ``silent`` increases. While no loop runs the consumer, the caller of ``ask`` makes the view.
 
     Args:
         consumer: The consumer.
@@ -115,13 +115,13 @@ class Board:
 
     @property
     def silent(self) -> float:
-        """Seconds for which the event loop has not answered; 0.0 = no question waits for an answer."""
+        """Seconds for which the event loop has not answered; 0.0 = no request waits for an answer."""
         asked = self._asked
         return 0.0 if asked is None else max(0.0, self._clock() - asked)
 
     @property
     def draining(self) -> bool:
-        """Whether the consumer drains. The value changes at once, also while a handler blocks the event loop."""
+        """Whether the consumer drains. The value changes at once, even while a handler blocks the event loop."""
         run = self._consumer._life.active_run
         return run is not None and (self._consumer._stopping or run.stopping)
 

@@ -22,7 +22,7 @@ _DONE_WITHIN: Final = 5.0
 
 
 class Refused(Exception):
-    """A command that cannot be performed, with the reason as its text."""
+    """Error for a command that the consumer cannot perform. The text is the reason."""
 
 
 class Commands:
@@ -38,11 +38,11 @@ class Commands:
         self._token = token
 
     def permits(self, authorization: str) -> bool:
-        """Return whether a header ``Authorization`` has the token."""
+        """Return whether a header ``Authorization`` contains the token."""
         return hmac.compare_digest(authorization.encode(), f"Bearer {self._token}".encode())
 
     async def perform(self, command: str, key: str | None) -> str:
-        """Perform a command on the event loop of the consumer, and return what has happened.
+        """Perform a command on the event loop of the consumer, and return a text about its effect.
 
         Args:
             command: One of ``COMMANDS``.

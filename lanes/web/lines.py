@@ -19,7 +19,7 @@ _LENGTH: Final = 500
 class Lines(logging.Handler):
     """Keeps the last lines of the logger ``lanes``, from ``open`` until ``close``. Any thread may log.
 
-    The program decides by the level of its loggers which lines exist.
+    The levels of the program's loggers decide which lines exist.
     """
 
     def __init__(self) -> None:

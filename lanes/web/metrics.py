@@ -19,7 +19,7 @@ _IMPORT: Final = "from opentelemetry.exporter.prometheus import PrometheusMetric
 
 
 def missing_reader() -> str:
-    """Return why no reader for Prometheus has a series, with the remedy."""
+    """Return the reason why no reader for Prometheus has metrics, and the remedy."""
     if is_idle(metrics.get_meter_provider()):
         return (
             f"the program has set no MeterProvider; write {_IMPORT}"
@@ -46,7 +46,7 @@ class Metrics:
     def provide(self) -> None:
         """Set a global ``MeterProvider`` with a reader for Prometheus, unless the program has set a provider.
 
-        A consumer ignores a provider that is set after its source is open, so make this call before. Idempotent.
+        Make this call before the consumer opens its source, because the consumer ignores a later provider. Idempotent.
         """
         if is_idle(metrics.get_meter_provider()):
             metrics.set_meter_provider(MeterProvider(metric_readers=[PrometheusMetricReader()]))
@@ -60,7 +60,7 @@ class Metrics:
             accept: The header ``Accept`` of the request.
 
         Returns:
-            The text and its content type; None = no reader for Prometheus has a series. The first such answer is a
+            The text and its content type; None = no reader for Prometheus has metrics. The first such answer causes a
             warning in the log.
         """
         if not self._exist():

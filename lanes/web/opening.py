@@ -19,11 +19,11 @@ _NEEDED: Final = ("starlette", "uvicorn", "prometheus_client", "opentelemetry.sd
 
 
 def port_of(consumer: Consumer, http: str | Web | None) -> AbstractContextManager[object]:
-    """Return the block in which the port of a consumer is open.
+    """Return a context manager in whose block the HTTP server of a consumer is open.
 
     Args:
         consumer: The consumer.
-        http: Address or settings of the port; None = no port.
+        http: Address or settings of the HTTP server; None = no HTTP server.
 
     Returns:
         A context manager whose start raises ``ConfigError`` if the address is in use.
@@ -43,7 +43,7 @@ def port_of(consumer: Consumer, http: str | Web | None) -> AbstractContextManage
 def application(
     consumer: Consumer, *, show_keys: bool, hosts: Collection[str], operate: bool, token: str | None
 ) -> Starlette:
-    """Return the application of ``lanes.web.app``, see there."""
+    """Return the application; see ``lanes.web.app``."""
     if not isinstance(consumer, Consumer):
         raise ConfigError(f"consumer is {kind_of(consumer)}: pass lanes.Consumer(source, handler, …)")
     web = Web(address="127.0.0.1:0", show_keys=show_keys, hosts=hosts, operate=operate, token=token)

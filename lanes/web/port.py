@@ -1,4 +1,7 @@
-"""The port of a consumer: a thread with a server of its own, which answers while the event loop is busy."""
+"""The HTTP server of a consumer.
+
+The server runs in a separate thread, so it also answers while the event loop is busy.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ _CLOSED_WITHIN: Final = 3.0
 
 
 class Port:
-    """The port of one consumer, from ``open`` until ``close``.
+    """The HTTP server of one consumer, from ``open`` until ``close``.
 
     Args:
         consumer: The consumer.
-        web: Settings of the port.
+        web: Settings of the HTTP server.
 
     Attributes:
-        address: Address that the port listens on.
+        address: Address that the server listens on.
     """
 
     def __init__(self, consumer: Consumer, web: Web) -> None:
@@ -65,10 +68,10 @@ class Port:
         self.close()
 
     def open(self) -> None:
-        """Listen, and answer requests from now on. The call does not block.
+        """Begin to listen and to answer requests. The call does not block.
 
         Raises:
-            ConfigError: The address is in use, is not of this machine, or needs more rights.
+            ConfigError: The address is in use, does not belong to this machine, or requires more permissions.
         """
         listening = listener(self.address)
         self.address = Address(self.address.host, listening.getsockname()[1])
@@ -111,7 +114,7 @@ class Port:
 
 
 def server_config(application: Starlette) -> uvicorn.Config:
-    """Return the settings of a server that configures no log of the program."""
+    """Return the settings of a server that does not change the logging of the program."""
     return uvicorn.Config(
         application,
         log_config=None,

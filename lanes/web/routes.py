@@ -1,4 +1,4 @@
-"""The routes of the port, as an application for every ASGI server."""
+"""The routes of the HTTP server, as an application for any ASGI server."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ _Answer = Callable[[Request], Awaitable[Response]]
 
 
 class Routes:
-    """The answers of the port.
+    """The answers of the HTTP server.
 
     Args:
         board: Board of the consumer.
         metrics: Metrics of the process.
-        web: Settings of the port.
+        web: Settings of the HTTP server.
         lines: The last lines of the log.
-        commands: Commands of an operator; None = the port takes no command.
+        commands: Commands of an operator; None = the server accepts no commands.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Routes:
         return Starlette(routes=routes)
 
     def close(self) -> None:
-        """End the streams of events soon. Any thread may make this call. Idempotent."""
+        """Ask the streams of events to end. Any thread may make this call. Idempotent."""
         self._closed = True
 
     async def live(self, _: Request) -> Response:
@@ -152,7 +152,7 @@ class Routes:
     # --- inside
 
     def _for_browsers(self, answer: _Answer) -> _Answer:
-        """Refuse requests under names of other hosts, and requests of pages of other sites."""
+        """Refuse requests that name another host, and requests from pages of other sites."""
 
         async def checked(request: Request) -> Response:
             host = request.headers.get("host", "")
@@ -181,7 +181,7 @@ class Routes:
                 await asyncio.sleep(FRESH / _LOOKS)
 
     async def _refresh(self) -> None:
-        """Wait a moment for a new snapshot, unless the latest one is fresh or the loop is silent already."""
+        """Wait briefly for a new snapshot, unless the latest snapshot is recent or the loop does not answer."""
         if self._board.silent > _ANSWER_WITHIN or (self._board.age < FRESH and not self._board.silent):
             return
         loop, made = asyncio.get_running_loop(), asyncio.Event()

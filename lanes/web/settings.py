@@ -1,4 +1,4 @@
-"""The settings of the port of a consumer."""
+"""The settings of the HTTP server of a consumer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Address(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Whether only programs of this machine can connect."""
+        """Whether only programs on this machine can connect."""
         return self.host in _LOOPBACK
 
     def __str__(self) -> str:
@@ -33,15 +33,15 @@ class Address(NamedTuple):
 @names_unknown_options("lanes.web.Web")
 @dataclass(frozen=True, kw_only=True)
 class Web:
-    """The settings of the port of a consumer; see ``lanes.main``.
+    """The settings of the HTTP server of a consumer; see ``lanes.main``.
 
     Attributes:
         address: Host and port to listen on, such as ``"127.0.0.1:8080"``. Port 0 = the system chooses a free port, and
-            the log shows the port. An address other than loopback is open to the network.
+            the log shows the port. Other machines can reach an address other than loopback.
         show_keys: Whether the page and ``/status`` show the keys of messages. False = only the hashes of the keys.
         hosts: Names by which browsers may open the page, in addition to the names of loopback and to the host of the
-            address, such as ``"ops.example.com"``. Another site could otherwise read the page through a name of its
-            own. The probes and ``/metrics`` answer under every name.
+            address, such as ``"ops.example.com"``. Without this check, another site could read the page under its own
+            host name. The probes and ``/metrics`` answer under every name.
         operate: Whether a person with the token may pause, resume, unblock and send to the dead letters.
         token: Secret of the person, at least 16 characters. ``operate`` needs a token. No ``repr`` shows the token.
 
@@ -72,7 +72,7 @@ class Web:
 
 
 def is_of_host(text: str, allowed: Collection[str]) -> bool:
-    """Return whether the value of a header ``Host`` names an allowed host or loopback, with any port."""
+    """Return whether the value of a header ``Host`` names an allowed host or loopback; the port may be any."""
     host = text.rpartition("]")[0][1:] if text.startswith("[") else text.partition(":")[0]
     return host.casefold() in _LOOPBACK | {each.casefold() for each in allowed}
 

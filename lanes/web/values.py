@@ -1,6 +1,6 @@
 """The JSON of a view: counts, positions and ages, and no key, payload or text of an exception.
 
-The field ``version`` counts incompatible changes of the format. A new field does not change the version.
+The field ``version`` increases with each incompatible change of the format. A new field does not change the version.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ def page_of(board: Board, *, show_keys: bool, operate: bool, lines: Sequence[str
     Args:
         board: The board of the consumer.
         show_keys: Whether to show keys in addition to their hashes.
-        operate: Whether the port takes commands.
+        operate: Whether the server accepts commands.
         lines: The last lines of the log, the newest first.
 
     Returns:
-        The content of ``/status`` with ``SHOWN_PARTITIONS`` partitions at most, those with the oldest messages.
+        The content of ``/status`` with at most ``SHOWN_PARTITIONS`` partitions: the partitions with the oldest
+        messages.
     """
     view = board.view
     status = view.status
@@ -56,7 +57,7 @@ def page_of(board: Board, *, show_keys: bool, operate: bool, lines: Sequence[str
 
 
 def _attention(partition: PartitionStatus) -> tuple[float, int]:
-    """Return how much a partition deserves the attention of a reader, for a comparison."""
+    """Return a sort key, by which the page shows first the partitions that need attention."""
     return -1.0 if partition.oldest is None else partition.oldest.age, partition.lag or 0
 
 
@@ -91,7 +92,7 @@ def _content(board: Board, status: Status | None, *, show_keys: bool) -> dict[st
 
 
 def reason_not_live(board: Board) -> str | None:
-    """Return why a restart of the process would help; None = the process is alive."""
+    """Return the reason why a restart of the process would help; None = no restart is needed."""
     if board.failure is not None:
         return f"the consumer was stopped by {type(board.failure).__qualname__}"
     if board.silent >= STILL:
@@ -112,7 +113,8 @@ def plain(value: Any, *, show_keys: bool) -> Any:
         show_keys: Whether to show keys in addition to their hashes.
 
     Returns:
-        The objects. The field ``key`` becomes the field ``key_hash``, and stays only with ``show_keys``.
+        The objects. The result contains the field ``key_hash`` for each field ``key``, and the field ``key`` itself
+        only with ``show_keys``.
     """
     if is_dataclass(value) and not isinstance(value, type):
         made: dict[str, Any] = {}
