@@ -1,8 +1,8 @@
 """The contract between ``lanes`` and a backend.
 
 A source delivers messages, settles messages and releases partitions. The engine, not the source, decides order, retries
-and bounds. The engine and the runtime use a backend only through values and Protocols. This file is longer than most,
-because it contains most of them.
+and bounds. The engine and the runtime use a backend only through values and Protocols.
+This file is longer than most, because it contains most of these values and Protocols.
 """
 
 from __future__ import annotations
