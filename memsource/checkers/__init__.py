@@ -195,7 +195,7 @@ def check(
         segments: Segments of the history, in any order.
         checkers: Makers of the checkers to run; all by default.
         taken: Assignments that the broker took away, as (member, partition, number). See ``Timeline``.
-        outputs: Outputs that the broker shows to readers. None = the visible outputs are unknown.
+        outputs: Outputs that the broker shows to readers. ``None`` = the visible outputs are unknown.
 
     Returns:
         One verdict for each checker, in the order of ``checkers``.

@@ -208,8 +208,8 @@ class BoundedInFlight(_Bound):
 class PartitionBudgets(_Bound):
     """No partition exceeds ``max_in_flight_per_partition`` or ``concurrency_per_partition`` (63).
 
-    The partitions of a physical queue count together, as one. The checker counts the messages in flight of one
-    assignment of each partition. The checker counts the handlers of all assignments in one process, and counts a
+    The checker treats the partitions of a physical queue as one partition. The checker counts the messages in flight of
+    one assignment of each partition. The checker counts the handlers of all assignments in one process, and counts a
     handler after the fence until its end. With batches the bound of handlers is ``concurrency_per_partition`` calls, of
     ``batch`` messages each. The verdict's note states the peak of the messages in flight.
 
@@ -466,9 +466,9 @@ class PauseAtBounds(PromiseChecker):
 
     The low water of messages is halfway between ``concurrency`` and ``max_in_flight``. The low water of bytes is half
     of ``max_in_flight_bytes``. When a handler has been idle for half a second, the intake may restart below the bounds.
-    Messages that wait for a stuck message may otherwise keep a count above its low water. With bounds per partition,
-    messages of full partitions raise the low water of messages. A message that a former owner had completed counts only
-    at its delivery.
+    Without this rule, messages that wait for one slow message may keep a count above its low water. With bounds per
+    partition, messages of full partitions raise the low water of messages. A message that a former owner had completed
+    counts only at its delivery.
 
     Args:
         timeline: History to judge.

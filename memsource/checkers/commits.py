@@ -58,7 +58,7 @@ class NoCommitPastUnfinished(PromiseChecker):
 
 
 class CommitsRise(PromiseChecker):
-    """The committed floors of an assignment never fall, and are never below its first position (9).
+    """The committed floors of an assignment never decrease, and are never below its first position (9).
 
     A process may commit the same floor again after a change of the completed set, or after an unknown result.
 
@@ -86,9 +86,9 @@ class CommitsRise(PromiseChecker):
 
 
 class OneCommitAtATime(PromiseChecker):
-    """An assignment sends no commit while a commit is under way, because the second could overtake the first (10).
+    """An assignment sends no commit while a commit is in transit, because the second could overtake the first (10).
 
-    A commit is under way until its confirmation, failure or cancellation, or until its sender stops waiting.
+    A commit is in transit until its confirmation, failure or cancellation, or until its sender stops waiting.
 
     Args:
         timeline: History to judge.

@@ -43,7 +43,7 @@ class Timeline:
         segments: The segments, in any order.
         taken: Assignments that the broker has taken away, as (member, partition, number). The segment of such an
             assignment may have no ``lost`` row, because the process crashed or froze before the event.
-        outputs: Outputs that the broker shows to readers. None = the visible outputs are unknown.
+        outputs: Outputs that the broker shows to readers. ``None`` = the visible outputs are unknown.
 
     Attributes:
         segments: The segments.

@@ -3,7 +3,7 @@
 The broker acts only during calls of its methods, which take the time as an argument. The same broker therefore serves a
 test on a real event loop and a simulation. The broker follows the strictest rules of real brokers:
 
-- Positions of a partition rise and may have gaps.
+- Positions of a partition increase and may have gaps.
 - Every delivery has its own token. Only the token of the newest delivery acknowledges a message. The broker counts an
   earlier token of an unacknowledged message in ``stale``, and the message stays unacknowledged.
 - A message without an acknowledgement within ``ack_wait`` seconds is due again, and ``expire(now)`` requeues the
@@ -246,7 +246,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             partition: Number of the partition.
 
         Returns:
-            The positions, rising.
+            The positions, in ascending order.
         """
         log = self._log(partition)
         return sorted({*log.unacked, *log.again})
@@ -258,7 +258,7 @@ class MemoryBroker(WatchedTopic, KeepsDeadLetters):
             partition: Number of the partition.
 
         Returns:
-            The positions, rising.
+            The positions, in ascending order.
         """
         return sorted(self._log(partition).acked)
 

@@ -38,7 +38,7 @@ class Committed(NamedTuple):
 
     Attributes:
         offset: The next position to read, 0 or more.
-        completed: Positions completed above ``offset``, as rising half-open runs.
+        completed: Positions completed above ``offset``, as half-open runs in ascending order.
     """
 
     offset: int = 0
@@ -60,7 +60,7 @@ class _MemberPartition(NamedTuple):
 
 
 class GroupState(NamedTuple):
-    """The state of a group. Two groups with equal settings and states behave alike. Hashable."""
+    """The state of a group. Two groups with equal settings and states make the same decisions. Hashable."""
 
     topic: TopicState
     committed: tuple[Committed, ...]
@@ -213,7 +213,7 @@ class Group(WatchedTopic):
             member: Name of the member.
 
         Returns:
-            The numbers of the partitions, rising.
+            The numbers of the partitions, in ascending order.
         """
         return sorted(self._member(member).partitions)
 
@@ -268,7 +268,7 @@ class Group(WatchedTopic):
             member: Name of the member.
             partition: Number of the partition.
             offset: The next position to read, 0 or more.
-            completed: Positions completed above ``offset``, as rising half-open runs.
+            completed: Positions completed above ``offset``, as half-open runs in ascending order.
 
         Raises:
             ValueError: ``offset`` is below 0.

@@ -29,7 +29,7 @@ _SHARE: Final = 3
 class LockServer:
     """The locks of all processes: a holder for each name, and the time at which its lease ends.
 
-    No method blocks. ``now`` never falls.
+    No method blocks. ``now`` never decreases.
     """
 
     def __init__(self) -> None:

@@ -54,7 +54,7 @@ class MemoryStates(Remote):
         return {key: self._states[key] for key in keys if key in self._states}
 
     async def claim(self, key: StateKey, start: int) -> State:
-        """Raise the epoch of a state and return the state; see ``StateStore.claim``.
+        """Increase the epoch of a state and return the state; see ``StateStore.claim``.
 
         Args:
             key: Name of the state.

@@ -1,4 +1,4 @@
-"""Published messages in partitions. Positions rise and may have gaps."""
+"""Published messages in partitions. Positions increase and may have gaps."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Log:
 
     Attributes:
         end: Position of the next record.
-        positions: Positions of the records, rising.
+        positions: Positions of the records, in ascending order.
         records: The records by position.
     """
 

@@ -83,9 +83,9 @@ def users_frames(traceback: TracebackType | None) -> TracebackType | None:
 def is_finding(error: BaseException) -> bool:
     """Return whether an exception shows a fault of the code under test.
 
-    ``ImpossiblePlan`` and ``Refused`` are no findings, because they report bad use of the simulation. Every other
+    ``ImpossiblePlan`` and ``Refused`` are not findings, because they report wrong use of the simulation. Every other
     ``Exception`` and the failure of ``pytest.fail`` are findings. An exception for the test runner, such as Ctrl-C, an
-    exit or ``pytest.skip``, is no finding.
+    exit or ``pytest.skip``, is not a finding.
     """
     if isinstance(error, Exception):
         return not isinstance(error, ImpossiblePlan | Refused)

@@ -362,7 +362,7 @@ class World:
     def clock(self) -> float:
         """Return the time on the clock of all consumers.
 
-        The time rises with every call, so all rows have one order.
+        The time increases with every call, so all rows have one order.
         """
         self._latest = max(self._loop.time(), self._latest + _STEP)
         return self._latest
