@@ -58,6 +58,8 @@ async def test_a_kill_and_two_drains_lose_no_message(tmp_path: Path, cohort_stre
             assert service.stop() == EXIT_DRAINED
             assert not service.alive()
         with running(tmp_path, "app:make", "--workers", "2") as service:
+            # Before, a signal would end the command without a drain.
+            service.until_line(": joined", 2)
             sent = set(range(1, stream.published + 1))
             service.until(lambda: service.handled() >= sent, "all messages after the drain")
             assert service.stop() == EXIT_DRAINED

@@ -65,5 +65,7 @@ def test_a_kill_and_two_drains_lose_no_message(tmp_path: Path, four: Logs) -> No
         assert service.stop() == EXIT_DRAINED
         assert not service.alive()
     with running(tmp_path, "app:make", "--workers", "2") as service:
+        # Before, a signal would end the command without a drain.
+        service.until_line(": joined", 2)
         service.until(lambda: service.handled() >= set(range(3 * COUNT)), "all messages after the drain")
         assert service.stop() == EXIT_DRAINED
