@@ -1,9 +1,9 @@
 """The HTTP server of a consumer: probes, status, metrics and a live page.
 
 Reading order: ``settings``, ``board`` (the snapshot that the event loop makes), ``values`` (its JSON), ``metrics``,
-``lines`` (lines of the log), ``commands`` (commands of an operator), ``routes`` (the answers), ``port`` (the thread
-that serves them), ``opening`` (the check of the extra for ``metrics``, ``routes`` and ``port``). Three other files in
-this folder contain the page.
+``lines`` (lines of the log), ``commands`` (commands of an operator), ``routes`` (the answers), ``switching`` (short
+turns of the threads during a request), ``port`` (the thread that serves the routes), ``opening`` (the check of the
+extra for the modules that need it). Three other files in this folder contain the page.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from lanes.web.lines import Lines
 from lanes.web.metrics import Metrics
 from lanes.web.routes import Routes
 from lanes.web.settings import Address, Web, address_of
+from lanes.web.switching import QuickProtocol
 
 log = logging.getLogger("lanes.web")
 
@@ -77,7 +78,7 @@ class Port:
         self.address = Address(self.address.host, listening.getsockname()[1])
         self._metrics.provide()
         self._lines.open()
-        self._server = uvicorn.Server(server_config(self._routes.application()))
+        self._server = uvicorn.Server(server_config(self._routes.application(), QuickProtocol))
         self._thread = threading.Thread(
             target=self._answer, args=(self._server, listening), name="lanes-web", daemon=True
         )
@@ -113,10 +114,19 @@ class Port:
             await asyncio.sleep(FRESH)
 
 
-def server_config(application: Starlette) -> uvicorn.Config:
-    """Return the settings of a server that does not change the logging of the program."""
+def server_config(application: Starlette, protocol: type[asyncio.Protocol] | None = None) -> uvicorn.Config:
+    """Return the settings of a server that does not change the logging of the program.
+
+    Args:
+        application: The application.
+        protocol: Class of the connections; None = the class of uvicorn.
+
+    Returns:
+        The settings.
+    """
     return uvicorn.Config(
         application,
+        http=protocol or "auto",
         log_config=None,
         log_level="warning",
         access_log=False,

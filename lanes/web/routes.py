@@ -91,13 +91,13 @@ class Routes:
 
     async def live(self, _: Request) -> Response:
         """Answer 200 while the event loop answers and no error has ended the consumer, else 503."""
-        await self._refresh()
+        self._renew()
         reason = reason_not_live(self._board)
         return _json({"live": reason is None, "reason": reason}, reason is None)
 
     async def ready(self, _: Request) -> Response:
         """Answer 200 while the consumer is ready and does not drain, else 503."""
-        await self._refresh()
+        self._renew()
         board = self._board
         reason = reason_not_live(board)
         ready = board.ready and reason is None
@@ -179,6 +179,11 @@ class Routes:
                 if self._closed:
                     return
                 await asyncio.sleep(FRESH / _LOOKS)
+
+    def _renew(self) -> None:
+        """Request a new snapshot, unless the latest one is fresh, so that ``silent`` grows if the loop stands still."""
+        if self._board.age >= FRESH:
+            self._board.ask()
 
     async def _refresh(self) -> None:
         """Wait briefly for a new snapshot, unless the latest snapshot is recent or the loop does not answer."""
