@@ -104,8 +104,8 @@ fuzz: environment-dev  ## random attacks on the engine [SECONDS=60]
 soak: environment-dev  ## a long run under faults on a real broker [SECONDS=600 BROKER=kafka|postgres RANGES=1]
 	@exec .venv/bin/python -m $(SOAK) --seconds $(or $(SECONDS),600) $(if $(RANGES),--ranges)
 
-model:  ## check the models of the cohort's protocol, of ring ranges and of a change of width with SPIN, which has to be there: 7 minutes
-	@bash docs/model/widths.sh && bash docs/model/ranges.sh && exec bash docs/model/cohort.sh
+model:  ## check the models of the cohort's protocol, of ring ranges, of a change of width and of transactions with SPIN, which has to be there: 7 minutes
+	@bash docs/model/widths.sh && bash docs/model/transactions.sh && bash docs/model/ranges.sh && exec bash docs/model/cohort.sh
 
 clean:  ## remove the environment and every cache
 	rm -rf .venv .cache build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache .coverage htmlcov

@@ -33,7 +33,7 @@ from lanes.observe.health import Health
 from lanes.observe.otel import Telemetry
 from lanes.observe.status import Provision, Status, snapshot, undisturbed
 from lanes.observe.tap import Tap
-from lanes.outputs.publisher import Publisher
+from lanes.outputs.publisher import Publisher, Transacted, Transacting
 from lanes.runtime.cancellation import drain_on_cancel, stop_on_second_cancel, to_its_end
 from lanes.runtime.consumer_arguments import check_import, check_options, check_settings, check_source, use_source
 from lanes.runtime.lifecycle import Lifecycle
@@ -141,6 +141,7 @@ class Consumer:
         "_source_closed",
         "_stopping",
         "_stranding",
+        "_transacted",
     )
 
     def __init__(
@@ -173,6 +174,11 @@ class Consumer:
         check_handler(handler, decode, self._settings)
         if publisher is not None:
             self._settings.check_publisher()
+        transacting: object = source
+        self._transacted: Transacted | None = None
+        if isinstance(transacting, Transacting):
+            self._transacted = transacting.transacted(publisher)
+            publisher = publisher if self._transacted is None else self._transacted.publisher
         self._poison = self._settings.poison_policy(has_dead_letters=dead_letters is not None)
         declaring: object = source
         if isinstance(declaring, Declaring):
@@ -695,7 +701,7 @@ class Consumer:
             run.stop_because(error, function=f"on_event, called with {event.name!r}")
 
     def _policy(self, max_in_flight: int, *, knows_settled: bool = True) -> Policy:
-        settings = self._settings
+        settings, transacted = self._settings, self._transacted
         retry = settings.retry
         return Policy(
             concurrency=settings.running_limit,
@@ -708,12 +714,13 @@ class Consumer:
             lanes=settings.lanes or 0,
             max_ahead=settings.max_ahead,
             commit_interval=settings.commit_interval,
-            commit_count=settings.commit_count,
+            commit_count=settings.commit_count if transacted is None else transacted.messages,
             knows_settled=knows_settled,
             keeps_attempts=self._attempts is not None,
             concurrency_per_partition=settings.concurrency_per_partition or 0,
             max_in_flight_per_partition=settings.max_in_flight_per_partition or 0,
             queues=frozenset(name for queue in self._queues for name in queue.names),
+            commit_pace=None if transacted is None else transacted.every,
         )
 
     async def _close(self, reason: str) -> None:

@@ -1,7 +1,8 @@
 """The Kafka source and the Kafka dead letters of ``lanes``: order within a key, parallel handlers across keys.
 
 Reading order: ``source``, ``topic_names``, ``callbacks``, ``config``, ``bridge``, ``broker``, ``errors``,
-``client_log``, ``keywords``, ``partitioners``, ``publisher``; then the folders ``client``, ``dead_letters``, ``cli``.
+``client_log``, ``keywords``, ``partitioners``, ``publisher``; then the folders ``client``, ``transactions``,
+``dead_letters``, ``cli``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from lanes_kafka.dead_letters.wire import read_dead_letter, read_disposition
 from lanes_kafka.dead_letters.writer import KafkaDeadLetters
 from lanes_kafka.publisher import KafkaPublisher
 from lanes_kafka.source import KafkaSource
+from lanes_kafka.transactions.settings import KafkaTransactions
 
 __all__ = [
     "KafkaDeadLetters",
     "KafkaPublisher",
     "KafkaSource",
+    "KafkaTransactions",
     "read_dead_letter",
     "read_disposition",
     "record_key",

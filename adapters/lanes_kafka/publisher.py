@@ -18,7 +18,7 @@ from lanes_kafka.errors import NOT_ALLOWED, client_text
 from lanes_kafka.keywords import of_the_client
 from lanes_kafka.topic_names import is_topic
 
-_PERMANENT: Final = NOT_ALLOWED | {
+PERMANENT: Final = NOT_ALLOWED | {
     KafkaError.INVALID_RECORD,
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.POLICY_VIOLATION,
@@ -89,6 +89,7 @@ class KafkaPublisher:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._producer = ConfirmedProducer(publisher_settings(config), "outputs")
+        self._config = dict(config)
         self._settings = self._producer.settings
         self._topics: set[str] = set()
         # The topic has its own limit. The client would apply ``message.max.bytes`` before compression.
@@ -97,6 +98,11 @@ class KafkaPublisher:
 
     def __repr__(self) -> str:
         return "<KafkaPublisher>"
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The dictionary of the user, which may contain secrets."""
+        return self._config
 
     async def open(self) -> None:
         """Create the client, which connects in the background. Idempotent.
@@ -181,7 +187,7 @@ class KafkaPublisher:
     def _failure(self, output: Output, failure: KafkaException) -> SourceError:
         error: KafkaError = failure.args[0]
         text = client_text(error, self._settings)
-        if error.code() in _PERMANENT:
+        if error.code() in PERMANENT:
             return SourceError(
                 f"output refused by {output.target} ({text}); correct the output, or the permissions or settings of "
                 "the topic"

@@ -11,18 +11,20 @@ from typing import Any, Final, get_args
 import anyio
 from confluent_kafka import Consumer
 
-from lanes.arguments import check_flag, check_whole, names_unknown_options, shown_value
+from lanes.arguments import check_flag, check_whole, kind_of, names_unknown_options, shown_value
 from lanes.clock import monotonic
 from lanes.core.types import Message, Partition, Room, Settlement
 from lanes.errors import ConfigError, ContractError, SourceError
 from lanes.handlers import check_plain_function
 from lanes.loops import Doorbell
+from lanes.outputs.publisher import Publisher, Transacted
 from lanes.queues.partitioned import PartitionedQueue
 from lanes.queues.stranded import Stranded, stranded_text
 from lanes.source import Assigned, Backlog, Destination, Lost, Outage, Retention, SourceEvent, SourceTraits
 from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.commits import Commit, can_carry
 from lanes_kafka.client.group import OF_POLL_INTERVAL
+from lanes_kafka.client.group_snapshot import GroupSnapshot
 from lanes_kafka.client.growth import OnGrowth
 from lanes_kafka.client.mailbox import Close, Confirm, Demand, Expire, Release
 from lanes_kafka.client.prefetch import Prefetched
@@ -30,7 +32,11 @@ from lanes_kafka.client.records import KeyFunction, record_key
 from lanes_kafka.client.thread import ClientThread
 from lanes_kafka.config import OutOfRange, Start, client_config
 from lanes_kafka.keywords import of_the_source
+from lanes_kafka.publisher import KafkaPublisher
 from lanes_kafka.topic_names import read_topics
+from lanes_kafka.transactions.publisher import TransactionalPublisher
+from lanes_kafka.transactions.requests import Counts
+from lanes_kafka.transactions.settings import KafkaTransactions, check_source, transactional_settings
 
 log = logging.getLogger("lanes.kafka")
 
@@ -73,6 +79,8 @@ class KafkaSource:
         on_growth: Reaction to a growing number of partitions of a topic during the run. Keys then move to other
             partitions and may lose their order. ``"alarm"`` logs a warning. ``"stop"`` ends the source with an error,
             and the consumer drains.
+        transactions: Transactions that commit the outputs of handlers together with the positions. Requires
+            ``publisher=KafkaPublisher(…)`` of the same cluster in the consumer. None = no transactions.
         client: A function that makes the consumer from the final dictionary, for example a subclass of ``Consumer``.
 
     Raises:
@@ -91,6 +99,7 @@ class KafkaSource:
         rebuilds: int = 0,
         consumer_target: int | None = None,
         on_growth: OnGrowth = "alarm",
+        transactions: KafkaTransactions | None = None,
         client: Callable[[dict[str, Any]], Consumer] = Consumer,
     ) -> None:
         self._config = client_config(config, start=start, out_of_range=out_of_range)
@@ -115,6 +124,15 @@ class KafkaSource:
         if on_growth not in get_args(OnGrowth):
             raise ConfigError(f'on_growth={shown_value(on_growth)}: must be "stop" or "alarm"')
         self._on_growth: OnGrowth = on_growth
+        if transactions is not None:
+            if not isinstance(transactions, KafkaTransactions):
+                raise ConfigError(
+                    f"transactions is {kind_of(transactions)}: pass KafkaTransactions(…), or leave it out"
+                )
+            check_source(self._config, config, commit_metadata=commit_metadata)
+            self._transactional_id = transactions.transactional_id(self._config)
+        self._transactions = transactions
+        self._transactional: TransactionalPublisher | None = None
         self._key = key
         self._make = client
         self._hands_over = commit_metadata
@@ -169,10 +187,13 @@ class KafkaSource:
             rebuilds=self._rebuilds,
             queues=self._queues,
             on_growth=self._on_growth,
+            transacts=self._transactions is not None,
         )
         opened: Answer[None] = Answer(self._bridge)
         self._client_thread.start(opened)
         await opened.wait()
+        if self._transactional is not None:
+            self._transactional.opened(self._client_thread.limit)
         return dataclasses.replace(
             self.declared(),
             hands_over=self._hands_over and can_carry(self._client_thread.limit),
@@ -239,10 +260,19 @@ class KafkaSource:
         if any(each.floor is None for each in settlements):
             raise ContractError(f"{self._name}: a settlement without a floor; please report it as a bug of lanes")
         if settlements:
-            await self._command(Commit(settlements, self._answer()))
+            if self._transactional is None:
+                await self._commit(settlements)
+            else:
+                await self._transactional.settle(settlements)
             for each in settlements:
                 if each.partition in self._owned:
                     self._owned[each.partition] = each.floor, not each.completed
+
+    async def _commit(self, settlements: Sequence[Settlement], *, prepares: bool = False) -> None:
+        await self._command(Commit(settlements, self._answer(), prepares=prepares))
+
+    async def _prepare(self, settlements: Sequence[Settlement]) -> None:
+        await self._commit(settlements, prepares=True)
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """Do nothing, because a Kafka broker does not limit the time of a message.
@@ -264,6 +294,8 @@ class KafkaSource:
         """
         committed, complete = self._owned.pop(partition, (None, False))
         self._prefetched.drop(partition)
+        if self._transactional is not None:
+            self._transactional.gone(partition)
         await self._command(Release(partition, self._answer(), committed if complete else None))
 
     def freeze_limit(self) -> float:
@@ -290,6 +322,41 @@ class KafkaSource:
         answer: Answer[Sequence[Partition]] = Answer(self._bridge)
         await self._command(Confirm(partitions, answer))
         return await answer.wait()
+
+    def transacted(self, publisher: Publisher | None) -> Transacted | None:
+        """Return the transactions of the source; see ``lanes.outputs.publisher.Transacting.transacted``.
+
+        Args:
+            publisher: A ``KafkaPublisher``, whose dictionary is the configuration of the producer.
+
+        Returns:
+            The transactions; None without ``transactions=…``.
+
+        Raises:
+            ConfigError: The publisher is missing, or is no ``KafkaPublisher``.
+        """
+        if self._transactions is None:
+            return None
+        if not isinstance(publisher, KafkaPublisher):
+            passed = "no publisher" if publisher is None else type(publisher).__name__
+            raise ConfigError(
+                f"{self._name}: transactions=… with {passed}: a transaction writes only to the cluster of the source; "
+                "pass publisher=KafkaPublisher(config) to the consumer, or leave transactions out"
+            )
+        self._transactional = TransactionalPublisher(
+            transactional_settings(publisher.config, self._transactional_id),
+            self._config.admin,
+            self._config.group,
+            self._name,
+            lambda: GroupSnapshot(None, frozenset()) if self._client_thread is None else self._client_thread.snapshot(),
+            self._prepare,
+        )
+        return Transacted(self._transactional, self._transactions.every, self._transactions.messages)
+
+    @property
+    def transaction_counts(self) -> Counts:
+        """The number of transactions of this process, by outcome; all 0 without ``transactions=…``."""
+        return Counts() if self._transactional is None else self._transactional.counts
 
     def declared(self) -> SourceTraits:
         """Return the traits that the configuration decides; see ``lanes.source.Declaring.declared``.
@@ -435,8 +502,12 @@ class KafkaSource:
     def _note_ownership(self, event: SourceEvent) -> None:
         if isinstance(event, Assigned):
             self._owned[event.partition] = event.partition.floor, not event.partition.completed
+            if self._transactional is not None:
+                self._transactional.assigned(event.partition)
         elif isinstance(event, Lost):
             self._owned.pop(event.partition, None)
+            if self._transactional is not None:
+                self._transactional.gone(event.partition)
 
     def _needs_demand(self, room: Room) -> bool:
         """Return whether the thread needs a new demand.

@@ -29,6 +29,9 @@ costs up to 1.2 µs of CPU for each of them. At this pace all commits together c
 PARTITION_PACE: Final = 1e-3
 """Seconds between two commits for each partition with changes, as such a partition costs about 30 µs of CPU."""
 
+PACED_SHARE: Final = 1 / 8
+"""Share of ``MESSAGE_PACE`` and ``PARTITION_PACE`` that applies under ``Policy.commit_pace``."""
+
 _UNKNOWN: Final = -NEVER
 """A time in the past, which makes the engine compute the time of the next commit."""
 
@@ -135,7 +138,7 @@ class Committer:
         ahead: The partitions that have reached ``max_ahead``.
     """
 
-    __slots__ = ("_chains", "_effects", "_next_at", "_policy", "ahead", "partitions")
+    __slots__ = ("_chains", "_effects", "_least", "_next_at", "_policy", "ahead", "partitions")
 
     def __init__(self, policy: Policy, chains: Chains, effects: list[fx.Effect]) -> None:
         self._policy = policy
@@ -144,6 +147,9 @@ class Committer:
         self.partitions: dict[Partition, OffsetLedger] = {}
         self.ahead: set[Partition] = set()
         self._next_at = _UNKNOWN
+        # The shortest pace, in seconds.
+        pace = policy.commit_pace
+        self._least = policy.commit_interval * PROMPT if pace is None else pace
 
     def assign(self, partition: Partition, floor: int) -> None:
         """Add a partition whose source reads from position ``floor``."""
@@ -240,7 +246,7 @@ class Committer:
             self._next_at = _UNKNOWN
         elif first:
             # No pace is shorter than this one.
-            self._next_at = min(self._next_at, now + self._policy.commit_interval * PROMPT)
+            self._next_at = min(self._next_at, now + self._least)
 
     def due(self, now: float, *, everything: bool) -> list[Settlement]:
         """Return the commits to send now. The floor and the completed set of a commit describe the same state.
@@ -298,11 +304,16 @@ class Committer:
         return partition in self.ahead and ledger.floor() > _commits(partition).confirmed
 
     def pace(self, pending: list[_Pending]) -> float:
-        """Return the seconds from the first change of a partition to its commit, ``commit_interval`` at most."""
-        interval = self._policy.commit_interval
+        """Return the seconds from the first change of a partition to its commit.
+
+        The result is at most ``commit_interval``, or ``commit_pace`` if this time is longer.
+        """
         ahead = sum(ledger.next_ordinal - commits.confirmed_ordinal for _, ledger, commits in pending)
         cost = ahead * MESSAGE_PACE + len(pending) * PARTITION_PACE
-        return min(interval, max(interval * PROMPT, cost))
+        if self._policy.commit_pace is not None:
+            # A reader of the outputs waits for the commit, so commits may take a larger share of the CPU.
+            cost *= PACED_SHARE
+        return max(self._least, min(self._policy.commit_interval, cost))
 
     def confirmed(self, settlement: Settlement) -> tuple[int, int]:
         """Record a confirmed commit, and admit messages that waited for the commit.

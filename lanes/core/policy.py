@@ -91,6 +91,8 @@ class Policy(NamedTuple):
         max_in_flight_per_partition: Maximum number of messages in flight of the assignments of a budget. 0 = no bound.
         queues: Names of physical queues of partitioned queues. All partitions of such a source share one budget. Every
             other partition has a separate budget.
+        commit_pace: Seconds from the first change of a partition to its commit, while commits cost little. ``None`` = a
+            share of ``commit_interval``.
     """
 
     concurrency: int
@@ -109,6 +111,7 @@ class Policy(NamedTuple):
     concurrency_per_partition: int = 0
     max_in_flight_per_partition: int = 0
     queues: frozenset[str] = frozenset()
+    commit_pace: float | None = None
 
     def budget_of(self, partition: PartitionId) -> BudgetId:
         """Return the budget of a partition or of a piece: its physical queue, or the whole partition."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from blake3 import blake3
 
@@ -35,6 +35,7 @@ class Output:
         position: Position of the message.
         attempt: Number of the attempt.
         message_key: Key of the message. ``None`` = no key.
+        assignment: Number of the assignment of the message's partition; see ``Partition``.
     """
 
     target: str
@@ -48,6 +49,7 @@ class Output:
     position: int
     attempt: int
     message_key: bytes | None
+    assignment: int = 0
 
     @property
     def size(self) -> int:
@@ -95,6 +97,41 @@ class Publisher(Protocol):
 
     async def aclose(self) -> None:
         """Close everything that ``open`` opened. Idempotent."""
+
+
+class Transacted(NamedTuple):
+    """The transactions of a source that commits positions together with outputs.
+
+    Attributes:
+        publisher: Publisher that keeps the outputs until their transaction.
+        every: Seconds from the end of a handler to the commit of its message, above 0.
+        messages: Number of finished messages of a partition that make a commit due at once, 1 or more.
+    """
+
+    publisher: Publisher
+    every: float
+    messages: int
+
+
+@runtime_checkable
+class Transacting(Protocol):
+    """An optional part of a source that can commit a position and the outputs of its messages in one transaction."""
+
+    def transacted(self, publisher: Publisher | None) -> Transacted | None:
+        """Return the transactions of the source. The consumer calls this method once, before it opens the source.
+
+        With transactions, the consumer opens and uses the returned publisher, and neither opens nor closes the
+        publisher of the user.
+
+        Args:
+            publisher: Publisher of the user, whose settings the transactions use; None = the user has passed none.
+
+        Returns:
+            The transactions; None = the source makes none, and the consumer uses the publisher of the user.
+
+        Raises:
+            ConfigError: The source cannot send the outputs of this publisher in its transactions.
+        """
 
 
 def output_id(publisher: str, output: Output) -> str:

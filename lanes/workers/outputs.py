@@ -164,6 +164,7 @@ class OutputBuffer:
                 position=message.position,
                 attempt=message.attempt,
                 message_key=message.key,
+                assignment=partition.assignment,
             )
             if before + size > self._most_bytes:
                 raise MessageError(

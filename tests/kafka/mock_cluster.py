@@ -44,6 +44,11 @@ class MockCluster:
         array = (ctypes.c_int * len(codes))(*codes)
         self._library.rd_kafka_mock_push_request_errors_array(self._cluster, request, len(codes), array)
 
+    def offer(self, request: int, low: int, high: int) -> None:
+        """Support only these versions of requests of this kind; -1 = no version."""
+        code = self._library.rd_kafka_mock_set_apiversion(self._cluster, request, low, high)
+        assert code == 0, f"the versions of request {request} were refused with {code}"
+
     def calm(self, request: int) -> None:
         """Answer all requests of this kind again."""
         self._library.rd_kafka_mock_clear_request_errors(self._cluster, request)
@@ -93,6 +98,7 @@ def _library() -> ctypes.CDLL:
             None,
             (pointer, ctypes.c_int16, ctypes.c_size_t, ctypes.POINTER(number)),
         ),
+        ("mock_set_apiversion", number, (pointer, ctypes.c_int16, ctypes.c_int16, ctypes.c_int16)),
         ("mock_clear_request_errors", None, (pointer, ctypes.c_int16)),
     ):
         function = getattr(library, f"rd_kafka_{name}")

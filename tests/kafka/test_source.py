@@ -166,7 +166,13 @@ async def test_an_open_source_has_the_traits_of_its_configuration_and_of_the_bro
     assert declared.revoke_limit_from == "max.poll.interval.ms, of which 0.8 may pass" and declared.partitions is None
     traits = await source.open()
     assert (traits.partitions, traits.hands_over, traits.name) == (6, True, "kafka g/t,u")
-    assert stand.thread.named == {"hands_over": True, "rebuilds": 2, "queues": (), "on_growth": "alarm"}
+    assert stand.thread.named == {
+        "hands_over": True,
+        "rebuilds": 2,
+        "queues": (),
+        "on_growth": "alarm",
+        "transacts": False,
+    }
     assert stand.thread.arguments[1] == ("t", "u") and stand.thread.arguments[9] == "kafka g/t,u"
     await source.aclose()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tests.mutants import Mutant
+from tests.mutants.table_transactions import TRANSACTIONS
 
 _ASSIGNMENTS: Final = "tests/kafka/test_assignments.py::test_"
 _COMMIT_ANSWERS: Final = "tests/kafka/test_commit_answers.py::test_"
@@ -348,4 +349,4 @@ _WAKING: Final = (
     ),
 )
 
-KAFKA: Final = {mutant.name: mutant for mutant in (*_COMMITTING, *_ASSIGNING, *_READING, *_WAKING)}
+KAFKA: Final = {mutant.name: mutant for mutant in (*_COMMITTING, *_ASSIGNING, *_READING, *_WAKING, *TRANSACTIONS)}

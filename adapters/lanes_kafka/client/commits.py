@@ -120,6 +120,7 @@ class Commit:
         deadline: Time of the clock after which an unanswered commit has failed; 0 = the client has not received the
             commit yet.
         offsets: The positions in the client's own type, which ``Commits`` sets when it sends the commit.
+        prepares: Whether a transaction commits the positions, so that the thread only checks them, and sends nothing.
     """
 
     settlements: Sequence[Settlement]
@@ -127,6 +128,7 @@ class Commit:
     releases: Partition | None = None
     deadline: float = 0.0
     offsets: list[TopicPartition] = field(default_factory=list)
+    prepares: bool = False
 
     def fail(self, text: str, *, retryable: bool = True) -> None:
         """Fail the commit with a ``SourceError`` of this text."""
@@ -170,6 +172,9 @@ class Commits:
         if not all(self.owns(each.partition) for each in commit.settlements):
             # The loop may not have received the report of the loss yet.
             commit.fail(f"{self.name}: not committed: this member no longer owns a partition of the commit")
+            return
+        if commit.prepares:
+            commit.answer.give(None)
             return
         # The deadline includes the wait for the topic ids.
         commit.deadline = commit.deadline or self.clock() + COMMIT_TIMEOUT

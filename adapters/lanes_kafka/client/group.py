@@ -18,6 +18,7 @@ from lanes.clock import Clock
 from lanes.core.types import NEVER, Partition, PartitionId
 from lanes.errors import SourceError
 from lanes.source import Assigned, Lost, Revoking, SourceEvent
+from lanes_kafka.client.group_snapshot import Snapshots
 from lanes_kafka.client.join_watch import JoinWatch
 from lanes_kafka.client.offsets import QUERY_TIMEOUT, StartPosition, log_bounds, position_in_range, start_positions
 from lanes_kafka.client.records import READER
@@ -119,6 +120,7 @@ class Group:
         name: Name of the source, for errors and log lines.
         is_full: Function that returns whether the event loop has no room for messages.
         hands_over: Whether commits carry metadata for the next owner of a partition.
+        snapshots: The generations of the group, for transactions.
         owned: Current assignments, neither revoked nor lost, by partition.
         closing: Whether the client is about to close. The group then starts no assigned partition.
         rebalances: Number of callbacks since the start that assigned, revoked or lost partitions.
@@ -135,6 +137,7 @@ class Group:
     name: str
     is_full: Callable[[], bool]
     hands_over: bool
+    snapshots: Snapshots = field(default_factory=lambda: Snapshots(wanted=False))
     join_watch: JoinWatch = field(init=False)
     owned: dict[PartitionId, Assignment] = field(default_factory=dict, init=False)
     closing: bool = field(default=False, init=False)
@@ -172,6 +175,8 @@ class Group:
         """
         self.rebalances += 1
         self.join_watch.answered(owns=bool(partitions or self.owned or self._presumed_lost))
+        # The client joins again only after this callback has assigned the partitions.
+        self.snapshots.enter(client)
         if self.closing:
             return
         until = self._starts_until()
@@ -194,6 +199,8 @@ class Group:
     def on_revoke(self, client: Consumer, partitions: Sequence[TopicPartition]) -> None:
         """Request a drain of revoked partitions, and wait up to 0.8 of ``max.poll.interval.ms`` for their release."""
         self.rebalances += 1
+        # The group gives these partitions to others only in a later generation, after this callback.
+        self.snapshots.enter(client)
         leaving = self._leaving(partitions)
         if self.closing:
             return
@@ -255,6 +262,7 @@ class Group:
         assignment = self.assignment(partition)
         if assignment is not None:
             assignment.drained = assignment.released = True
+            self.snapshots.own(self.owned)
 
     def lose_all(self, reason: str, *, presumed: bool = False) -> None:
         """Report every partition as lost.
@@ -452,6 +460,7 @@ class Group:
         partition = Partition(partition_id, READER, incarnation, floor=start.floor, completed=start.completed)
         self._presumed_lost.pop(partition_id, None)
         assignment = self.owned[partition_id] = Assignment(partition, start.floor, self.rebalances)
+        self.snapshots.own(self.owned)
         return assignment
 
     def _commit_starts(self, client: Consumer, *, decided: Collection[PartitionId] = ()) -> None:
@@ -580,6 +589,7 @@ class Group:
         for each in assignments:
             if self.owned.get(each.partition.id) is each:
                 del self.owned[each.partition.id]
+        self.snapshots.own(self.owned)
 
     def _fatal_error(self, what: str, error: Exception) -> SourceError:
         return fatal_error(f"{self.name}: {what}", error, self.config.client)

@@ -30,6 +30,7 @@ from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.callbacks import CallbackError
 from lanes_kafka.client.commits import Commit, Commits, TopicIdCheck, metadata_room
 from lanes_kafka.client.group import Group
+from lanes_kafka.client.group_snapshot import GroupSnapshot, Snapshots
 from lanes_kafka.client.growth import GrowthWatch, OnGrowth
 from lanes_kafka.client.intake import Intake, partition_id_of
 from lanes_kafka.client.key_watch import KeyWatch
@@ -105,6 +106,7 @@ class ClientThread:
         rebuilds: Maximum number of rebuilds; see ``Rebuilds``.
         queues: Partitioned queues among the topics.
         on_growth: Reaction to an increase of a topic's partitions.
+        transacts: Whether transactions commit the positions.
         polled: Time of the last poll of the client, in seconds of the clock.
         partitions: Number of partitions of all topics together, at the start.
         limit: Maximum number of UTF-16 units of commit metadata; 0 = commits carry no metadata.
@@ -130,6 +132,7 @@ class ClientThread:
     rebuilds: int
     queues: Sequence[PartitionedQueue] = ()
     on_growth: OnGrowth = "alarm"
+    transacts: bool = False
 
     def __post_init__(self) -> None:
         clock, settings = self.clock, self.config.client
@@ -197,6 +200,10 @@ class ClientThread:
     def rejoining(self) -> bool:
         """Whether the group has assigned no partition since the start or an outage. Any thread may call this method."""
         return hasattr(self, "_group") and (self._group.rejoining or self._group.join_watch.waits)
+
+    def snapshot(self) -> GroupSnapshot:
+        """The newest snapshot of the group, for transactions. Any thread may call this method."""
+        return self._group.snapshots.latest if hasattr(self, "_group") else GroupSnapshot(None, frozenset())
 
     def send(self, command: Command) -> None:
         """Send a command to the thread. The call does not block."""
@@ -270,6 +277,7 @@ class ClientThread:
             self.name,
             is_full=lambda: self._demand.messages <= 0,
             hands_over=self.hands_over,
+            snapshots=Snapshots(wanted=self.transacts),
         )
         settings = self.config.client
         self._commits = Commits(self._group.owns, self._presume_lost, self.clock, self.name, settings, self.limit)

@@ -1,0 +1,1 @@
+"""Tests of transactions that commit outputs together with positions."""

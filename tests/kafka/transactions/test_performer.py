@@ -1,0 +1,206 @@
+"""The thread of the transactions gives each request one outcome, whatever the producer answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from confluent_kafka import KafkaError
+
+from lanes.core.types import Partition, PartitionId
+from lanes.errors import ConfigError, SourceError
+from lanes_kafka.client.group_snapshot import GroupSnapshot
+from lanes_kafka.client.records import READER
+from lanes_kafka.transactions.coverage import Coverage
+from lanes_kafka.transactions.performer import TransactionThread
+from lanes_kafka.transactions.requests import Request
+from tests.kafka.transactions.fakes import (
+    ABORTABLE,
+    FATAL,
+    FORBIDDEN,
+    MOVED,
+    RETRIABLE,
+    TOO_LARGE,
+    Cluster,
+    installed,
+    output,
+)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    return installed(monkeypatch)
+
+
+class Work:
+    """A thread of transactions with two owned partitions."""
+
+    def __init__(self) -> None:
+        self.partitions = [Partition(PartitionId("in", number), READER, floor=0) for number in range(2)]
+        self.snapshot = GroupSnapshot("generation 1", frozenset(self.partitions))
+        self.ended: list[tuple[int, list[int]]] = []
+        self.thread = TransactionThread(
+            {"transactional.id": "t"}, {}, "g", "source", lambda: self.snapshot, self._on_end
+        )
+
+    def _on_end(self, request: Request) -> None:
+        self.ended.append((request.partition.id.number, [each.position for each in request.arrived or ()]))
+
+    def submit(self, number: int, *positions: int) -> Request:
+        """Commit the outputs of some positions of a partition."""
+        partition = self.partitions[number]
+        request = Request(
+            partition,
+            Coverage(max(positions) + 1, [], ""),
+            [output(partition, each) for each in positions],
+            self.thread.answer(),
+        )
+        self.thread.submit(request)
+        return request
+
+
+@pytest.fixture
+async def work(cluster: Cluster, anyio_backend: str) -> Any:
+    made = Work()
+    await made.thread.open()
+    cluster.calls.clear()
+    yield made
+    await made.thread.aclose()
+
+
+async def outcome(request: Request) -> SourceError | None:
+    with anyio.fail_after(20):
+        try:
+            await request.answer.wait()
+        except SourceError as error:
+            return error
+    return None
+
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_transaction_has_outputs_and_positions(cluster: Cluster, work: Work) -> None:
+    assert await outcome(work.submit(0, 0, 1)) is None
+    assert cluster.calls == ["begin", "offsets", "commit"]
+    assert cluster.visible == [0, 1] and cluster.stored == {PartitionId("in", 0): (2, "")}
+    assert cluster.metadata == ["generation 1"] and work.ended == [(0, [0, 1])]
+    assert (work.thread.counts.committed, work.thread.counts.outputs) == (1, 2)
+
+
+async def test_a_commit_without_an_answer_is_asked_again(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"offsets": [RETRIABLE], "commit": [RETRIABLE, RETRIABLE]}
+    assert await outcome(work.submit(0, 0)) is None
+    assert cluster.calls == ["begin", "offsets", "offsets", "commit", "commit", "commit"]
+    assert cluster.visible == [0]
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("error", [FATAL, ABORTABLE])
+async def test_the_stored_position_tells_an_unknown_outcome(
+    cluster: Cluster, work: Work, committed: bool, error: KafkaError
+) -> None:
+    cluster.answers = {"commit": [error]}
+    cluster.commits = committed
+    failure = await outcome(work.submit(0, 0, 1))
+    assert (failure is None) == committed
+    assert failure is None or failure.retryable
+    assert cluster.calls == ["begin", "offsets", "commit", *(["make", "init"] if error is FATAL else ["abort"]), "look"]
+    assert work.ended == [(0, [0, 1] if committed else [])]
+    assert work.thread.counts.unknown == 1
+    if not committed:
+        assert await outcome(work.submit(0, 0, 1)) is None
+    assert cluster.visible == [0, 1]
+
+
+async def test_the_look_is_repeated_until_a_broker_answers(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"commit": [FATAL], "look": [RETRIABLE, RETRIABLE], "init": [RETRIABLE]}
+    cluster.commits = True
+    assert await outcome(work.submit(0, 0)) is None
+    assert cluster.calls == ["begin", "offsets", "commit", "make", "init", "init", "look", "look", "look"]
+    assert cluster.visible == [0]
+
+
+async def test_a_lost_partition_aborts_and_the_others_are_sent_again(cluster: Cluster, work: Work) -> None:
+    def lose() -> None:
+        work.snapshot = GroupSnapshot("generation 2", frozenset(work.partitions[1:]))
+
+    cluster.before = {"offsets": lose}
+    requests = [work.submit(0, 0), work.submit(1, 5)]
+    lost, kept = [await outcome(request) for request in requests]
+    assert kept is None and lost is not None and lost.retryable
+    assert "a partition was given up meanwhile" in str(lost)
+    assert cluster.visible == [105] and sorted(work.ended) == [(0, []), (1, [5])]
+    assert PartitionId("in", 0) not in cluster.stored
+
+
+async def test_a_request_that_was_given_up_is_not_committed(cluster: Cluster, work: Work) -> None:
+    request = work.submit(0, 0)
+    request.answer.given_up = True
+    assert await outcome(work.submit(1, 1)) is None
+    assert 0 not in cluster.visible
+
+
+async def test_an_old_generation_is_sent_again_under_the_next_snapshot(cluster: Cluster, work: Work) -> None:
+    def move() -> None:
+        work.snapshot = GroupSnapshot("generation 2", frozenset(work.partitions))
+
+    cluster.answers = {"offsets": [MOVED]}
+    cluster.before = {"abort": move}
+    assert await outcome(work.submit(0, 0)) is None
+    assert cluster.metadata == ["generation 1", "generation 2"] and cluster.visible == [0]
+
+
+async def test_a_transaction_names_the_generation_of_its_beginning(cluster: Cluster, work: Work) -> None:
+    def move() -> None:
+        # The partition was lost and came back, so the present generation would let a former owner commit.
+        work.snapshot = GroupSnapshot("generation 3", frozenset(work.partitions))
+
+    cluster.before = {"begin": move}
+    assert await outcome(work.submit(0, 0)) is None
+    assert cluster.metadata == ["generation 1"]
+
+
+async def test_an_old_generation_without_a_next_snapshot_fails_for_now(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"offsets": [MOVED]}
+    failure = await outcome(work.submit(0, 0))
+    assert failure is not None and failure.retryable and "ILLEGAL_GENERATION" in str(failure)
+    assert cluster.visible == []
+
+
+@pytest.mark.parametrize("call", ["offsets", "commit"])
+async def test_a_refused_output_is_permanent(cluster: Cluster, work: Work, call: str) -> None:
+    cluster.answers = {"produce": [None, TOO_LARGE], call: [ABORTABLE]}
+    failure = await outcome(work.submit(0, 3, 4))
+    assert failure is not None and not failure.retryable
+    assert "out refused output 1 of in/0 position 4 (MSG_SIZE_TOO_LARGE" in str(failure)
+    assert cluster.visible == [] and "abort" in cluster.calls
+
+
+async def test_a_refused_producer_is_permanent(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"commit": [FATAL], "init": [FORBIDDEN]}
+    failure = await outcome(work.submit(0, 0))
+    assert failure is not None and not failure.retryable
+    assert "allow this user Write and Describe on the transactional id" in str(failure)
+
+
+async def test_a_close_ends_every_wait(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"commit": [RETRIABLE] * 1_000_000}
+    request = work.submit(0, 0)
+    with anyio.fail_after(20):
+        while "commit" not in cluster.calls:
+            await anyio.sleep(0.001)
+        await work.thread.aclose()
+    failure = await outcome(request)
+    assert failure is not None and failure.retryable and "the transactions have ended" in str(failure)
+    late = await outcome(work.submit(1, 0))
+    assert late is not None and late.retryable
+
+
+async def test_a_start_that_is_refused_raises(cluster: Cluster) -> None:
+    cluster.answers = {"init": [FORBIDDEN]}
+    work = Work()
+    with anyio.fail_after(20), pytest.raises(ConfigError, match="allow this user Write and Describe"):
+        await work.thread.open()
+    await work.thread.aclose()
