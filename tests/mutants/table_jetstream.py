@@ -164,10 +164,10 @@ JETSTREAM: Final = (
     _jetstream(
         "unanswered_letter_is_stored",
         "dead_letters.writer",
-        "    except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:\n",
+        "    except (nats.errors.Error, TimeoutError, OSError) as error:\n",
         "    except nats.errors.TimeoutError:\n"
         "        return {}\n"
-        "    except (nats.errors.Error, TimeoutError, OSError, ValueError) as error:\n",
+        "    except (nats.errors.Error, TimeoutError, OSError) as error:\n",
         "a dead letter without an answer of the server counts as stored",
         "LetterIsStored",
     ),

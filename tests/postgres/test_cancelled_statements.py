@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import anyio
 import psycopg
@@ -22,17 +23,17 @@ pytestmark = pytest.mark.anyio
 KEY = StateKey("billing", PartitionId("orders", 0), "one")
 
 
-def states(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Awaitable[object]]:
+def states(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Coroutine[Any, Any, object]]:
     store = PostgresStates(pool.connection, schema=effects.schema)
     return lambda: store.store([StateChange(KEY, State(1, 5))])
 
 
-def attempts(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Awaitable[object]]:
+def attempts(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Coroutine[Any, Any, object]]:
     store = PostgresAttempts(pool.connection, "billing", schema=effects.schema)
     return lambda: store.keep(message(5, b"k", partition()), Attempt(1, "held", "ValueError"))
 
 
-def dead_letters(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Awaitable[object]]:
+def dead_letters(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Coroutine[Any, Any, object]]:
     box = PostgresDeadLetters(effects.url, "billing", schema=effects.schema)
     return lambda: box.put(dead_letter())
 
@@ -41,7 +42,7 @@ def dead_letters(pool: AsyncConnectionPool, effects: Effects) -> Callable[[], Aw
     ("make", "table"), [(states, "lanes_states"), (attempts, "lanes_attempts"), (dead_letters, "lanes_dead_letters")]
 )
 async def test_a_cancelled_statement_logs_nothing(
-    make: Callable[[AsyncConnectionPool, Effects], Callable[[], Awaitable[object]]],
+    make: Callable[[AsyncConnectionPool, Effects], Callable[[], Coroutine[Any, Any, object]]],
     table: str,
     effects: Effects,
     caplog: pytest.LogCaptureFixture,
