@@ -13,7 +13,8 @@ from tests.kafka.workload import QUIET, Topic
 
 def fill(topic: Topic, messages: int, keys: int, start: int = 0) -> None:
     """Write messages with the values ``start`` … in rising order within each key."""
-    producer = Producer({**QUIET, "bootstrap.servers": topic.url})
+    # Without idempotence, a retry of the producer could change the order of the inputs.
+    producer = Producer({**QUIET, "bootstrap.servers": topic.url, "enable.idempotence": True})
     for number in range(start, start + messages):
         while True:
             try:
