@@ -1,4 +1,6 @@
-"""Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [PLOT...]`.
+"""Draw the figures of `bench/out` as `docs/plots/<plot>.svg`: `python -m bench plots [--published] [PLOT...]`.
+
+With `--published`, the figures come from the table of docs/performance.md, which has no rows for `zone` and `scaling`.
 
 The command measures nothing. If a figure of a plot is missing, the error names its file and the case to run, and the
 command writes no plot. The exit status is 0 when the command has drawn every plot, 1 when a figure is missing or
@@ -20,6 +22,7 @@ from typing import Final
 from bench import scaling, zone
 from bench.figures import OUT, Figure
 from bench.panels import Bar, Bars, Line, Lines, Panels
+from bench.published import published
 
 ROOT: Final = Path(__file__).parents[1]
 PLOTS: Final = ROOT / "docs" / "plots"
@@ -77,6 +80,21 @@ class Measured:
         file = self._file(case)
         shown = file.relative_to(ROOT) if file.is_relative_to(ROOT) else file
         return MissingFigureError(f"{shown} {why}; measure it with `python -m bench {case}`")
+
+
+class Published(Measured):
+    """The figures of the table in docs/performance.md."""
+
+    def __init__(self) -> None:
+        super().__init__(OUT)
+        self._rows = published()
+
+    def figure(self, case: str, name: str) -> Figure:
+        """Return the figure of this name. Raises `MissingFigureError`."""
+        try:
+            return self._rows[name]
+        except KeyError:
+            raise MissingFigureError(f'docs/performance.md has no row "{name}"; measure `{case}` instead') from None
 
 
 def _is_positive(value: object) -> bool:
@@ -230,13 +248,17 @@ DRAWN: Final[dict[str, Callable[[Measured], Panels]]] = {
 }
 
 
-def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS) -> int:
+FROM_PAGE: Final = ("kafka", "spark", "stuck", "handover")
+"""Plots whose figures are in the table of docs/performance.md."""
+
+
+def draw(names: Sequence[str], *, folder: Path = OUT, into: Path = PLOTS, measured: Measured | None = None) -> int:
     """Draw the named plots, or all plots without a name, and return the exit status."""
     unknown = [name for name in names if name not in DRAWN]
     if unknown:
         print(f"bench: unknown plot {unknown[0]!r}; use {', '.join(DRAWN)}", file=sys.stderr)
         return 2
-    measured = Measured(folder)
+    measured = measured or Measured(folder)
     try:
         panels = {name: DRAWN[name](measured) for name in dict.fromkeys(names or DRAWN)}
     except MissingFigureError as error:
@@ -261,4 +283,12 @@ def command(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "plots", nargs="*", metavar="PLOT", help=f"plot to draw, by default every plot: {', '.join(DRAWN)}"
     )
-    return draw(parser.parse_args(arguments).plots)
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help=f"draw the table of docs/performance.md instead, by default {', '.join(FROM_PAGE)}",
+    )
+    given = parser.parse_args(arguments)
+    if given.published:
+        return draw(given.plots or FROM_PAGE, measured=Published())
+    return draw(given.plots)

@@ -16,8 +16,8 @@ import pytest
 from bench import zone
 from bench.__main__ import command
 from bench.figures import Figure, rate, write
-from bench.panels import gid
-from bench.plots import DRAWN, KAFKA, LOSS, PLOTS, Measured, draw
+from bench.panels import Bars, gid
+from bench.plots import DRAWN, FROM_PAGE, KAFKA, LOSS, PLOTS, Measured, Published, draw
 from tests.project.asked_by_plots import asked_by_plots
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -187,3 +187,11 @@ def test_the_page_shows_each_plot_that_is_there() -> None:
     page = (ROOT / "docs" / "performance.md").read_text()
     assert sorted(re.findall(r"!\[[^]]+\]\(plots/(.+?)\.svg\)", page)) == sorted(DRAWN)
     assert {file.name for file in PLOTS.iterdir()} == {f"{name}.svg" for name in DRAWN}
+
+
+@pytest.mark.parametrize("name", FROM_PAGE)
+def test_the_pictures_of_the_page_have_the_figures_of_its_table(name: str) -> None:
+    panels = DRAWN[name](Published())
+    assert isinstance(panels, Bars)
+    shown = texts_of(PLOTS / f"{name}.svg")
+    assert [bar.text for bar in panels.bars if bar.text not in shown] == []
