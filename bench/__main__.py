@@ -3,7 +3,7 @@
 | command | does |
 |---|---|
 | `python -m bench [--scale X] [--repeats N] [CASE...]` | measures, writes `bench/out/<case>.json`, prints a table |
-| `python -m bench plots [--published] [PLOT...]` | draws the written figures as `docs/plots/<plot>.svg`; see `bench.plots` |
+| `python -m bench plots [--published] [PLOT...]` | draws figures as `docs/plots/<plot>.svg`; see `bench.plots` |
 
 For a rough result, `--scale 0.1` measures with a tenth of the messages, and `--repeats 1` measures most figures once.
 
