@@ -5,8 +5,8 @@ separate inbox, parses the stream sequence, and acknowledges every message by a 
 number of messages in flight, and do not wait for confirmations. Time runs from the first message until the server has
 read the last acknowledgement.
 
-History on: the figure is microseconds of this process's CPU a message, from ``run()`` to its return. The baseline is
-the same run without a history.
+History on: the figure is microseconds of CPU of the event loop's thread a message, from ``run()`` to its return. The
+baseline is the same run without a history.
 """
 
 from __future__ import annotations
