@@ -249,7 +249,7 @@ _PASSWORD: Final = re.compile(r"(?is)((?:password|passwd|secret|token)[\w.-]*[\"
 def shown_value(value: object) -> str:
     """Return a wrong argument as text for an error, without possible secrets.
 
-    A user may swap arguments by mistake, and pass a configuration with a password or the URL of a server as a name.
+    A user may swap arguments by mistake. The argument for a name may then be a configuration or a URL with a password.
 
     Args:
         value: The argument.

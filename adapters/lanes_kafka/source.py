@@ -382,7 +382,7 @@ class KafkaSource:
             partition: An assignment.
 
         Returns:
-            The distance, 0 or more; None while the distance is unknown.
+            The lag in offsets, 0 or more; None = unknown.
         """
         end = None if self._client_thread is None else self._client_thread.end_offsets.of(partition)
         committed, _ = self._owned.get(partition, (None, False))

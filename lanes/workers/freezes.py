@@ -47,7 +47,7 @@ class FreezeWatch:
         noticed: Function that the thread which detected a freeze calls after each freeze above the limit.
 
     Attributes:
-        held: Whether no handler may start.
+        held: True until ``open`` allows handlers to start.
         number: Number of detected freezes.
         seconds: Length of the last detected freeze, in seconds.
     """

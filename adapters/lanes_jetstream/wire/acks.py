@@ -1,7 +1,7 @@
 """Sends acknowledgements, repeats them after a reconnect, and waits for confirmations if the mode needs them.
 
-A confirmation proves that the server has read the acknowledgement. The acknowledgement may still have no effect. The
-server also confirms an acknowledgement of an outdated delivery, after which it has redelivered the message.
+A confirmation proves that the server has read the acknowledgement. The acknowledgement may still have no effect. After
+the server has redelivered a message, it still confirms an acknowledgement of the earlier delivery.
 """
 
 from __future__ import annotations
