@@ -70,7 +70,7 @@ KNOWN = {
     AckLedger: "_ends _knows_settled _loose _loose_limit _runs_limit _starts highest unsettled",
     OffsetLedger: "_base _delivered _first _floor _messages _offsets _open _seeded _trailing highest waiting",
     PartitionCommits: "_count _sent changes confirmed confirmed_ordinal finished not_before over sending since",
-    Committer: "_chains _effects _next_at _policy ahead partitions",
+    Committer: "_chains _effects _least _next_at _policy ahead partitions",
     Chains: "_key _keyless _lanes _ordered fenced ready relabels tails",
     FairQueue: "_count _heads _limit _turns running",
     PartitionsInTurn: "_count _heads",
@@ -84,7 +84,7 @@ KNOWN = {
 """The slots that ``snapshot`` covers. A new one must be in the snapshot, or decide nothing.
 
 The runtime sets ``outputs``. A partition with ``partings`` belongs to a source with pieces, of which no snapshot is
-taken. ``_next_at`` decides nothing: a restored ``Committer`` computes it."""
+taken. ``_next_at`` and ``_least`` decide nothing: a restored ``Committer`` computes both."""
 
 ENGINE = (
     "_most_running _outputs_full _ready _starts_held chains committer concurrency dirty effects flow halted late "
