@@ -105,7 +105,7 @@ class TransactionalPublisher:
                 refusal = self._refusal(output)
                 if refusal is not None:
                     if not refusal.retryable:
-                        self._waiting.drop(output)
+                        self._waiting.refuse(output)
                     report(output, refusal)
                 elif self._waiting.has_room(output):
                     self._waiting.add(output)
@@ -132,6 +132,11 @@ class TransactionalPublisher:
             )
         if not self._waiting.accepts(output):
             return SourceError(f"{self._name}: the partition of the message was given up", retryable=True)
+        if self._waiting.has_refused(output):
+            return SourceError(
+                f"output to {output.target!r}: another output of the same attempt was refused, so the attempt "
+                "publishes nothing"
+            )
         return None
 
     async def aclose(self) -> None:
@@ -247,6 +252,7 @@ class TransactionalPublisher:
         self._waiting.remove(request.partition, request.arrived or ())
         if request.committed and request.partition in self._stored:
             self._stored[request.partition] = request.coverage
+            self._waiting.settled(request.partition, request.coverage)
         _, ended = self._pending.pop(request.partition)
         ended.set()
         self._move()

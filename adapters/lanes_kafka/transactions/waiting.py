@@ -15,10 +15,18 @@ OVERHEAD = 500
 
 @dataclass(slots=True, eq=False)
 class _OfPartition:
-    """The outputs of one assignment, by the position of their message."""
+    """The outputs of one assignment, by the position of their message.
+
+    Attributes:
+        partition: The assignment.
+        outputs: Outputs of the newest attempt of each message.
+        refused: The attempts with a refused output, by position. No output of such an attempt is kept.
+        size: Size of the outputs in memory, in bytes.
+    """
 
     partition: Partition
     outputs: dict[int, list[Output]] = field(default_factory=dict)
+    refused: dict[int, int] = field(default_factory=dict)
     size: int = 0
 
 
@@ -71,16 +79,25 @@ class WaitingOutputs:
         positions = self._partitions[output.source].outputs
         return not positions or output.position <= min(positions)
 
+    def has_refused(self, output: Output) -> bool:
+        """Return whether an output of the same attempt was refused."""
+        found = self._partitions.get(output.source)
+        return found is not None and found.refused.get(output.position) == output.attempt
+
     def add(self, output: Output) -> None:
-        """Add an output that ``accepts`` allows."""
+        """Add an output that ``accepts`` allows. Drop the outputs of an earlier attempt of its message."""
         found = self._partitions[output.source]
+        earlier = found.outputs.get(output.position)
+        if earlier and earlier[0].attempt != output.attempt:
+            self._drop(found, output.position)
         found.outputs.setdefault(output.position, []).append(output)
         self._count(found, output.size + OVERHEAD)
 
-    def drop(self, output: Output) -> None:
-        """Drop all outputs of the message of ``output``, which has failed. Idempotent."""
+    def refuse(self, output: Output) -> None:
+        """Refuse the attempt of an output, and drop the other outputs of its message. Idempotent."""
         found = self._partitions.get(output.source)
         if found is not None and found.partition.assignment == output.assignment:
+            found.refused[output.position] = output.attempt
             self._drop(found, output.position)
 
     def covered(self, partition: Partition, coverage: Coverage) -> list[Output]:
@@ -96,6 +113,13 @@ class WaitingOutputs:
         if self.owns(partition):
             for position in {output.position for output in outputs}:
                 self._drop(self._partitions[partition.id], position)
+
+    def settled(self, partition: Partition, coverage: Coverage) -> None:
+        """Forget which attempts of covered messages were refused, because these messages have ended."""
+        if self.owns(partition):
+            refused = self._partitions[partition.id].refused
+            for position in [each for each in refused if coverage.covers(each)]:
+                del refused[position]
 
     def _drop(self, found: _OfPartition, position: int) -> None:
         for output in found.outputs.pop(position, ()):

@@ -151,7 +151,7 @@ def test_a_failed_message_keeps_no_output() -> None:
         (3, 2),
         (4, 1),
     ]
-    waiting.drop(output(3, 1))
+    waiting.refuse(output(3, 1))
     assert [each.position for each in waiting.covered(partition, Coverage(5, [], ""))] == [4]
     assert waiting.size == OVERHEAD + 1
 

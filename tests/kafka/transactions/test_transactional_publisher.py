@@ -166,3 +166,42 @@ async def test_a_refused_output_takes_the_other_outputs_of_its_message_back(clus
     assert isinstance(errors[0], SourceError) and not errors[0].retryable
     await source.settle(2)
     assert cluster.visible == [0]
+
+
+@pytest.mark.parametrize("targets", [("no topic", "out"), ("out", "no topic")], ids=" then ".join)
+async def test_no_output_of_a_refused_attempt_becomes_visible(
+    cluster: Cluster, source: Source, targets: tuple[str, str]
+) -> None:
+    errors = await attempt(source, 1, 1, *targets)
+    assert [isinstance(error, SourceError) and not error.retryable for error in errors] == [
+        target == "no topic" or targets[0] == "no topic" for target in targets
+    ]
+    # The message has ended, such as by its dead letter, so its position is committed.
+    await source.settle(2)
+    assert cluster.visible == []
+
+
+async def test_the_next_attempt_replaces_the_outputs_of_a_refused_one(cluster: Cluster, source: Source) -> None:
+    await attempt(source, 1, 1, "out", "no topic")
+    assert await attempt(source, 1, 2, "out") == [None]
+    await source.settle(2)
+    assert cluster.visible == [1]
+
+
+async def test_the_outputs_of_an_earlier_attempt_are_dropped(cluster: Cluster, source: Source) -> None:
+    assert await attempt(source, 1, 1, "out") == [None]
+    assert await attempt(source, 1, 2, "out") == [None]
+    await source.settle(2)
+    assert cluster.visible == [1]
+
+
+async def attempt(source: Source, position: int, number: int, *targets: str) -> list[Exception | None]:
+    """Publish an output to each target in one attempt of a message, and return their errors."""
+    outputs: list[Output] = []
+    errors: dict[int, Exception | None] = {}
+    for index, target in enumerate(targets):
+        one = output(source.partition, position)
+        one.target, one.attempt, one.number = target, number, index + 1
+        outputs.append(one)
+    await source.publisher.publish(outputs, lambda one, error: errors.__setitem__(one.number, error))
+    return [errors[one.number] for one in outputs]
