@@ -223,6 +223,20 @@ def _allowance(item: pytest.Item) -> float:
     return float(marked.args[0]) if marked is not None and marked.args else 0.0
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin to set up Kafka while the processes of xdist collect the tests, if the run has all tests."""
+    options = session.config.option
+    has_processes = not hasattr(session.config, "workerinput") and getattr(options, "numprocesses", None)
+    if has_processes and not (options.fast or options.keyword or options.file_or_dir or options.collectonly):
+        threading.Thread(target=_prepare_kafka, name="kafka set-up", daemon=True).start()
+
+
+def _prepare_kafka() -> None:
+    # A worker meets the same fault, and reports it.
+    with contextlib.suppress(ComponentError):
+        KafkaServer().prepare()
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch Kafka's jars before the first test, if a test needs the jars, because a download exceeds the timeout of a
     test."""
@@ -234,7 +248,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # No test has run, so the garbage is of imports. To find it, each worker would visit more than a million objects.
     gc.freeze()
     # The tests that compute most, such as state machines and searches, make much that lives for long and few cycles.
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 50)
     wanted = any("kafka_prepared" in getattr(item, "fixturenames", ()) for item in session.items)
     if not wanted or session.config.option.collectonly:
         return
