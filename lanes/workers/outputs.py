@@ -212,9 +212,13 @@ def _pairs(headers: OutputHeaders, message: Message) -> Headers:
     pairs: list[tuple[str, bytes]] = []
     for pair in headers.items() if isinstance(headers, Mapping) else headers:
         named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        if not named or not isinstance(pair[1], bytes | str):
+        if not named:
             raise TypeError(
                 f"{_place(message)}: headers has {kind_of(pair)}; pass a dict, or pairs, of names and bytes"
+            )
+        if not isinstance(pair[1], bytes | str):
+            raise TypeError(
+                f"{_place(message)}: the value of header {pair[0]!a} is {kind_of(pair[1])}; pass bytes or a str"
             )
         if not pair[0] or not pair[0].isprintable():
             raise ValueError(

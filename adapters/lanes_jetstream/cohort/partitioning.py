@@ -238,7 +238,8 @@ def read_partitioning(stream: str, config: Mapping[str, Any]) -> Partitioning:
         raise ConfigError(
             f"stream {stream!r} has no transform with partition(), so a cohort cannot divide it. Add a transform such "
             f'as "orders.*" -> "{{{{partition({DEFAULT_PARTITIONS},1)}}}}.orders.{{{{wildcard(1)}}}}" before its first '
-            "message, or pass create=CohortStream(…) to create a stream that sources this stream"
+            "message. Or set stream= to the name of a new stream, and pass create=CohortStream(…, "
+            f"origin={stream!r}) to create the new stream as a copy of this stream"
         )
     if len({rule.partitions for rule in rules}) > 1:
         raise ConfigError(
