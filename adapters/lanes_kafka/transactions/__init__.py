@@ -4,5 +4,6 @@ A transaction has the floor and the completed set of some partitions, and all ou
 An output is therefore visible if, and only if, the stored position covers its message.
 
 Reading order: ``coverage`` decides, ``waiting`` keeps the outputs, ``settings`` and ``requests`` are values,
-``performer`` is the thread that makes the transactions, and ``publisher`` connects them with the source.
+``refusals`` has the texts of errors, ``performer`` is the thread that makes the transactions, and ``publisher``
+connects them with the source.
 """

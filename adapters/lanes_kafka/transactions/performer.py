@@ -33,6 +33,7 @@ from lanes_kafka.client_log import ClientLog
 from lanes_kafka.errors import NOT_ALLOWED, ErrorLog, client_text, settings_error
 from lanes_kafka.publisher import PERMANENT
 from lanes_kafka.transactions.coverage import Coverage
+from lanes_kafka.transactions.refusals import TOO_OLD, refusal, thread_failure
 from lanes_kafka.transactions.requests import Counts, Request
 
 log = logging.getLogger("lanes.kafka")
@@ -73,11 +74,8 @@ _MOVED: Final = frozenset(
 _NEVER_ALLOWED: Final = NOT_ALLOWED | {
     KafkaError.INVALID_TRANSACTION_TIMEOUT,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-    KafkaError._UNSUPPORTED_FEATURE,
-    KafkaError.UNSUPPORTED_VERSION,
+    *TOO_OLD,
 }
-
-_TOO_OLD: Final = (KafkaError._UNSUPPORTED_FEATURE, KafkaError.UNSUPPORTED_VERSION)
 
 
 class _Closing(Exception):
@@ -128,6 +126,8 @@ class TransactionThread:
         self._failures = 0
         self._failed_outputs: list[tuple[Output, KafkaError]] = []
         self._thread: threading.Thread | None = None
+        # Why the thread has ended by itself; "" = it has not.
+        self._fault = ""
 
     # --- from the event loop
 
@@ -202,13 +202,13 @@ class TransactionThread:
                     self._current = []
         except _Closing:
             return
-        except Exception:
-            log.exception("%s: the thread of the transactions has failed; please report this bug of lanes", self.name)
+        except Exception as raised:
+            self._fault = thread_failure(self.name, raised, self.settings)
 
     def _end(self) -> None:
         self._closing.set()
         for request in (*self._current, *self._again):
-            self._fail(request, "the transactions have ended")
+            self._fail_ended(request)
         self._fail_requests()
         if self._producer is not None:
             _drop(self._producer)
@@ -221,7 +221,14 @@ class TransactionThread:
             while True:
                 request = self._requests.get_nowait()
                 if request is not None:
-                    self._fail(request, "the transactions have ended")
+                    self._fail_ended(request)
+
+    def _fail_ended(self, request: Request) -> None:
+        if self._fault:
+            # Without this thread no settlement can succeed, so the consumer must end.
+            self._fail(request, self._fault, retryable=False)
+        else:
+            self._fail(request, "the transactions have ended")
 
     def _next(self) -> list[Request]:
         """Wait for requests, and return those for the next transaction."""
@@ -258,7 +265,7 @@ class TransactionThread:
                         retryable=True,
                     )
         except _Refused as refused:
-            raise self._refusal(refused.failure.args[0]) from None
+            raise refusal(self.name, refused.failure.args[0], self.settings) from None
         except (KafkaException, TypeError, ValueError) as failure:
             raise settings_error(failure.args[0], self.settings) from None
 
@@ -282,22 +289,6 @@ class TransactionThread:
                 f"cluster {mine}, and the publisher writes to {theirs}; give both the same bootstrap.servers, or leave "
                 "transactions out"
             )
-
-    def _refusal(self, error: KafkaError) -> ConfigError:
-        if error.code() in _TOO_OLD:
-            return ConfigError(
-                f"{self.name}: transactions=…: the broker is too old ({client_text(error, self.settings)}); use Kafka "
-                "2.5 or newer, or leave transactions out"
-            )
-        if error.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
-            return ConfigError(
-                f"{self.name}: transaction.timeout.ms={self.settings['transaction.timeout.ms']}: the broker refuses "
-                "this value; set at most transaction.max.timeout.ms of the broker"
-            )
-        return ConfigError(
-            f"{self.name}: transactional.id={self.transactional_id!r}: the broker refuses the producer "
-            f"({client_text(error, self.settings)}); allow this user Write and Describe on the transactional id"
-        )
 
     def _start_producer(self) -> bool:
         """Try once to start the producer, and return whether it has started.
@@ -467,7 +458,7 @@ class TransactionThread:
         request.answer.fail(SourceError(f"{self.name}: not committed: {why}", retryable=retryable))
 
     def _fail_all(self, requests: Sequence[Request], error: KafkaError) -> None:
-        text = str(self._refusal(error))
+        text = str(refusal(self.name, error, self.settings))
         for request in requests:
             self._fail(request, text, retryable=False)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import anyio
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from lanes.core.types import Partition, PartitionId
 from lanes.errors import ConfigError, SourceError
@@ -41,7 +41,12 @@ class Work:
         self.snapshot = GroupSnapshot("generation 1", frozenset(self.partitions))
         self.ended: list[tuple[int, list[int]]] = []
         self.thread = TransactionThread(
-            {"transactional.id": "t"}, {}, "g", "source", lambda: self.snapshot, self._on_end
+            {"transactional.id": "t", "sasl.password": "hunter2"},
+            {},
+            "g",
+            "source",
+            lambda: self.snapshot,
+            self._on_end,
         )
 
     def _on_end(self, request: Request) -> None:
@@ -183,6 +188,38 @@ async def test_a_refused_producer_is_permanent(cluster: Cluster, work: Work) -> 
     failure = await outcome(work.submit(0, 0))
     assert failure is not None and not failure.retryable
     assert "allow this user Write and Describe on the transactional id" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("raised", "remedy"),
+    [
+        (
+            KafkaException(KafkaError(KafkaError._INVALID_ARG, "no file of hunter2")),
+            "correct the cause, and start again",
+        ),
+        (ValueError("hunter2"), "report this bug of lanes"),
+    ],
+)
+async def test_a_thread_that_fails_ends_the_consumer(
+    cluster: Cluster,
+    work: Work,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    raised: Exception,
+    remedy: str,
+) -> None:
+    def make(settings: dict[str, Any]) -> Any:
+        raise raised
+
+    cluster.answers = {"commit": [FATAL]}
+    monkeypatch.setattr("lanes_kafka.transactions.performer.Producer", make)
+    failures = [await outcome(work.submit(0, 0)), await outcome(work.submit(1, 0))]
+    for failure in failures:
+        assert failure is not None and not failure.retryable
+        assert "the thread of the transactions has failed (" in str(failure) and remedy in str(failure)
+        assert "hunter2" not in str(failure)
+    assert sorted(work.ended) == [(0, []), (1, [])]
+    assert remedy in caplog.text and "hunter2" not in caplog.text
 
 
 async def test_a_close_ends_every_wait(cluster: Cluster, work: Work) -> None:
