@@ -7,6 +7,9 @@ and send the outputs of the other partitions again.
 A commit may have an unknown outcome, for example after a fatal error of the producer. The thread then makes a new
 producer with the same transactional id, whose start ends the transaction of the former producer. The thread then asks
 for the stored positions, which decide about each output. Nothing is sent before.
+
+This file is longer than most, because the steps of a transaction share the producer and the requests with the steps
+after a failure.
 """
 
 from __future__ import annotations
@@ -128,6 +131,8 @@ class TransactionThread:
         self._thread: threading.Thread | None = None
         # Why the thread has ended by itself; "" = it has not.
         self._fault = ""
+        # Whether the producer has a transaction whose commit was not sent, or was refused.
+        self._unsent = False
 
     # --- from the event loop
 
@@ -211,6 +216,8 @@ class TransactionThread:
             self._fail_ended(request)
         self._fail_requests()
         if self._producer is not None:
+            if self._unsent:
+                self._abort_soon(self._producer)
             _drop(self._producer)
             self._producer = None
         self._admin = None
@@ -324,6 +331,7 @@ class TransactionThread:
         if self._producer is not None:
             _drop(self._producer)
             self._producer = None
+        self._unsent = False
         self.counts.restarts += 1
         self._failures += 1
         if self._failures > 1:
@@ -357,14 +365,14 @@ class TransactionThread:
             assert producer is not None, "a started producer stays until it fails"
             self._failed_outputs = []
             producer.begin_transaction()
-            sending = True
+            sending = self._unsent = True
             self._send(producer, requests, snapshot)
             owned = self._owned(requests)
             if len(owned) < len(requests):
                 self._abort(producer)
                 self._again = owned
                 return
-            committing = True
+            committing, self._unsent = True, False
             self._repeat(lambda: producer.commit_transaction(CALL))
         except _Refused as refused:
             self._fail_all(requests, refused.failure.args[0])
@@ -433,10 +441,27 @@ class TransactionThread:
     def _abort(self, producer: Producer) -> None:
         """Abort the transaction, whose outcome is then known."""
         self.counts.aborted += 1
+        self._unsent = True
         try:
             self._repeat(lambda: producer.abort_transaction(CALL))
+            self._unsent = False
         except KafkaException:
             self._restart_producer()
+
+    def _abort_soon(self, producer: Producer) -> None:
+        """Abort the transaction within about ``CALL`` seconds, or leave it to its timeout."""
+        self.counts.aborted += 1
+        self._unsent = False
+        until = monotonic() + CALL
+        while (left := until - monotonic()) > 0:
+            try:
+                producer.abort_transaction(left)
+            except KafkaException as failure:
+                if not failure.args[0].retriable():
+                    return
+                sleep(_PAUSE)
+            else:
+                return
 
     def _committed(self, requests: list[Request]) -> None:
         self.counts.committed += 1
@@ -477,6 +502,8 @@ class TransactionThread:
         producer = self._producer
         failed_outputs = self._failed_outputs
         if error.code() in _NEVER_ALLOWED:
+            if producer is not None and sending and not error.fatal():
+                self._abort_soon(producer)
             raise _Refused(KafkaException(error))
         if error.fatal() or producer is None or not sending:
             log.warning(

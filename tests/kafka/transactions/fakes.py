@@ -18,6 +18,7 @@ MOVED = KafkaError(KafkaError.ILLEGAL_GENERATION, "simulated", txn_requires_abor
 FATAL = KafkaError(KafkaError._FENCED, "simulated", fatal=True)
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "simulated", txn_requires_abort=True)
 FORBIDDEN = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "simulated", fatal=True)
+NO_GROUP = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "simulated", txn_requires_abort=True)
 
 Answers = dict[str, list[KafkaError | None]]
 

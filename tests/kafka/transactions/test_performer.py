@@ -20,6 +20,7 @@ from tests.kafka.transactions.fakes import (
     FATAL,
     FORBIDDEN,
     MOVED,
+    NO_GROUP,
     RETRIABLE,
     TOO_LARGE,
     Cluster,
@@ -233,6 +234,58 @@ async def test_a_close_ends_every_wait(cluster: Cluster, work: Work) -> None:
     assert failure is not None and failure.retryable and "the transactions have ended" in str(failure)
     late = await outcome(work.submit(1, 0))
     assert late is not None and late.retryable
+
+
+@pytest.mark.parametrize(
+    ("answers", "awaited"),
+    [
+        ({"offsets": [RETRIABLE] * 1_000_000}, "offsets"),
+        ({"offsets": [ABORTABLE], "abort": [RETRIABLE] * 20}, "abort"),
+        ({"commit": [ABORTABLE], "abort": [RETRIABLE] * 20}, "abort"),
+    ],
+)
+async def test_a_close_aborts_an_open_transaction(
+    cluster: Cluster, work: Work, answers: dict[str, list[KafkaError | None]], awaited: str
+) -> None:
+    cluster.answers = answers
+    request = work.submit(0, 0)
+    with anyio.fail_after(20):
+        while awaited not in cluster.calls:
+            await anyio.sleep(0.001)
+        await work.thread.aclose()
+    assert cluster.calls[-1] == "abort" and not cluster.answers.get("abort")
+    failure = await outcome(request)
+    assert failure is not None and failure.retryable and cluster.visible == []
+
+
+@pytest.mark.parametrize("answers", [{"commit": [RETRIABLE] * 1_000_000}, {}])
+async def test_a_close_never_aborts_a_sent_commit(
+    cluster: Cluster, work: Work, answers: dict[str, list[KafkaError | None]]
+) -> None:
+    cluster.answers = answers
+    work.submit(0, 0)
+    with anyio.fail_after(20):
+        while "commit" not in cluster.calls:
+            await anyio.sleep(0.001)
+        await work.thread.aclose()
+    assert "abort" not in cluster.calls
+
+
+async def test_the_abort_of_a_close_has_a_limit(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"offsets": [RETRIABLE] * 1_000_000, "abort": [RETRIABLE] * 1_000_000}
+    work.submit(0, 0)
+    with anyio.fail_after(10):
+        while "offsets" not in cluster.calls:
+            await anyio.sleep(0.001)
+        await work.thread.aclose()
+    assert "abort" in cluster.calls
+
+
+async def test_a_refusal_aborts_the_transaction(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"offsets": [NO_GROUP]}
+    failure = await outcome(work.submit(0, 0))
+    assert failure is not None and not failure.retryable
+    assert cluster.calls == ["begin", "offsets", "abort"]
 
 
 async def test_a_start_that_is_refused_raises(cluster: Cluster) -> None:
