@@ -34,9 +34,8 @@ from lanes_kafka.bridge import Answer, Bridge
 from lanes_kafka.client.group_snapshot import GroupSnapshot
 from lanes_kafka.client_log import ClientLog
 from lanes_kafka.errors import NOT_ALLOWED, ErrorLog, client_text, settings_error
-from lanes_kafka.publisher import PERMANENT
 from lanes_kafka.transactions.coverage import Coverage
-from lanes_kafka.transactions.refusals import TOO_OLD, refusal, thread_failure
+from lanes_kafka.transactions.refusals import TOO_OLD, is_of_an_output, refusal, refused_output, thread_failure
 from lanes_kafka.transactions.requests import Counts, Request
 
 log = logging.getLogger("lanes.kafka")
@@ -272,7 +271,7 @@ class TransactionThread:
                         retryable=True,
                     )
         except _Refused as refused:
-            raise refusal(self.name, refused.failure.args[0], self.settings) from None
+            raise refusal(self.name, refused.failure.args[0], self.settings, self.group) from None
         except (KafkaException, TypeError, ValueError) as failure:
             raise settings_error(failure.args[0], self.settings) from None
 
@@ -483,7 +482,8 @@ class TransactionThread:
         request.answer.fail(SourceError(f"{self.name}: not committed: {why}", retryable=retryable))
 
     def _fail_all(self, requests: Sequence[Request], error: KafkaError) -> None:
-        text = str(refusal(self.name, error, self.settings))
+        topics = sorted({request.partition.id.source for request in requests})
+        text = str(refusal(self.name, error, self.settings, self.group, topics))
         for request in requests:
             self._fail(request, text, retryable=False)
 
@@ -501,7 +501,7 @@ class TransactionThread:
         """Bring the producer back, learn what has become of the transaction, and give the requests their outcome."""
         producer = self._producer
         failed_outputs = self._failed_outputs
-        if error.code() in _NEVER_ALLOWED:
+        if error.code() in _NEVER_ALLOWED and not is_of_an_output(error, failed_outputs):
             if producer is not None and sending and not error.fatal():
                 self._abort_soon(producer)
             raise _Refused(KafkaException(error))
@@ -539,17 +539,11 @@ class TransactionThread:
     def _fail_each(
         self, requests: Sequence[Request], error: KafkaError, failed: Sequence[tuple[Output, KafkaError]]
     ) -> None:
-        permanent = next(((output, each) for output, each in failed if each.code() in PERMANENT), None)
+        sent = [output for request in requests for output in request.outputs]
+        refused = refused_output(error, failed, sent, self.settings)
         for request in requests:
-            if permanent is not None:
-                output, cause = permanent
-                self._fail(
-                    request,
-                    f"{output.target} refused output {output.number} of {output.source} position {output.position} "
-                    f"({client_text(cause, self.settings)}); correct the handler, or the permissions or settings of "
-                    "the topic, and start again",
-                    retryable=False,
-                )
+            if refused:
+                self._fail(request, refused, retryable=False)
             else:
                 cause = failed[0][1] if failed else error
                 where = f"{failed[0][0].target}: " if failed else ""

@@ -19,6 +19,8 @@ FATAL = KafkaError(KafkaError._FENCED, "simulated", fatal=True)
 TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "simulated", txn_requires_abort=True)
 FORBIDDEN = KafkaError(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "simulated", fatal=True)
 NO_GROUP = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "simulated", txn_requires_abort=True)
+NO_TOPIC = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "simulated", txn_requires_abort=True)
+PURGED = KafkaError(KafkaError._PURGE_QUEUE, "simulated")
 
 Answers = dict[str, list[KafkaError | None]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -21,6 +22,8 @@ from tests.kafka.transactions.fakes import (
     FORBIDDEN,
     MOVED,
     NO_GROUP,
+    NO_TOPIC,
+    PURGED,
     RETRIABLE,
     TOO_LARGE,
     Cluster,
@@ -286,6 +289,48 @@ async def test_a_refusal_aborts_the_transaction(cluster: Cluster, work: Work) ->
     failure = await outcome(work.submit(0, 0))
     assert failure is not None and not failure.retryable
     assert cluster.calls == ["begin", "offsets", "abort"]
+
+
+@pytest.mark.parametrize("said", ["Failed to add partition(s) to transaction", "simulated"])
+@pytest.mark.parametrize("reported", [None, NO_TOPIC, PURGED])
+@pytest.mark.parametrize("call", ["offsets", "commit"])
+async def test_a_forbidden_topic_is_named(
+    cluster: Cluster, work: Work, call: str, reported: KafkaError | None, said: str
+) -> None:
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, said, txn_requires_abort=True)
+    cluster.answers = {"produce": [reported], call: [error]}
+    failure = await outcome(work.submit(0, 3))
+    assert failure is not None and not failure.retryable
+    assert "out refused output 1 of in/0 position 3 (TOPIC_AUTHORIZATION_FAILED" in str(failure)
+    assert "Write and Describe on the topic" in str(failure) and "transactional" not in str(failure).partition(" (")[0]
+    assert "abort" in cluster.calls
+
+
+async def test_all_topics_that_may_be_forbidden_are_named(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"offsets": [NO_TOPIC]}
+    partition = work.partitions[0]
+    outputs = [replace(output(partition, 3), target=target) for target in ("b", "a")]
+    request = Request(partition, Coverage(4, [], ""), outputs, work.thread.answer())
+    work.thread.submit(request)
+    failure = await outcome(request)
+    assert failure is not None and not failure.retryable
+    assert "a or b refused output 1 of in/0 position 3 or a later output (" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, "group.id='g': the broker refuses the positions of a transaction"),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, "the broker refuses the positions of in ("),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, "IdempotentWrite on the cluster"),
+        (KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactional.id='t': the broker refuses the producer"),
+    ],
+)
+async def test_a_refusal_names_what_is_refused(cluster: Cluster, work: Work, code: int, named: str) -> None:
+    cluster.answers = {"offsets": [KafkaError(code, "Failed to commit offsets", txn_requires_abort=True)]}
+    failure = await outcome(work.submit(0, 0))
+    assert failure is not None and not failure.retryable and named in str(failure)
+    assert ("transactional.id" in str(failure)) == (code == KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
 
 
 async def test_a_start_that_is_refused_raises(cluster: Cluster) -> None:
