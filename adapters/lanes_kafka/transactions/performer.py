@@ -35,7 +35,15 @@ from lanes_kafka.client.group_snapshot import GroupSnapshot
 from lanes_kafka.client_log import ClientLog
 from lanes_kafka.errors import NOT_ALLOWED, ErrorLog, client_text, settings_error
 from lanes_kafka.transactions.coverage import Coverage
-from lanes_kafka.transactions.refusals import TOO_OLD, is_of_an_output, refusal, refused_output, thread_failure
+from lanes_kafka.transactions.refusals import (
+    TOO_OLD,
+    Failed,
+    is_of_an_output,
+    missing_topic,
+    refusal,
+    refused_output,
+    thread_failure,
+)
 from lanes_kafka.transactions.requests import Counts, Request
 
 log = logging.getLogger("lanes.kafka")
@@ -79,6 +87,8 @@ _NEVER_ALLOWED: Final = NOT_ALLOWED | {
     *TOO_OLD,
 }
 
+_NO_TOPIC: Final = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
+
 
 class _Closing(Exception):
     """Ends a wait, because the thread must end."""
@@ -119,6 +129,7 @@ class TransactionThread:
     def __post_init__(self) -> None:
         self._client_log = ClientLog(self.name, monotonic, self.settings)
         self._errors = ErrorLog(self.name, monotonic, None, self.settings)
+        self._missing = ErrorLog(self.name, monotonic, None, self.settings)
         self._requests: SimpleQueue[Request | None] = SimpleQueue()
         self._closing = threading.Event()
         self._producer: Producer | None = None
@@ -536,20 +547,38 @@ class TransactionThread:
         else:
             self._again = requests
 
-    def _fail_each(
-        self, requests: Sequence[Request], error: KafkaError, failed: Sequence[tuple[Output, KafkaError]]
-    ) -> None:
+    def _fail_each(self, requests: Sequence[Request], error: KafkaError, failed: Failed) -> None:
         sent = [output for request in requests for output in request.outputs]
         refused = refused_output(error, failed, sent, self.settings)
+        why = refused or self._why(error, failed)
         for request in requests:
-            if refused:
-                self._fail(request, refused, retryable=False)
-            else:
-                cause = failed[0][1] if failed else error
-                where = f"{failed[0][0].target}: " if failed else ""
-                self._fail(request, f"{where}{client_text(cause, self.settings)}")
+            self._fail(request, why, retryable=not refused)
 
-    def _look_up(self, requests: list[Request], error: KafkaError, failed: Sequence[tuple[Output, KafkaError]]) -> None:
+    def _why(self, error: KafkaError, failed: Failed) -> str:
+        """Return why the outputs of a transaction did not arrive this time, and log a topic that does not exist."""
+        found = next(((output, each) for output, each in failed if each.code() in _NO_TOPIC), None)
+        if found is None and failed:
+            # The client may wait for a missing topic until the outputs have timed out.
+            found = next(((output, each) for output, each in failed if self._is_missing(output, each)), None)
+        if found is not None:
+            output, cause = found
+            why = missing_topic(output, client_text(cause, self.settings))
+            self._missing.on_message(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, why))
+            return why
+        where = f"{failed[0][0].target}: " if failed else ""
+        return f"{where}{client_text(failed[0][1] if failed else error, self.settings)}"
+
+    def _is_missing(self, output: Output, error: KafkaError) -> bool:
+        if error.code() != KafkaError._MSG_TIMED_OUT:
+            return False
+        assert self._admin is not None, "the admin client lives as long as the thread"
+        try:
+            known = self._admin.list_topics(output.target, timeout=CALL).topics.get(output.target)
+        except KafkaException:
+            return False
+        return known is not None and known.error is not None and known.error.code() in _NO_TOPIC
+
+    def _look_up(self, requests: list[Request], error: KafkaError, failed: Failed) -> None:
         """Ask for the stored positions, which tell the outcome of a commit. Repeats the request without a limit."""
         self.counts.unknown += 1
         stored = self._stored([request.partition for request in requests])

@@ -111,6 +111,14 @@ def refused_output(error: KafkaError, failed: Failed, sent: Sequence[Output], se
     )
 
 
+def missing_topic(output: Output, text: str) -> str:
+    """Return the text for an output whose topic does not exist; ``text`` is the client's error."""
+    return (
+        f"output {output.number} of {output.source} position {output.position} to {output.target!r}: the topic does "
+        f"not exist ({text}); create this topic"
+    )
+
+
 def thread_failure(name: str, raised: Exception, settings: Mapping[str, Any]) -> str:
     """Log the exception that ends the thread of the transactions, and return the text for its requests.
 

@@ -29,7 +29,7 @@ class Cluster:
     """Producers and a coordinator as data.
 
     ``answers`` are the errors of the next calls by name. A failed ``commit`` commits all the same if ``commits`` is
-    True. ``visible`` are the positions of the committed outputs.
+    True. ``visible`` are the positions of the committed outputs. ``missing`` are topics that do not exist.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,7 @@ class Cluster:
         self.stored: dict[PartitionId, tuple[int, str]] = {}
         self.metadata: list[object] = []
         self.before: dict[str, Any] = {}
+        self.missing: set[str] = set()
 
     def answer(self, call: str) -> None:
         self.calls.append(call)
@@ -114,6 +115,10 @@ class FakeAdmin:
 
     def describe_cluster(self, request_timeout: float) -> Any:
         return SimpleNamespace(result=lambda: SimpleNamespace(cluster_id="c"))
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if topic in self._cluster.missing else None
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=error)})
 
     def list_consumer_group_offsets(self, asked: Sequence[Any], **options: Any) -> dict[str, Any]:
         assert options["require_stable"]

@@ -306,6 +306,30 @@ async def test_a_forbidden_topic_is_named(
     assert "abort" in cluster.calls
 
 
+@pytest.mark.parametrize("call", ["offsets", "commit"])
+@pytest.mark.parametrize(
+    "code", [KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._MSG_TIMED_OUT]
+)
+async def test_a_missing_topic_is_named(
+    cluster: Cluster, work: Work, caplog: pytest.LogCaptureFixture, code: int, call: str
+) -> None:
+    cluster.missing = {"out"}
+    named = "output 1 of in/0 position 4 to 'out': the topic does not exist ("
+    for _ in range(3):
+        cluster.answers = {"produce": [PURGED, KafkaError(code, "simulated")], call: [ABORTABLE]}
+        failure = await outcome(work.submit(0, 3, 4))
+        assert failure is not None and failure.retryable
+        assert named in str(failure) and str(failure).endswith("; create this topic")
+    assert caplog.text.count(named) == 1 and caplog.text.count("create this topic") == 1
+
+
+async def test_a_topic_that_exists_is_not_called_missing(cluster: Cluster, work: Work) -> None:
+    cluster.answers = {"produce": [KafkaError(KafkaError._MSG_TIMED_OUT, "simulated")], "offsets": [ABORTABLE]}
+    failure = await outcome(work.submit(0, 3))
+    assert failure is not None and failure.retryable and "create" not in str(failure)
+    assert "out: _MSG_TIMED_OUT" in str(failure)
+
+
 async def test_all_topics_that_may_be_forbidden_are_named(cluster: Cluster, work: Work) -> None:
     cluster.answers = {"offsets": [NO_TOPIC]}
     partition = work.partitions[0]
