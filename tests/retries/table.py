@@ -56,6 +56,7 @@ OTHERS: Final = {
     "lanes_kafka.client.rebuilds:Rebuilds.next_pause": _PART,
     "lanes_kafka.client.topics:Topics.appears": "waits for about a second, and fails nothing itself",
     "lanes_kafka.source:KafkaSource.receive": "waits for the events of the client's thread, and sends nothing again",
+    "lanes_kafka.transactions.performer:TransactionThread._abort_soon": "ends within about a second, at a stop",
     "lanes_kafka.transactions.performer:TransactionThread._await_callback": "kafka/transactions/test_performer.py",
     "lanes_kafka.transactions.performer:TransactionThread._pause": _PART,
     "lanes_kafka.transactions.performer:TransactionThread._repeat": "kafka/transactions/test_performer.py",
