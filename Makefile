@@ -6,7 +6,7 @@ DATA_FILE := ../shared/data/declarations.jsonl.gz
 DATA := $(if $(wildcard $(DATA_FILE)),--data $(DATA_FILE))
 BROKER ?= jetstream
 PROTOCOL ?= classic
-PROCESSES ?= 8
+PROCESSES ?= 6
 FAST := $(addprefix tests/,cli cohort core dead_letters history memsource observe runtime workers)
 QUEUE := $(if $(WIDTH),--width $(WIDTH))
 DEMO_jetstream := run nats -- .venv/bin/python -m demo run --server {nats} $(if $(MEMBERS),--members $(MEMBERS)) $(QUEUE)
@@ -48,7 +48,7 @@ run-spark: environment-run-spark  ## a replay on Spark with fenced effects, kill
 broker: environment-run$(LEVEL)  ## a real broker to try things on, until Ctrl+C [BROKER=kafka|postgres]
 	@exec .venv/bin/python -m tests.components $(SERVE_$(BROKER))
 
-test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=8]
+test: environment-dev  ## all tests but the slow ones and the campaign, on real servers [ARGS="-k demo" PROCESSES=6]
 	@.venv/bin/python -m tests.project.rewritten
 	@exec .venv/bin/python -m pytest -n $(PROCESSES) --dist worksteal $(ARGS)
 
